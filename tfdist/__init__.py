@@ -1,0 +1,35 @@
+"""tfdist: write a Keras model once, name a strategy, call ``model.fit``.
+
+Nothing heavy is imported here: TensorFlow and the engines come when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "records": ("tfdist.records", None),
+    "errors": ("tfdist.errors", None),
+    "strategy": ("tfdist.strategies", "strategy"),
+    "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
+    "verify": ("tfdist.equivalence", "verify"),
+    "notebook_launch": ("tfdist.launch.notebook", "notebook_launch"),
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    loaded = importlib.import_module(module)
+    value = loaded if attribute is None else getattr(loaded, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

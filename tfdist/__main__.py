@@ -1,0 +1,3 @@
+from tfdist.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The ``tfdist`` command: one file per verb, imported when that verb is called."""

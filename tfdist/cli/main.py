@@ -1,0 +1,74 @@
+"""The ``tfdist`` command itself: finds the verb, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from tfdist import __version__
+from tfdist.errors import TfdistError
+
+EXIT_USER_ERROR = 2
+
+# verb -> (module, one line for --help): the listing needs no import of the verbs.
+_VERBS = {
+    "shard": ("tfdist.cli.shard", "Write data as TFRecord shards with a manifest."),
+    "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
+    "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
+    "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
+    "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
+    "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
+}
+
+
+class _LazyVerbs(click.Group):
+    """A group whose commands are imported only when called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _VERBS:
+            return None
+        return importlib.import_module(_VERBS[name][0]).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        if args and not args[0].startswith("-") and args[0] not in _VERBS:
+            raise click.UsageError(f"unknown command '{args[0]}'. Known: {', '.join(_VERBS)}.")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_LazyVerbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: tfdist shard digits data && tfdist inspect data --check",
+)
+@click.version_option(__version__, prog_name="tfdist")
+def tfdist() -> None:
+    """Write a Keras model once, name a strategy: its fit is distributed, exact and resumable."""
+
+
+def main() -> None:
+    """Runs the command; a user's mistake is one line on stderr and exit code 2, never a traceback."""
+    try:
+        code = tfdist.main(standalone_mode=False)
+    except click.ClickException as error:
+        _complain(error.format_message())
+        code = EXIT_USER_ERROR
+    except TfdistError as error:
+        _complain(str(error))
+        code = EXIT_USER_ERROR
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(text: str) -> None:
+    print("tfdist: " + " ".join(text.split()), file=sys.stderr)

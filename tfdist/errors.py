@@ -1,0 +1,66 @@
+"""Every error that a user of tfdist can meet.
+
+Each states the rule, what was received, and the mend, and fits one line: the command line
+prints it as it is and exits with code 2. A bug of tfdist's own is an ``assert``, never one of these.
+"""
+
+from __future__ import annotations
+
+
+class TfdistError(Exception):
+    """A mistake that the user can mend.
+
+    Args:
+        rule: what must hold, as a sentence without its full stop.
+        received: what was found instead.
+        mend: what to do about it, as a sentence without its full stop.
+    """
+
+    def __init__(self, rule: str, *, received: object = None, mend: str | None = None):
+        self.rule = rule
+        self.received = received
+        self.mend = mend
+        parts = [rule]
+        if received is not None:
+            parts.append(f"Received: {received}")
+        if mend is not None:
+            parts.append(mend)
+        super().__init__(" ".join(f"{part.rstrip('.')}." for part in parts))
+
+
+class OptionError(TfdistError):
+    """An option, a name or a combination of them that does not exist or cannot hold."""
+
+
+class DataError(TfdistError):
+    """Data that cannot be written, read or trained on as it is."""
+
+
+class CorruptShardError(DataError):
+    """Bytes of a shard that are not what was written. The message names file, record and offset."""
+
+
+class ModelError(TfdistError):
+    """A model that cannot be built or distributed as it is."""
+
+
+class EngineMissingError(TfdistError):
+    """An engine, or a program that it needs, that is not installed."""
+
+
+class LaunchError(TfdistError):
+    """Processes that could not be started, or that did not end as they should."""
+
+
+class CheckpointError(TfdistError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ...]) -> OptionError:
+    """The error for a name outside a closed list; it lists the known names, the nearest first."""
+    import difflib
+
+    near = difflib.get_close_matches(str(received), known, n=1)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    listed = ", ".join(known) if known else "none"
+    return OptionError(f"unknown {what}", received=repr(received), mend=f"{hint}Known: {listed}")
