@@ -1,0 +1,159 @@
+"""From a batch of serialised records to tensors: always whole batches, never one record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.records.manifest import Layout, Slot
+from tfdist.records.schema import IMAGE_ENCODINGS, Feature, Schema
+
+# Starts the message of every check inside a tf.data graph, so that it can be found again in the
+# tf.errors.InvalidArgumentError that TensorFlow wraps around it.
+CHECK_MARK = "[tfdist] "
+
+Decoder = Callable[[tf.Tensor], Any]
+
+
+def batch_spec(schema: Schema) -> Any:
+    """Returns the structure of tf.TensorSpec of a batch of unknown size."""
+    return schema.nest(
+        {
+            feature.name: tf.TensorSpec((None, *feature.shape), feature.dtype, feature.name)
+            for feature in schema.features
+        }
+    )
+
+
+def make_decoder(schema: Schema, layout: Layout | None) -> Decoder:
+    """Returns a graph-safe function: Examples, string [batch], to the schema's structure.
+
+    With a layout the bytes are sliced, without one the Examples are parsed.
+    """
+    if layout is None:
+        return lambda serialized: _parse(schema, serialized)
+    return lambda serialized: _slice(schema, layout, serialized)
+
+
+def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
+    record_bytes = layout.record_bytes
+    lengths = tf.strings.length(serialized)
+    check = tf.debugging.Assert(
+        tf.reduce_all(lengths == record_bytes),
+        [f"{CHECK_MARK}every record has {record_bytes} bytes. Received: records of bytes", lengths],
+        summarize=8,
+    )
+    with tf.control_dependencies([check]):
+        rows = tf.io.decode_raw(serialized, tf.uint8)
+    rows = tf.ensure_shape(rows, (None, record_bytes))
+    return schema.nest(
+        {
+            feature.name: _from_slot(rows, feature, layout.slots[feature.name])
+            for feature in schema.features
+        }
+    )
+
+
+def _from_slot(rows: tf.Tensor, feature: Feature, slot: Slot) -> tf.Tensor:
+    """Returns [batch, *shape] from the records' bytes, uint8 [batch, record_bytes]."""
+    values = rows[:, slot.offset : slot.offset + slot.bytes]
+    if slot.kind == "varint":
+        values = _from_varints(values, slot.bytes // feature.num_values)
+        values = tf.cast(values, feature.dtype)
+    elif feature.dtype == "bool":
+        values = tf.cast(values, tf.bool)
+    elif feature.dtype != "uint8":
+        item_bytes = np.dtype(feature.dtype).itemsize
+        values = tf.reshape(values, (-1, feature.num_values, item_bytes))
+        values = (
+            tf.bitcast(values[..., 0], feature.dtype)
+            if item_bytes == 1
+            else tf.bitcast(values, feature.dtype)
+        )
+    return tf.reshape(values, (-1, *feature.shape))
+
+
+def _from_varints(digits: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns int64 [batch, k] from padded varints, uint8 [batch, k * width]."""
+    if width == 1:
+        return tf.cast(digits, tf.int64)
+    digits = tf.reshape(digits, (-1, digits.shape[1] // width, width))
+    # Shifts cost as much as the bytes they move, so they are done in the smallest type that holds.
+    wide = tf.uint64 if width > 4 else tf.int32
+    number = tf.zeros_like(digits[..., 0], wide)
+    for place in range(width):
+        digit = tf.cast(digits[..., place] & 127, wide)
+        number |= tf.bitwise.left_shift(digit, tf.constant(7 * place, wide))
+    return tf.bitcast(number, tf.int64) if wide == tf.uint64 else tf.cast(number, tf.int64)
+
+
+def _parse(schema: Schema, serialized: tf.Tensor) -> Any:
+    parsed = tf.io.parse_example(
+        serialized, {feature.name: _parse_spec(feature) for feature in schema.features}
+    )
+    return schema.nest(
+        {feature.name: _decode(feature, parsed[feature.name]) for feature in schema.features}
+    )
+
+
+def _parse_spec(feature: Feature) -> tf.io.FixedLenFeature:
+    if feature.encoding == "int64":
+        return tf.io.FixedLenFeature(feature.shape, tf.int64)
+    if feature.encoding == "float":
+        return tf.io.FixedLenFeature(feature.shape, tf.float32)
+    return tf.io.FixedLenFeature((), tf.string)
+
+
+def _decode(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+    if feature.encoding in IMAGE_ENCODINGS:
+        return _decode_images(feature, values)
+    if feature.encoding == "raw":
+        lengths = tf.strings.length(values)
+        check = tf.debugging.Assert(
+            tf.reduce_all(lengths == feature.num_bytes),
+            [
+                f"{CHECK_MARK}feature '{feature.name}' has shape {list(feature.shape)}, "
+                f"{feature.num_bytes} bytes. Received: records of bytes",
+                lengths,
+            ],
+            summarize=8,
+        )
+        with tf.control_dependencies([check]):
+            values = tf.io.decode_raw(values, feature.dtype)
+        return tf.reshape(values, (-1, *feature.shape))
+    return tf.cast(values, feature.dtype)
+
+
+def _decode_images(feature: Feature, files: tf.Tensor) -> tf.Tensor:
+    channels = feature.shape[-1]
+    shape = list(feature.shape)
+
+    def decode(file: tf.Tensor) -> tf.Tensor:
+        if feature.encoding == "jpeg":
+            image = tf.io.decode_jpeg(file, channels)
+        else:
+            # decode_png reads JPEG files too.
+            image = tf.io.decode_png(file, channels, tf.as_dtype(feature.dtype))
+        check = tf.debugging.Assert(
+            tf.reduce_all(tf.shape(image) == shape),
+            [f"{CHECK_MARK}image '{feature.name}' has shape {shape}. Received:", tf.shape(image)],
+        )
+        with tf.control_dependencies([check]):
+            return tf.ensure_shape(image, feature.shape)
+
+    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(feature.shape, feature.dtype))
+
+
+def spec_bytes(spec: Any) -> int | None:
+    """Returns the bytes of one record of a batch's specs, or None when a size is not known."""
+    total = 0
+    for leaf in tf.nest.flatten(spec):
+        shape = leaf.shape[1:]
+        if not shape.is_fully_defined() or leaf.dtype == tf.string:
+            return None
+        total += math.prod(shape.as_list()) * leaf.dtype.size
+    return total

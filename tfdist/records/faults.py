@@ -1,0 +1,202 @@
+"""Reading every byte of a folder of shards, and naming what is not as it was written."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from crc32c import crc32c
+
+from tfdist.errors import unknown_choice
+from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask
+
+_CHUNK_BYTES = 1 << 20
+_GZIP_WINDOW_BITS = 31
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a folder of shards.
+
+    Attributes:
+        file: name of the file inside the folder.
+        record: number of the record in the file, from 0; None when the fault is the file's.
+        offset: byte where that record's frame begins, in the uncompressed file; None likewise.
+        reason: what is wrong.
+    """
+
+    file: str
+    record: int | None
+    offset: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        place = "" if self.record is None else f", record {self.record}, byte {self.offset}"
+        return f"{self.file}{place}: {self.reason}"
+
+
+def check(
+    folder: str | Path,
+    split: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[Fault]:
+    """Returns all faults of a folder of shards, in the order of the manifest; none when clean.
+
+    Args:
+        split: check the shards of this split alone; None checks all, and for files that the
+            manifest does not name.
+        progress: called with the number of bytes just read.
+
+    Raises:
+        DataError: the folder has no manifest that can be read.
+    """
+    folder = Path(folder)
+    manifest = load_manifest(folder)
+    if split is not None and split not in manifest.splits:
+        raise unknown_choice("split", split, list(manifest.splits))
+    chosen = manifest.splits if split is None else {split: manifest.splits[split]}
+    faults = []
+    for info in chosen.values():
+        for shard in info.shards:
+            faults.extend(_check_shard(folder / shard.file, shard, manifest, progress))
+    if split is None:
+        faults.extend(_foreign(folder, manifest))
+    return faults
+
+
+def _foreign(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    known = {shard.file for split in manifest.splits.values() for shard in split.shards}
+    for path in sorted(folder.glob("*.tfrecord*")):
+        if path.name not in known:
+            yield Fault(path.name, None, None, "the manifest does not name this shard")
+
+
+class _Reader:
+    """Reads the uncompressed bytes of a shard, and sums the bytes of its file."""
+
+    def __init__(self, path: Path, compressed: bool, progress: Callable[[int], None] | None):
+        self.checksum = 0
+        self.broken: str | None = None
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS) if compressed else None
+        self._progress = progress
+        self._ready = memoryview(b"")
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> memoryview:
+        """Returns the next ``size`` bytes; fewer at the end."""
+        if len(self._ready) < size:
+            parts, have = [self._ready], len(self._ready)
+            while have < size and (data := self._next()):
+                parts.append(data)
+                have += len(data)
+            self._ready = memoryview(b"".join(parts))
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
+
+    def finish(self) -> None:
+        """Reads the rest of the file, for its checksum."""
+        while self._pull():
+            pass
+
+    def _pull(self) -> bytes:
+        data = self._file.read(_CHUNK_BYTES)
+        self.checksum = crc32c(data, self.checksum)
+        if self._progress is not None and data:
+            self._progress(len(data))
+        return data
+
+    def _next(self) -> bytes:
+        """Returns the next uncompressed bytes; none at the end or behind a damaged place."""
+        while self.broken is None:
+            data = self._pull()
+            if self._unzip is None:
+                return data
+            if not data:
+                if not self._unzip.eof:
+                    self.broken = "the gzip stream ends too early"
+                return b""
+            if self._unzip.eof:
+                self.broken = "bytes follow the end of the gzip stream"
+                return b""
+            try:
+                if plain := self._unzip.decompress(data):
+                    return plain
+            except zlib.error as error:
+                self.broken = f"the gzip stream is damaged ({error})"
+        return b""
+
+
+def _check_shard(
+    path: Path, shard: ShardInfo, manifest: Manifest, progress: Callable[[int], None] | None
+) -> list[Fault]:
+    if not path.is_file():
+        return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
+    fixed_bytes = None if manifest.layout is None else manifest.layout.record_bytes
+    try:
+        with _Reader(path, manifest.compression == "gzip", progress) as reader:
+            faults, count = _check_records(reader, shard.file, fixed_bytes)
+            reader.finish()
+    except OSError as error:
+        return [Fault(shard.file, None, None, f"cannot be read ({error.strerror})")]
+    if count is not None and count != shard.records:
+        reason = f"has {count} records, the manifest says {shard.records}"
+        faults.append(Fault(shard.file, None, None, reason))
+    checksum = f"{reader.checksum:08x}"
+    # A damaged record spoils the checksum of its file too: that is one fault, not two.
+    if not faults and checksum != shard.checksum:
+        reason = f"has checksum {checksum}, the manifest says {shard.checksum}"
+        faults.append(Fault(shard.file, None, None, reason))
+    return faults
+
+
+def _check_records(
+    reader: _Reader, file: str, fixed_bytes: int | None
+) -> tuple[list[Fault], int | None]:
+    """Returns the faults of the records, and their number; None when they cannot all be counted."""
+    faults: list[Fault] = []
+    record, offset = 0, 0
+    while header := reader.read(HEADER_BYTES):
+        where = (file, record, offset)
+        if len(header) < HEADER_BYTES:
+            faults.append(Fault(*where, reader.broken or _truncated(HEADER_BYTES, len(header))))
+            return faults, None
+        (size,) = struct.unpack_from("<Q", header)
+        (stored,) = struct.unpack_from("<I", header, 8)
+        if stored != mask(crc32c(header[:8])):
+            faults.append(Fault(*where, "the length does not match its checksum"))
+            # Only records that all have one length show where the next one begins.
+            if fixed_bytes is None:
+                return faults, None
+            size = fixed_bytes
+        elif fixed_bytes is not None and size != fixed_bytes:
+            faults.append(Fault(*where, f"has {size} bytes, the manifest says {fixed_bytes}"))
+        body = reader.read(size + FOOTER_BYTES)
+        if len(body) < size + FOOTER_BYTES:
+            faults.append(
+                Fault(*where, reader.broken or _truncated(size + FOOTER_BYTES, len(body)))
+            )
+            return faults, None
+        (stored,) = struct.unpack_from("<I", body, size)
+        if stored != mask(crc32c(body[:size])):
+            faults.append(Fault(*where, "the data does not match its checksum"))
+        record += 1
+        offset += HEADER_BYTES + size + FOOTER_BYTES
+    if reader.broken is not None:
+        faults.append(Fault(file, record, offset, reader.broken))
+        return faults, None
+    return faults, record
+
+
+def _truncated(expected: int, found: int) -> str:
+    return f"the file ends inside this record ({found} of {expected} bytes)"

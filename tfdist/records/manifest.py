@@ -1,0 +1,260 @@
+"""manifest.json: what is in a folder of shards, and how each shard must look to be intact."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError
+from tfdist.records.schema import Schema
+
+MANIFEST_NAME = "manifest.json"
+FORMAT_VERSION = 1
+COMPRESSIONS = ("none", "gzip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """One file.
+
+    Attributes:
+        file: its name inside the folder.
+        records: number of records, >= 1.
+        bytes: size of the file.
+        checksum: crc32c of the bytes of the file, 8 hexadecimal digits.
+    """
+
+    file: str
+    records: int
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitInfo:
+    """One split: its shards in the order that numbers its records.
+
+    Attributes:
+        class_counts: number of records of each class id that occurs; None without class ids.
+    """
+
+    shards: tuple[ShardInfo, ...]
+    class_counts: Mapping[int, int] | None = None
+
+    @property
+    def records(self) -> int:
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Where one feature's values lie in the bytes of every record.
+
+    Attributes:
+        offset: first byte, counted from the start of the serialised Example.
+        bytes: length.
+        kind: "raw", "float" (packed float32), or "varint" (each value in ``bytes / values`` bytes).
+    """
+
+    offset: int
+    bytes: int
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The byte layout that all records share, so that they can be sliced instead of parsed."""
+
+    record_bytes: int
+    slots: Mapping[str, Slot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All that is known about a folder of shards.
+
+    Attributes:
+        layout: None when the records have no common byte layout (encoded images).
+    """
+
+    schema: Schema
+    splits: Mapping[str, SplitInfo]
+    layout: Layout | None
+    source: str
+    seed: int
+    stratified: bool
+    compression: str
+    written_by: str
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+        (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "written_by": self.written_by,
+            "source": self.source,
+            "seed": self.seed,
+            "stratified": self.stratified,
+            "compression": self.compression,
+            "schema": self.schema.to_json(),
+            "layout": None if self.layout is None else asdict(self.layout),
+            "splits": {
+                name: {
+                    "records": split.records,
+                    "class_counts": _string_keys(split.class_counts),
+                    "shards": [asdict(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Manifest:
+        """Returns the manifest that ``to_json`` described. Raises DataError for anything else."""
+        version = _get(value, "format_version", int)
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"this tfdist reads manifests of format version {FORMAT_VERSION}",
+                received=f"version {version}, written by {value.get('written_by')}",
+                mend="Write the shards again with this version, or read them with that one",
+            )
+        compression = _get(value, "compression", str)
+        if compression not in COMPRESSIONS:
+            raise DataError(
+                f"compression is one of {', '.join(COMPRESSIONS)}", received=compression
+            )
+        splits = _get(value, "splits", dict)
+        if not splits:
+            raise DataError("a manifest has at least one split", received="none")
+        schema = Schema.from_json(_get(value, "schema", list))
+        return cls(
+            schema=schema,
+            splits={name: _split_from_json(name, split) for name, split in splits.items()},
+            layout=_layout_from_json(value.get("layout"), schema),
+            source=_get(value, "source", str),
+            seed=_get(value, "seed", int),
+            stratified=_get(value, "stratified", bool),
+            compression=compression,
+            written_by=_get(value, "written_by", str),
+        )
+
+
+def load_manifest(folder: str | Path) -> Manifest:
+    """Returns the manifest of a folder of shards.
+
+    Raises:
+        DataError: the folder or its manifest.json is missing, or is not one that tfdist wrote.
+    """
+    folder = Path(folder)
+    mend = f"Write shards with `tfdist shard SOURCE {folder}`"
+    if not folder.is_dir():
+        raise DataError("data is a folder of shards", received=f"no folder {folder}", mend=mend)
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise DataError(
+            f"a folder of shards has a {MANIFEST_NAME}", received=f"none in {folder}", mend=mend
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is JSON", received=str(error), mend=mend) from None
+    try:
+        return Manifest.from_json(value)
+    except DataError as error:
+        raise DataError(
+            f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
+        ) from None
+
+
+def _get(value: Any, key: str, kind: type) -> Any:
+    found = value.get(key) if isinstance(value, Mapping) else None
+    # type(), because True is an int to isinstance.
+    if type(found) is not kind:
+        raise DataError(f"'{key}' is of type {kind.__name__}", received=repr(found))
+    return found
+
+
+def _at_least(value: Any, key: str, least: int) -> int:
+    found = _get(value, key, int)
+    if found < least:
+        raise DataError(f"'{key}' is at least {least}", received=found)
+    return found
+
+
+def _string_keys(counts: Mapping[int, int] | None) -> dict[str, int] | None:
+    return None if counts is None else {str(key): count for key, count in counts.items()}
+
+
+def _split_from_json(name: str, value: Any) -> SplitInfo:
+    shards = tuple(_shard_from_json(item) for item in _get(value, "shards", list))
+    if not shards:
+        raise DataError(f"split '{name}' has at least one shard", received="none")
+    counts = value.get("class_counts")
+    try:
+        counts = None if counts is None else {int(key): int(n) for key, n in counts.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise DataError(
+            f"the class counts of split '{name}' map class ids to numbers", received=repr(counts)
+        ) from None
+    split = SplitInfo(shards=shards, class_counts=counts)
+    if _get(value, "records", int) != split.records:
+        raise DataError(
+            f"the records of split '{name}' are the sum over its shards",
+            received=f"{value['records']} against {split.records}",
+        )
+    return split
+
+
+def _shard_from_json(value: Any) -> ShardInfo:
+    file, checksum = _get(value, "file", str), _get(value, "checksum", str)
+    if Path(file).name != file or file in ("", ".", ".."):
+        raise DataError("a shard is a file name without a folder", received=repr(file))
+    if not re.fullmatch("[0-9a-f]{8}", checksum):
+        raise DataError(f"the checksum of {file} has 8 hexadecimal digits", received=checksum)
+    return ShardInfo(
+        file=file,
+        records=_at_least(value, "records", 1),
+        bytes=_at_least(value, "bytes", 1),
+        checksum=checksum,
+    )
+
+
+def _layout_from_json(value: Any, schema: Schema) -> Layout | None:
+    if value is None:
+        return None
+    record_bytes = _at_least(value, "record_bytes", 1)
+    slots = {}
+    for name, slot in _get(value, "slots", dict).items():
+        slots[name] = Slot(
+            offset=_at_least(slot, "offset", 0),
+            bytes=_at_least(slot, "bytes", 1),
+            kind=_get(slot, "kind", str),
+        )
+        if slots[name].kind not in ("raw", "float", "varint"):
+            raise DataError(f"the slot of '{name}' is raw, float or varint", received=slots[name])
+        if slots[name].offset + slots[name].bytes > record_bytes:
+            raise DataError(f"the slot of '{name}' lies inside the record", received=slots[name])
+    if set(slots) != {feature.name for feature in schema.features}:
+        raise DataError("the layout has one slot for each feature", received=sorted(slots))
+    for feature in schema.features:
+        slot = slots[feature.name]
+        fits = (
+            slot.bytes % feature.num_values == 0
+            if slot.kind == "varint"
+            else slot.bytes == feature.num_bytes
+        )
+        if not fits:
+            raise DataError(
+                f"the slot of '{feature.name}' holds shape {list(feature.shape)}", received=slot
+            )
+    return Layout(record_bytes=record_bytes, slots=slots)

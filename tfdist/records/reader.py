@@ -1,0 +1,300 @@
+"""Reading records as batches: any part of them, in the order of any epoch, from any batch on.
+
+``open_records`` gives everything that a strategy needs; ``read`` is the short way for a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
+from tfdist.records.decode import CHECK_MARK
+from tfdist.records.faults import check
+from tfdist.records.streams import Source, find_split, open_source, order_seed
+
+# A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
+TABLE_BYTES = 512 << 20
+
+MapFn = Callable[..., Any]
+# What TensorFlow's Example parser and image decoders say of a record that does not fit the schema.
+_PARSE_SIGNS = (
+    "Key: ",
+    "parse example",
+    "parse serialized",
+    "decode_raw",
+    "DecodeRaw",
+    "decode image",
+    "PNG",
+    "JPEG",
+)
+_ITEMS = {1: "(x,)", 2: "(x, y)", 3: "(x, y, sample_weight)"}
+
+
+def read(
+    path: str | Path,
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    map_fn: MapFn | None = None,
+    cache: bool | str = "auto",
+    epochs: int = 1,
+) -> tf.data.Dataset:
+    """Returns a dataset of the batches of a whole split, for Keras' own fit.
+
+    Args:
+        path: "DIR/SPLIT", or DIR when it has one split.
+        batch_size: records in a batch; the last one of an epoch may have fewer.
+        shuffle: whether to shuffle each epoch anew. The first pass over the dataset starts with
+            epoch 0, the next one where that ended: the orders are a function of the seed.
+        map_fn, cache: see ``open_records``.
+        epochs: number of epochs that one pass over the dataset gives.
+
+    Raises:
+        DataError: the folder cannot be read; CorruptShardError: it is damaged.
+    """
+    records = open_records(path, map_fn=map_fn, cache=cache)
+    if batch_size < 1:
+        raise OptionError("batch_size is at least 1", received=batch_size)
+    if epochs < 1:
+        raise OptionError("epochs is at least 1", received=epochs)
+
+    def epoch_batches(epoch: Any) -> tf.data.Dataset:
+        return records.batches(
+            0, records.num_records, batch_size, shuffle=shuffle, seed=seed, epoch=epoch
+        )
+
+    steps = -(-records.num_records // batch_size) * epochs
+    if not shuffle:
+        batches = epoch_batches(0)
+        return batches if epochs == 1 else batches.repeat(epochs)
+    passes = tf.Variable(0, dtype=tf.int64, trainable=False)
+    epoch_batches(0)  # loads a table eagerly
+    dataset = (
+        tf.data.Dataset.range(epochs)
+        .map(lambda _: passes.assign_add(1) - 1)
+        .flat_map(epoch_batches)
+    )
+    return dataset.apply(tf.data.experimental.assert_cardinality(steps))
+
+
+def open_records(
+    source: Any, *, map_fn: MapFn | None = None, cache: bool | str = "auto"
+) -> Records:
+    """Opens a source; nothing is read yet.
+
+    Args:
+        source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
+            arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
+            an unbatched, finite tf.data.Dataset of the same. A dataset of unknown length is
+            counted once. Augmentation belongs into ``map_fn``: a cached dataset is read once.
+        map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
+            returns as many items with the same number of rows. Runs in every epoch, also on
+            cached records.
+        cache: "auto" keeps the part that is read in memory when it is small (at most 512 MB when
+            decoded); True always, False never. Arrays are in memory anyway.
+
+    Raises:
+        DataError: the source cannot be read; CorruptShardError: a shard is missing or has the
+            wrong size.
+    """
+    if cache not in (True, False, "auto"):
+        raise OptionError("cache is True, False or 'auto'", received=repr(cache))
+    return Records(open_source(source), map_fn, cache)
+
+
+class Records:
+    """The records of one source, numbered from 0, not yet read.
+
+    Attributes:
+        num_records: how many there are.
+        has_weights: whether each has a sample weight, the third item of a batch.
+        element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
+            tf.TensorSpec with batch dimension None.
+    """
+
+    def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
+        self._source = source
+        self._map_fn = None if map_fn is None else tf.function(map_fn)
+        self._cache = cache
+        self._tables: dict[tuple[int, int], Any] = {}
+        self.num_records = source.num_records
+        self.has_weights = len(source.spec) == 3
+        self.element_spec = source.spec
+        if map_fn is not None:
+            self.element_spec = _spec_after(self._map_fn, source.spec)
+
+    # Our code is graph-safe as it stands; AutoGraph would rewrite it when a tf.data function
+    # calls it. The user's map_fn is converted, as in Dataset.map: it is a tf.function.
+    @tf.autograph.experimental.do_not_convert
+    def batches(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        epoch: Any,
+        skip_batches: Any = 0,
+    ) -> tf.data.Dataset:
+        """Returns one epoch of records [start, stop) in batches; the last one may be smaller.
+
+        The order is a function of (seed, epoch, start, stop) and of nothing else. Can be called
+        inside the function of a tf.data transformation; records that are kept in memory are then
+        loaded when it is traced.
+
+        Args:
+            start, stop: global record numbers, 0 <= start < stop <= num_records.
+            epoch: int or scalar int64 tensor, the number of the epoch.
+            skip_batches: int or scalar int64 tensor, batches of the epoch to leave out at its
+                start; without reading them when the records are in memory.
+
+        Raises:
+            CorruptShardError: a shard is damaged. When records are streamed, TensorFlow raises
+                its own error while iterating: give that to ``explain_read_error``.
+        """
+        assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
+        skip_batches = tf.cast(skip_batches, tf.int64)
+        if self._fits(start, stop):
+            table = self._table(start, stop)
+            order = order_seed(seed, epoch) if shuffle else None
+            batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
+        else:
+            order = order_seed(seed, epoch) if shuffle else None
+            skip_records = skip_batches * batch_size
+            batches = self._source.stream(start, stop, batch_size, order, skip_records)
+        if self._map_fn is not None:
+            batches = batches.map(
+                _checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            )
+        return batches.prefetch(tf.data.AUTOTUNE)
+
+    def _fits(self, start: int, stop: int) -> bool:
+        if self._source.in_memory or self._cache is True:
+            return True
+        record_bytes = self._source.record_bytes
+        if self._cache is False or record_bytes is None:
+            return False
+        return (stop - start) * record_bytes <= TABLE_BYTES
+
+    def _table(self, start: int, stop: int) -> Any:
+        """Returns the tensors of a part, loaded once."""
+        if (start, stop) not in self._tables:
+            # Out of a tf.data function that is being traced, back to eager execution.
+            with tf.init_scope():
+                try:
+                    table = self._source.load(start, stop)
+                except tf.errors.OpError as error:
+                    explained = _explain(error, *self._source.place)
+                    if explained is None:
+                        raise
+                    raise explained from error
+            self._tables[start, stop] = table
+        return self._tables[start, stop]
+
+
+def _table_batches(
+    table: Any, num_rows: int, batch_size: int, order: tf.Tensor | None, skip_batches: tf.Tensor
+) -> tf.data.Dataset:
+    rows = None
+    if order is not None:
+        rows = tf.random.experimental.stateless_shuffle(tf.range(num_rows), seed=order)
+
+    def batch(number: tf.Tensor) -> Any:
+        low = number * batch_size
+        high = tf.minimum(low + batch_size, num_rows)
+        if rows is None:
+            return tf.nest.map_structure(lambda column: column[low:high], table)
+        wanted = rows[low:high]
+        return tf.nest.map_structure(lambda column: tf.gather(column, wanted), table)
+
+    return tf.data.Dataset.range(skip_batches, -(-num_rows // batch_size)).map(batch)
+
+
+def _checked(map_fn: MapFn) -> MapFn:
+    """Returns ``map_fn`` with a check, at run time, that it keeps the number of rows."""
+
+    def mapped(*batch: Any) -> Any:
+        result = tuple(map_fn(*batch))
+        rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+        found = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(result)]
+        check = tf.debugging.Assert(
+            tf.reduce_all([rows == number for number in found]),
+            [f"{CHECK_MARK}map_fn keeps the number of rows. Expected:", rows, "Received:", *found],
+        )
+        with tf.control_dependencies([check]):
+            return tf.nest.map_structure(tf.identity, result)
+
+    return mapped
+
+
+def _spec_after(map_fn: MapFn, spec: Any) -> Any:
+    """Returns the specs of what ``map_fn`` returns. Raises DataError for a wrong structure."""
+    # A size that is no likely dimension of anything shows where the rows went.
+    rows = 7919
+    sized = tf.nest.map_structure(lambda s: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), spec)
+    expected = _ITEMS[len(spec)]
+    outputs = map_fn.get_concrete_function(*sized).structured_outputs
+    if not isinstance(outputs, (tuple, list)) or len(outputs) != len(spec):
+        count = len(outputs) if isinstance(outputs, (tuple, list)) else "no tuple"
+        raise DataError(f"map_fn returns {expected}, as it receives", received=f"{count} items")
+    for leaf in tf.nest.flatten(outputs):
+        if leaf.shape.rank == 0 or (leaf.shape.rank and leaf.shape[0] not in (rows, None)):
+            raise DataError(
+                "map_fn takes a batch and returns one with the same number of rows",
+                received=f"shape {tuple(leaf.shape)} for {rows} rows",
+            )
+    return tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec(
+            None if leaf.shape.rank is None else [None, *leaf.shape[1:]], leaf.dtype
+        ),
+        tuple(outputs),
+    )
+
+
+def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
+    """Returns what a TensorFlow error met while reading means, or None when it is another matter.
+
+    Args:
+        error: usually a tf.errors.DataLossError or InvalidArgumentError out of fit.
+        source: what was given to ``open_records``.
+
+    Returns:
+        CorruptShardError naming file, record and offset when a shard is damaged; DataError when
+        records or the result of a map_fn do not have the shape that they must have.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    if isinstance(source, (str, Path)):
+        folder, split, _ = find_split(Path(source))
+        return _explain(error, folder, split)
+    return _explain(error)
+
+
+def _explain(
+    error: tf.errors.OpError, folder: Path | None = None, split: str | None = None
+) -> TfdistError | None:
+    message = " ".join(str(error.message).split())
+    from_check = CHECK_MARK in message
+    from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
+    from_parsing = isinstance(error, tf.errors.InvalidArgumentError) and any(
+        sign in message for sign in _PARSE_SIGNS
+    )
+    if not (from_check or from_reading or from_parsing):
+        return None
+    if folder is not None:
+        faults = check(folder, split)
+        if faults:
+            return CorruptShardError(
+                "shards are as they were written",
+                received=str(faults[0]),
+                mend=f"See all faults with `tfdist inspect {folder} --check`",
+            )
+    if from_check:
+        return DataError(message.split(CHECK_MARK, 1)[1].split("[[{{")[0].strip())
+    return DataError("every record fits the schema", received=message) if from_parsing else None

@@ -1,0 +1,111 @@
+"""Which record goes to which split and which shard: a pure function of the seed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from tfdist.errors import DataError, OptionError
+
+# One record in six for validation: the split of the field's textbooks.
+DEFAULT_SPLIT = "train=5,validation=1"
+
+
+def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
+    """Returns the share of each split from "train=5,validation=1" or a mapping.
+
+    Raises:
+        OptionError: a name or a share that cannot be.
+    """
+    example = f"Write for example {DEFAULT_SPLIT}"
+    shares: dict[str, float] = {}
+    pairs = split.items() if isinstance(split, Mapping) else _pairs(split, example)
+    for name, share in pairs:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise OptionError("a split's name is letters, digits and _", received=repr(name))
+        try:
+            number = float(share)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise OptionError(
+                f"the share of split '{name}' is a positive number", received=share, mend=example
+            )
+        if name in shares:
+            raise OptionError("each split is named once", received=f"'{name}' twice")
+        shares[name] = number
+    if not shares:
+        raise OptionError("there is at least one split", received=repr(split), mend=example)
+    return shares
+
+
+def _pairs(text: str, example: str) -> list[tuple[str, str]]:
+    pairs = []
+    for part in text.split(","):
+        name, equals, share = part.partition("=")
+        if not equals:
+            raise OptionError("a split is NAME=SHARE", received=repr(part), mend=example)
+        pairs.append((name.strip(), share.strip()))
+    return pairs
+
+
+def assign(
+    num_records: int, shares: Mapping[str, float], seed: int, class_ids: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Returns for each split the numbers of its records, int64 [n], in shuffled order.
+
+    Args:
+        class_ids: int64 [num_records] to give every split the proportions of the classes; None to
+            split regardless of them.
+
+    Raises:
+        DataError: a split would be empty.
+    """
+    order = np.random.default_rng(seed).permutation(num_records)
+    if class_ids is None:
+        split_of = np.repeat(np.arange(len(shares)), apportion(num_records, list(shares.values())))
+    else:
+        split_of = _stratified(class_ids[order], list(shares.values()))
+    assigned = {name: order[split_of == number] for number, name in enumerate(shares)}
+    for name, rows in assigned.items():
+        if not len(rows):
+            raise DataError(
+                f"split '{name}' has at least one record",
+                received=f"none of {num_records} records",
+                mend="Give it a larger share, or leave the split out",
+            )
+    return assigned
+
+
+def apportion(count: int, shares: list[float], owed: np.ndarray | None = None) -> np.ndarray:
+    """Divides ``count`` by shares into whole numbers, each less than 1 off the exact one.
+
+    Args:
+        owed: what each share still has to get from earlier divisions; updated in place.
+    """
+    exact = count * np.asarray(shares, float) / sum(shares)
+    parts = np.floor(exact).astype(np.int64)
+    claim = exact - parts if owed is None else exact - parts + owed
+    winners = np.argsort(-claim, kind="stable")[: count - parts.sum()]
+    parts[winners] += 1
+    if owed is not None:
+        owed += exact - parts
+    return parts
+
+
+def _stratified(class_ids: np.ndarray, shares: list[float]) -> np.ndarray:
+    """Returns the split number of each record; each class, and the whole, divided by the shares."""
+    split_of = np.empty(len(class_ids), np.int64)
+    owed = np.zeros(len(shares))
+    for class_id in np.unique(class_ids):
+        members = np.flatnonzero(class_ids == class_id)
+        split_of[members] = np.repeat(np.arange(len(shares)), apportion(len(members), shares, owed))
+    return split_of
+
+
+def cut_shards(rows: np.ndarray, num_shards: int) -> list[np.ndarray]:
+    """Cuts the records of a split into shards that differ by at most one record."""
+    return np.array_split(rows, num_shards)
