@@ -1,0 +1,50 @@
+"""Builds the horovodrun command for Horovod's Gloo controller, which needs no MPI."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+
+from tfdist.launch import events, hosts, programs
+from tfdist.launch.supervisor import Job
+
+
+def job(
+    command: list[str],
+    *,
+    workers: int,
+    on_hosts: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Returns the job that runs ``command`` as ``workers`` Gloo ranks; arguments as ``mpi.job``.
+
+    Raises:
+        LaunchError: more workers than slots.
+        EngineMissingError: no horovodrun.
+    """
+    environ = os.environ if environ is None else environ
+    places = hosts.parse(on_hosts)
+    hosts.check_slots(workers, places)
+    horovodrun = programs.find("horovodrun", "the Gloo controller", environ)
+    env = programs.rank_environment(environ)
+    env[events.VARIABLE] = "1"
+    listed = ",".join(f"{host.name}:{host.slots}" for host in places)
+    local = all(place.is_local for place in places)
+    loopback = ["--network-interfaces", "lo"] if local else []
+    timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
+    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
+    return Job(
+        command=[
+            *(horovodrun, "--gloo", "-np", str(workers), "-H", listed),
+            *(*loopback, *timeout, *rank),
+        ],
+        env=env,
+        world_size=workers,
+        tags="gloo",
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+    )

@@ -1,0 +1,112 @@
+"""Runs one command and leaves nothing of it behind: ``python -m tfdist.launch.guard COMMAND...``.
+
+A process of its own between the supervisor and the command. The kernel hands it every descendant
+that loses its parent (even one that made itself a daemon), and it reads a pipe that closes when the
+supervisor dies, by SIGKILL too. Whichever way the job ends, the guard ends all of it, and returns
+the command's exit code (128 + n for signal n).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+from tfdist.launch import linux
+
+# mpirun needs about two seconds to end its ranks itself, on other hosts too.
+TERM_GRACE_S = 5.0
+# How long processes that the command left behind may take to end by themselves.
+LEFTOVER_GRACE_S = 0.5
+_POLL_S = 0.02
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _Guard:
+    def __init__(self, command: list[str]):
+        self._code: int | None = None
+        self._wake = _wake_on_signals()
+        linux.adopt_orphans()
+        self._pid = _spawn(command)
+
+    def watch(self) -> int:
+        """Returns the command's exit code once nothing of the job is left."""
+        while self._code is None:
+            readable, _, _ = select.select([0, self._wake], [], [])
+            arrived = os.read(self._wake, 64) if self._wake in readable else b""
+            asked = [number for number in _ENDING if number in arrived]
+            self._reap()
+            if self._code is None and (asked or 0 in readable):
+                # Standard input has no data, only its end: the supervisor is gone.
+                os.kill(self._pid, signal.SIGTERM)
+                self._wait_for_command(TERM_GRACE_S)
+                self._end_leftovers(grace_s=0.0)
+                return 128 + (asked[0] if asked else signal.SIGTERM)
+        self._end_leftovers(grace_s=LEFTOVER_GRACE_S)
+        return self._code
+
+    def _wait_for_command(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._reap() and self._code is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _end_leftovers(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while self._reap():
+            if time.monotonic() >= deadline:
+                _kill_descendants()
+            time.sleep(_POLL_S)
+
+    def _reap(self) -> bool:
+        """Collects what has ended; whether any descendant is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else 128 - code
+
+
+def _wake_on_signals() -> int:
+    """A file descriptor that receives the number of each signal as one byte."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in (*_ENDING, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _spawn(command: list[str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        # SIGTERM, so that mpirun can still end its ranks when this guard is killed.
+        linux.die_with_parent(signal.SIGTERM)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"tfdist: cannot run '{command[0]}': {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _kill_descendants() -> None:
+    import psutil  # here, because most jobs leave nothing behind and never pay for it
+
+    for process in psutil.Process().children(recursive=True):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(_Guard(sys.argv[1:]).watch())

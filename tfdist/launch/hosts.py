@@ -1,0 +1,84 @@
+"""Where ranks can run: hosts, their slots, and the cores of this one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import LaunchError, OptionError
+
+# A machine with a single core may still try two ranks.
+_MIN_LOCAL_SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and the number of ranks that it takes."""
+
+    name: str
+    slots: int
+
+    @property
+    def is_local(self) -> bool:
+        return self.name in {"localhost", "127.0.0.1", "::1", socket.gethostname()}
+
+
+def parse(text: str | None) -> list[Host]:
+    """Reads "a:2,b:2" (a host without a number has one slot); None is this machine.
+
+    This machine has one slot for each core, but at least two.
+
+    Raises:
+        OptionError: not of that form.
+    """
+    if text is None:
+        return [Host("localhost", max(_MIN_LOCAL_SLOTS, physical_cores()))]
+    hosts = []
+    for part in text.split(","):
+        name, colon, slots = part.strip().rpartition(":")
+        if not colon:
+            name, slots = slots, "1"
+        if not name or name.startswith("-") or not slots.isascii() or not slots.isdigit():
+            raise _not_hosts(text)
+        if int(slots) < 1:
+            raise _not_hosts(text)
+        hosts.append(Host(name, int(slots)))
+    return hosts
+
+
+def _not_hosts(text: str) -> OptionError:
+    return OptionError(
+        "hosts are names with their slots, separated by commas",
+        received=repr(text),
+        mend="Write them as host1:2,host2:2",
+    )
+
+
+def check_slots(workers: int, hosts: list[Host]) -> None:
+    """Raises LaunchError when ``workers`` do not fit on the hosts."""
+    slots = sum(host.slots for host in hosts)
+    if workers > slots:
+        listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise LaunchError(
+            "workers must not exceed the slots of the hosts",
+            received=f"{workers} workers for {slots} slots ({listed})",
+            mend=f"Use at most {slots} workers, or name more slots with --hosts",
+        )
+
+
+def physical_cores() -> int:
+    """Returns the number of cores that this process may use, hyper-threads counted once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    return len({_siblings(cpu) for cpu in allowed})
+
+
+def _siblings(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)

@@ -1,0 +1,85 @@
+"""Builds the mpirun command for Open MPI 4.1: pure functions of the workers, hosts and machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from tfdist.launch import events, hosts, programs
+from tfdist.launch.supervisor import Job
+
+# What a rank on another host needs of this environment. Local ranks inherit all of it.
+_EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OPAL_PREFIX", events.VARIABLE)
+_EXPORTED_PREFIXES = ("PYTHON", "TFDIST_", "HOROVOD_", "TF_", "OMP_", "CUDA_", "NCCL_", "XLA_")
+
+
+def job(
+    command: list[str],
+    *,
+    workers: int,
+    on_hosts: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Returns the job that runs ``command`` as ``workers`` MPI ranks.
+
+    Args:
+        command: argument list of one rank.
+        workers: number of ranks, >= 1.
+        on_hosts: "a:2,b:2"; None for this machine, with one slot for each core but at least two.
+        start_timeout_s: see ``Job``.
+        stall_timeout_s: see ``Job``.
+        environ: this process's environment unless given.
+
+    Raises:
+        LaunchError: more workers than slots.
+        EngineMissingError: no mpirun.
+    """
+    environ = os.environ if environ is None else environ
+    places = hosts.parse(on_hosts)
+    hosts.check_slots(workers, places)
+    mpirun = programs.find("mpirun", "the MPI controller", environ)
+    env = programs.rank_environment(environ)
+    env[events.VARIABLE] = "1"
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if all(place.is_local for place in places):
+        where = _local_arguments(workers, hosts.physical_cores())
+    else:
+        where = _remote_arguments(places, env)
+    # A waiting rank would otherwise spin on the core that another one computes on.
+    common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1"]
+    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
+    return Job(
+        command=[mpirun, "-np", str(workers), *common, *where, *rank],
+        env=env,
+        world_size=workers,
+        tags="mpi",
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+    )
+
+
+def _local_arguments(workers: int, cores: int) -> list[str]:
+    # "isolated": no ssh is looked for. Loopback: nothing listens on a network.
+    loopback = ["--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo"]
+    per_rank = cores // workers
+    if per_rank >= 1 and sys.platform == "linux":
+        binding = ["--bind-to", "core", "--map-by", f"slot:PE={per_rank}"]
+    else:
+        binding = ["--bind-to", "none", "--oversubscribe"]
+    return ["--mca", "plm", "isolated", *loopback, *binding]
+
+
+def _remote_arguments(places: list[hosts.Host], env: Mapping[str, str]) -> list[str]:
+    # Not bound: the cores of the other hosts are not known here.
+    arguments = ["-H", ",".join(f"{host.name}:{host.slots}" for host in places)]
+    arguments += ["--bind-to", "none"]
+    if "OPAL_PREFIX" in env:
+        arguments += ["--prefix", env["OPAL_PREFIX"]]
+    for name in sorted(env):
+        if name in _EXPORTED_NAMES or name.startswith(_EXPORTED_PREFIXES):
+            arguments += ["-x", name]
+    return arguments

@@ -1,0 +1,262 @@
+"""Runs one job (mpirun, horovodrun or a single process), watches its deadlines, and ends all of it.
+
+Nothing of the job outlives ``run``: not after an error of ours, Ctrl-C, SIGTERM, nor a SIGKILL of
+this process (the guard sees to that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tfdist.errors import LaunchError
+from tfdist.launch import events
+from tfdist.launch.guard import TERM_GRACE_S
+from tfdist.launch.streams import Line, LineSorter
+from tfdist.launch.verdict import VERDICTS
+
+_LAST_LINES = 20
+_TICK_S = 0.2
+# After its grace the guard only kills; a guard that takes longer than this is ended itself.
+_GUARD_TIMEOUT_S = TERM_GRACE_S + 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command that starts ``world_size`` ranks.
+
+    Attributes:
+        command: the argument list.
+        env: the whole environment of the command.
+        world_size: number of ranks, >= 1.
+        tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
+        start_timeout_s: seconds until every rank must have shown a sign of life.
+        stall_timeout_s: longest silence between two events of the job; None for no limit.
+    """
+
+    command: list[str]
+    env: dict[str, str]
+    world_size: int
+    tags: str = "none"
+    start_timeout_s: float = 120.0
+    stall_timeout_s: float | None = None
+
+
+@dataclass
+class Outcome:
+    """How a job ended by itself.
+
+    Attributes:
+        exit_code: 0, or the code of the rank that failed first (128 + n for signal n).
+        failed_rank: that rank; None when all is well, or when the launcher itself failed.
+        last_lines: the last lines of that rank, or else of the launcher; stdout and stderr.
+        reason: one sentence.
+    """
+
+    exit_code: int
+    failed_rank: int | None = None
+    last_lines: list[str] = field(default_factory=list)
+    reason: str = "every rank ended with exit code 0"
+
+
+def run(
+    job: Job,
+    *,
+    on_line: Callable[[int | None, str, str], None],
+    on_event: Callable[[int, dict], None] | None = None,
+) -> Outcome:
+    """Runs a job to its end.
+
+    Args:
+        job: what to run.
+        on_line: called with (rank, "stdout" or "stderr", text) for each line of output; the rank is
+            None for the launcher's own words.
+        on_event: called with (rank, event) for each event that a rank emits.
+
+    Raises:
+        LaunchError: a rank did not start in time, or the job fell silent. All of it has been ended.
+        KeyboardInterrupt: Ctrl-C. All of it has been ended.
+        SystemExit: with code 143, on SIGTERM. All of it has been ended.
+    """
+    with _sigterm_as_exit(), _guarded(job) as guard:
+        watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
+        watch.pump(guard)
+        return watch.outcome(guard.wait(timeout=_GUARD_TIMEOUT_S))
+
+
+class _Watch:
+    """What is known of a running job."""
+
+    def __init__(self, job: Job, on_line: Callable, on_event: Callable):
+        self._job = job
+        self._on_line = on_line
+        self._on_event = on_event
+        self._sorter = LineSorter(job.tags)
+        self._verdict = VERDICTS[job.tags]()
+        self._last: dict[int | None, deque[str]] = {}
+        self._started_at = time.monotonic()
+        self._alive: set[int] = set()
+        self._heard_at: dict[int, float] = {}
+
+    def pump(self, guard: subprocess.Popen) -> None:
+        """Passes on the output until the job has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(guard.stdout, selectors.EVENT_READ, "stdout")
+            selector.register(guard.stderr, selectors.EVENT_READ, "stderr")
+            while selector.get_map():
+                ready = selector.select(_TICK_S)
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    if data:
+                        self._take(self._sorter.feed(key.data, data))
+                    else:
+                        selector.unregister(key.fileobj)
+                if not ready and guard.poll() is not None:
+                    break  # a process that the guard could not end may hold the pipes open
+                self._check_deadlines()
+        self._take(self._sorter.close())
+        for text in self._verdict.close():
+            self._on_line(None, "stderr", text)
+
+    def outcome(self, exit_code: int) -> Outcome:
+        failure = self._verdict.first_failure
+        if exit_code == 0:
+            return Outcome(0)
+        if failure is None and self._job.tags == "none":
+            return self._failed(0, exit_code)
+        if failure is None:
+            name = os.path.basename(self._job.command[0])
+            lines = list(self._last.get(None, ()))
+            return Outcome(exit_code, None, lines, f"{name} ended with {_ending(exit_code)}")
+        return self._failed(failure.rank, failure.exit_code or exit_code)
+
+    def _failed(self, rank: int, exit_code: int) -> Outcome:
+        lines = list(self._last.get(rank, ()))
+        return Outcome(exit_code, rank, lines, f"rank {rank} ended with {_ending(exit_code)}")
+
+    def _take(self, lines: Iterator[Line]) -> None:
+        for rank, stream, line in lines:
+            if rank is None:
+                self._remember(None, line)
+                for text in self._verdict.take(line):
+                    self._on_line(None, stream, text)
+                continue
+            self._alive.add(rank)
+            text, event = events.split(line)
+            if event is None:
+                self._remember(rank, line)
+                self._on_line(rank, stream, line)
+                continue
+            if text:
+                self._sorter.push_back(rank, stream, text)
+            self._heard_at[rank] = time.monotonic()
+            self._on_event(rank, event)
+
+    def _remember(self, rank: int | None, line: str) -> None:
+        self._last.setdefault(rank, deque(maxlen=_LAST_LINES)).append(line)
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        missing = sorted(set(range(self._job.world_size)) - self._alive)
+        if missing and now - self._started_at > self._job.start_timeout_s:
+            raise LaunchError(
+                f"every rank must start within {self._job.start_timeout_s:g} s",
+                received=f"no sign of life from {_ranks(missing)} of {self._job.world_size}"
+                + _quoted(self._last.get(None)),
+                mend="Check that the hosts can be reached, or raise --start-timeout",
+            )
+        limit = self._job.stall_timeout_s
+        if limit is not None and self._heard_at and now - max(self._heard_at.values()) > limit:
+            oldest = min(self._heard_at.values())
+            # Ranks work in step: those that fell silent first hold the others up.
+            first = sorted(r for r, at in self._heard_at.items() if at - oldest < 2 * _TICK_S)
+            raise LaunchError(
+                f"a running job must report progress at least every {limit:g} s",
+                received=f"silence, first of {_ranks(first)}, {now - oldest:.0f} s ago"
+                + _quoted(self._last.get(first[0])),
+                mend="Look for a rank that waits for data or for another rank, "
+                "or raise the stall timeout",
+            )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _quoted(lines: deque[str] | None) -> str:
+    words = [line.strip() for line in lines or () if line.strip().strip("-")]
+    return f" (last words: {words[-1]})" if words else ""
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code > 128:
+        with contextlib.suppress(ValueError):
+            return f"exit code {exit_code} ({signal.Signals(exit_code - 128).name})"
+    return f"exit code {exit_code}"
+
+
+@contextlib.contextmanager
+def _guarded(job: Job) -> Iterator[subprocess.Popen]:
+    """Starts the job below a guard in its own session, and ends it however the block is left."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "tfdist.launch.guard", *job.command],
+        env={**job.env, events.VARIABLE: "1"},
+        stdin=subprocess.PIPE,  # its end tells the guard that this process has died
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield guard
+    finally:
+        _end(guard)
+
+
+def _end(guard: subprocess.Popen) -> None:
+    try:
+        if guard.poll() is None:
+            guard.terminate()
+            # The job's last words must not fill a pipe and so keep it from ending.
+            guard.communicate(timeout=_GUARD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if guard.poll() is None:
+            _kill_tree(guard)
+        for pipe in (guard.stdin, guard.stdout, guard.stderr):
+            pipe.close()
+
+
+def _kill_tree(guard: subprocess.Popen) -> None:
+    import psutil
+
+    for process in [*psutil.Process(guard.pid).children(recursive=True), guard]:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            process.kill()
+    guard.wait()
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Turns SIGTERM into SystemExit, so that every ``finally`` runs; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,90 @@
+"""Reads from a launcher's own words which rank failed first, and how."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank that failed, and its exit code (128 + n for signal n; None when not told)."""
+
+    rank: int
+    exit_code: int | None
+
+
+class MpiVerdict:
+    """Open MPI frames each message in lines of dashes; those that tell of an end stop here."""
+
+    _ENDS = (
+        (re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\] Exit code: (\d+)"), 0),
+        (re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"), 128),
+        (re.compile(r"MPI_ABORT was invoked on rank (\d+) .* with errorcode (\d+)"), 0),
+        (re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly()"), 0),
+    )
+    # Says no more than the message that follows it.
+    _PREAMBLE = "Primary job terminated normally, but"
+
+    def __init__(self) -> None:
+        self.first_failure: Failure | None = None
+        self._block: list[str] | None = None
+
+    def take(self, line: str) -> list[str]:
+        """Takes one line of mpirun's own; returns the lines that a user should still see."""
+        if not line.startswith("-----"):
+            if self._block is None:
+                return [line] if line.strip() else []
+            self._block.append(line)
+            return []
+        block, self._block = self._block, [] if self._block is None else None
+        return [] if block is None or self._understood(" ".join(" ".join(block).split())) else block
+
+    def close(self) -> list[str]:
+        """Returns the lines of a message that was cut off."""
+        block, self._block = self._block, None
+        return block or []
+
+    def _understood(self, message: str) -> bool:
+        for pattern, base in self._ENDS:
+            if found := pattern.search(message):
+                code = base + int(found[2]) if found[2] else None
+                self.first_failure = self.first_failure or Failure(int(found[1]), code)
+                return True
+        return message.startswith(self._PREAMBLE)
+
+
+class GlooVerdict:
+    """horovodrun ends in a traceback that carries the first failure; the rest of it is noise."""
+
+    _PROCESS = re.compile(r"^Process name: (\d+)$")
+    _CODE = re.compile(r"^Exit code: (\d+)$")
+
+    def __init__(self) -> None:
+        self.first_failure: Failure | None = None
+
+    def take(self, line: str) -> list[str]:
+        """Takes one line of horovodrun's own; none of them is for a user whose rank failed."""
+        if found := self._PROCESS.match(line):
+            self.first_failure = Failure(int(found[1]), None)
+        elif self.first_failure and (found := self._CODE.match(line)):
+            self.first_failure = Failure(self.first_failure.rank, int(found[1]))
+        return []
+
+    def close(self) -> list[str]:
+        return []
+
+
+class PlainVerdict:
+    """A single process: its own exit code says it all."""
+
+    first_failure = None
+
+    def take(self, line: str) -> list[str]:
+        return [line]
+
+    def close(self) -> list[str]:
+        return []
+
+
+VERDICTS = {"mpi": MpiVerdict, "gloo": GlooVerdict, "none": PlainVerdict}
