@@ -146,7 +146,8 @@ class _Watch:
     def _take(self, lines: Iterator[Line]) -> None:
         for rank, stream, line in lines:
             if rank is None:
-                self._remember(None, line)
+                if line.strip(" -"):
+                    self._remember(None, line)
                 for text in self._verdict.take(line):
                     self._on_line(None, stream, text)
                 continue
@@ -193,8 +194,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _quoted(lines: deque[str] | None) -> str:
-    words = [line.strip() for line in lines or () if line.strip().strip("-")]
-    return f" (last words: {words[-1]})" if words else ""
+    return f" (last words: {lines[-1].strip()})" if lines else ""
 
 
 def _ending(exit_code: int) -> str:

@@ -1,0 +1,83 @@
+"""``tfdist launch``: any script on several processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from tfdist.launch import jobs, supervisor
+
+_EXIT_BROKEN_PIPE = 141
+
+
+@click.command(
+    "launch",
+    short_help="Run any script on several processes, and end them all.",
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: tfdist launch --strategy horovod --workers 2 -- python train.py --epochs 3",
+)
+@click.option("--strategy", default="horovod", show_default=True, help="A strategy's name.")
+@click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")
+@click.option(
+    "--hosts", metavar="A:2,B:2", help="Hosts with their slots; this machine if not given."
+)
+@click.option(
+    "--controller",
+    type=click.Choice(jobs.CONTROLLERS),
+    help="What starts and connects the processes.  [default: mpi]",
+)
+@click.option(
+    "--start-timeout",
+    "start_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Until every process must have started.",
+)
+@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def command(
+    strategy: str,
+    workers: int | None,
+    hosts: str | None,
+    controller: str | None,
+    start_timeout_s: float,
+    script: tuple[str, ...],
+) -> int:
+    """Run any script on several processes, and end them all.
+
+    Each line of output begins with its rank. When a process fails, all are ended, and the exit code
+    is that of the first that failed.
+    """
+    job = jobs.job_for(
+        strategy,
+        list(script),
+        workers=workers,
+        hosts=hosts,
+        controller=controller,
+        start_timeout_s=start_timeout_s,
+    )
+    try:
+        outcome = supervisor.run(job, on_line=show)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as with `| head`; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_BROKEN_PIPE
+    if outcome.exit_code != 0:
+        complain(outcome)
+    return outcome.exit_code
+
+
+def show(rank: int | None, stream: str, text: str) -> None:
+    """Prints one line with its rank; the launcher's own words without one, on stderr."""
+    prefix = "" if rank is None else f"[{rank}] "
+    click.echo(f"{prefix}{text}", err=rank is None or stream == "stderr")
+
+
+def complain(outcome: supervisor.Outcome) -> None:
+    """Says on stderr which rank failed first, with its last lines."""
+    click.echo(f"tfdist: {outcome.reason}; its last lines:", err=True)
+    for line in outcome.last_lines:
+        show(outcome.failed_rank, "stderr", line)

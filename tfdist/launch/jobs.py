@@ -1,0 +1,72 @@
+"""Which launcher starts the processes of which strategy."""
+
+from __future__ import annotations
+
+from tfdist.errors import LaunchError, unknown_choice
+from tfdist.launch import gloo, local, mpi
+from tfdist.launch.supervisor import Job
+from tfdist.strategies import REGISTRY
+
+# strategy -> controller -> what builds its job, the default controller first.
+# A strategy that is not listed works inside one process.
+_CONTROLLERS = {"horovod": {"mpi": mpi.job, "gloo": gloo.job}}
+
+CONTROLLERS = ("mpi", "gloo")
+
+
+def job_for(
+    strategy: str,
+    command: list[str],
+    *,
+    workers: int | None = None,
+    hosts: str | None = None,
+    controller: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float | None = None,
+) -> Job:
+    """Returns the job that runs ``command`` as the processes that ``strategy`` needs.
+
+    Args:
+        strategy: a registered name, or "auto", which chooses inside one process.
+        command: argument list of one process.
+        workers: number of processes; 2 unless given where the strategy needs several.
+        hosts: "a:2,b:2"; None for this machine.
+        controller: "mpi" or "gloo"; None for the strategy's first.
+        start_timeout_s: see ``Job``.
+        stall_timeout_s: see ``Job``.
+
+    Raises:
+        OptionError: unknown strategy or controller, or hosts that cannot be read.
+        LaunchError: more workers than slots, or several for a strategy of one process.
+        EngineMissingError: the launcher's program is not installed.
+    """
+    if strategy not in REGISTRY and strategy != "auto":
+        raise unknown_choice("strategy", strategy, [*REGISTRY, "auto"])
+    timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
+    controllers = _CONTROLLERS.get(strategy)
+    if controllers is None:
+        _refuse_several(strategy, workers, hosts, controller)
+        return local.job(command, **timeouts)
+    name = controller or next(iter(controllers))
+    if name not in controllers:
+        raise unknown_choice("controller", name, list(controllers))
+    workers = 2 if workers is None else workers
+    return controllers[name](command, workers=workers, on_hosts=hosts, **timeouts)
+
+
+def _refuse_several(
+    strategy: str, workers: int | None, hosts: str | None, controller: str | None
+) -> None:
+    given = []
+    if workers is not None and workers != 1:
+        given.append(f"--workers {workers}")
+    if hosts is not None:
+        given.append(f"--hosts {hosts}")
+    if controller is not None:
+        given.append(f"--controller {controller}")
+    if given:
+        raise LaunchError(
+            f"strategy '{strategy}' works inside one process",
+            received=" ".join(given),
+            mend=f"Leave that out, or choose one of: {', '.join(_CONTROLLERS)}",
+        )

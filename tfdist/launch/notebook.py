@@ -1,0 +1,61 @@
+"""Runs a function of a notebook on several ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import EngineMissingError, LaunchError
+from tfdist.launch import mpi, supervisor
+
+
+def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwargs: Any) -> Any:
+    """Calls ``fn(*args, **kwargs)`` on each of ``workers`` MPI ranks; shows rank 0's output.
+
+    The ranks are fresh processes: import what ``fn`` needs inside it. TensorFlow may already be in
+    use in this process.
+
+    Args:
+        fn: a function, also one defined in a cell; cloudpickle must be able to copy it.
+        args: its arguments, the same on all ranks.
+        workers: number of ranks, at most the slots of this machine.
+        kwargs: its keyword arguments, the same on all ranks.
+
+    Returns:
+        What rank 0 returned.
+
+    Raises:
+        LaunchError: a rank failed; the message holds the end of its traceback.
+        EngineMissingError: cloudpickle or mpirun is missing.
+    """
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise EngineMissingError(
+            "notebook_launch needs cloudpickle, which is not installed",
+            mend="Run `make setup` or `pip install tfdist[notebooks]`",
+        ) from error
+
+    # TemporaryDirectory makes it for this user alone (0700): what is unpickled is our own.
+    with tempfile.TemporaryDirectory(prefix="tfdist-notebook-") as folder:
+        Path(folder, "task.pkl").write_bytes(cloudpickle.dumps((fn, args, kwargs)))
+        command = [sys.executable, "-m", "tfdist.launch.notebook_rank", folder]
+        # Modules that this process can import, the ranks can too.
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        job = mpi.job(command, workers=workers, environ=environ)
+        outcome = supervisor.run(job, on_line=_show)
+        if outcome.exit_code != 0:
+            raise LaunchError(
+                "every rank of notebook_launch must return",
+                received="\n".join([f"{outcome.reason}:", *outcome.last_lines]),
+            )
+        return cloudpickle.loads(Path(folder, "result.pkl").read_bytes())
+
+
+def _show(rank: int | None, stream: str, text: str) -> None:
+    if rank is None or rank == 0:
+        print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
