@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,22 +13,13 @@ from tfdist.records.schema import RAW_DTYPES, Feature, Schema
 from tfdist.records.wire import Block, varint_width
 
 
-class ImageFiles:
-    """A column of image files, read when they are written."""
+class Column(Protocol):
+    """The values of one feature in all records: an array, or files that are read when asked for."""
 
-    def __init__(self, paths: Sequence[Path], reencoded: Mapping[int, bytes]):
-        """``reencoded`` has the bytes of the images, by row, that are not written as they are."""
-        self._paths = paths
-        self._reencoded = reencoded
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, rows: np.ndarray) -> list[bytes]:
-        return [
-            self._reencoded[row] if row in self._reencoded else self._paths[row].read_bytes()
-            for row in rows.tolist()
-        ]
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray | Sequence[bytes]:
+        """Returns the values of the records of the given numbers, int64 [n]."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +28,12 @@ class Columns:
 
     Attributes:
         kind: what the source was: "folder", "csv", "npz", "digits", "arrays" or "dataset".
-        columns: by feature name, an array [records, *shape] or image files.
+        columns: by feature name, an array [records, *shape] or the files of images.
     """
 
     kind: str
     schema: Schema
-    columns: Mapping[str, np.ndarray | ImageFiles]
+    columns: Mapping[str, Column]
 
     @property
     def num_records(self) -> int:

@@ -208,9 +208,10 @@ class ShardSource(Source):
     def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the serialised records; with an order, of shards in shuffled order."""
         files = [os.fspath(self._folder / self._shards[number].file) for number, _, _ in ranges]
-        whole = all(count == self._shards[number].records for number, _, count in ranges)
-        if whole and order is None:
-            return tf.data.TFRecordDataset(files, self._compression, _READ_BUFFER_BYTES)
+        if order is None:
+            records = tf.data.TFRecordDataset(files, self._compression, _READ_BUFFER_BYTES)
+            total = sum(count for _, _, count in ranges)
+            return records.skip(ranges[0][1]).take(total)
         columns = (
             tf.constant(files),
             tf.constant([first for _, first, _ in ranges], tf.int64),
@@ -225,7 +226,7 @@ class ShardSource(Source):
             records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
             return records.skip(first).take(count)
 
-        cycle = self._interleaved(ranges) if order is not None else 1
+        cycle = self._interleaved(ranges)
         if cycle == 1:
             return shards.flat_map(read)
         return shards.interleave(

@@ -1,0 +1,137 @@
+"""A .csv file: numeric columns packed into one input, and one column as the label."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.columns import Columns, from_arrays
+
+_LABEL_NAMES = ("label", "target", "class")
+_MISSING = ("", "na", "n/a", "nan", "null", "none")
+_INT64 = np.iinfo(np.int64)
+
+
+def from_csv(path: Path, label: str | None = None) -> Columns:
+    """Returns "features", float32 [columns], and the label of each row.
+
+    The label's column is ``label``; by default the one called label, target or class, else the
+    last. Integers become int64 class ids, other numbers float32 targets, text the numbers of its
+    sorted values, which are the class names.
+
+    Raises:
+        DataError: ragged rows, missing values, features that are not numbers, no rows.
+    """
+    header, rows, lines = _read(path)
+    position = _label_position(path, header, label)
+    names = [name for number, name in enumerate(header) if number != position]
+    if not names:
+        raise DataError(f"{path} has a column beside the label", received=f"'{header[0]}' alone")
+    features = np.empty((len(rows), len(names)), np.float32)
+    for column, number in enumerate(n for n in range(len(header)) if n != position):
+        features[:, column] = _numbers(path, header[number], [row[number] for row in rows], lines)
+    labels, classes = _labels([row[position] for row in rows])
+    return from_arrays(
+        "csv",
+        {"features": features},
+        {"label": labels},
+        classes=None if classes is None else {"label": classes},
+        columns={"features": names, "label": [header[position]]},
+    )
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    """Returns the header, the rows, and the line of the file where each row ends."""
+    rows, lines = [], []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise DataError(
+                        f"every row of {path} has {len(header)} values",
+                        received=f"{len(row)} in line {reader.line_num}",
+                    )
+                for name, value in zip(header, row, strict=True):
+                    if value.strip().lower() in _MISSING:
+                        raise DataError(
+                            f"no value of {path} is missing",
+                            received=f"'{value}' in line {reader.line_num}, column '{name}'",
+                            mend="Fill it in, or remove the row",
+                        )
+                rows.append(row)
+                lines.append(reader.line_num)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is UTF-8 text", received=str(error)) from None
+    except csv.Error as error:
+        raise DataError(
+            f"{path} is a comma-separated table", received=f"{error} in line {reader.line_num}"
+        ) from None
+    if not rows:
+        raise DataError(f"{path} has rows below its header", received="none")
+    return header, rows, lines
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not header or "" in header or len(set(header)) != len(header):
+        raise DataError(
+            f"the first line of {path} names each column, each once",
+            received=", ".join(header) or "an empty line",
+        )
+
+
+def _label_position(path: Path, header: list[str], label: str | None) -> int:
+    if label is None:
+        known = (n for n, name in enumerate(header) if name.lower() in _LABEL_NAMES)
+        return next(known, len(header) - 1)
+    if label not in header:
+        raise DataError(
+            f"{path} has a column '{label}'",
+            received=f"columns {', '.join(header)}",
+            mend="Name the label's column: --label NAME",
+        )
+    return header.index(label)
+
+
+def _numbers(path: Path, name: str, values: Sequence[str], lines: Sequence[int]) -> np.ndarray:
+    try:
+        return np.array(values, np.float64)
+    except ValueError:
+        for value, line in zip(values, lines, strict=True):
+            if _float(value) is None:
+                raise DataError(
+                    f"column '{name}' of {path} holds numbers",
+                    received=f"'{value}' in line {line}",
+                    mend="Encode it as numbers, or name it as the label: --label NAME",
+                ) from None
+        raise
+
+
+def _float(value: str) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _labels(values: Sequence[str]) -> tuple[np.ndarray, list[str] | None]:
+    """Returns int64 or float32 [rows], and the class names when the values are text."""
+    try:
+        numbers = [int(value) for value in values]
+        if _INT64.min <= min(numbers) and max(numbers) <= _INT64.max:
+            return np.array(numbers, np.int64), None
+    except ValueError:
+        pass
+    floats = [_float(value) for value in values]
+    if None not in floats:
+        return np.array(floats, np.float32), None
+    classes, ids = np.unique([value.strip() for value in values], return_inverse=True)
+    return ids.astype(np.int64), classes.tolist()
