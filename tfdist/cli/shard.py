@@ -1,0 +1,96 @@
+"""tfdist shard: from raw data to TFRecord shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tfdist.records.manifest import Manifest
+
+_EPILOG = """\b
+Examples:
+  tfdist shard digits data/digits
+  tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
+  tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
+  tfdist shard arrays.npz data/arrays --compression gzip --workers 2
+"""
+
+
+@click.command("shard", epilog=_EPILOG, short_help="Write data as TFRecord shards.")
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--num-shards", type=int, default=4, show_default=True, help="Shards of each split.")
+@click.option(
+    "--split",
+    default="train=5,validation=1",
+    show_default=True,
+    metavar="NAME=SHARE,...",
+    help="The splits and their shares.",
+)
+@click.option("--stratify", is_flag=True, help="Give every split the proportions of the classes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "gzip"]),
+    default="none",
+    show_default=True,
+    help="Compression of the shards.",
+)
+@click.option("--label", metavar="NAME", help="The label: a column of a .csv, an array of a .npz.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
+def command(
+    source: str,
+    out: Path,
+    num_shards: int,
+    split: str,
+    stratify: bool,
+    seed: int,
+    compression: str,
+    label: str | None,
+    workers: int,
+) -> None:
+    """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
+
+    SOURCE is a folder of class folders with images, a .csv file with a header, a .npz file, or the
+    name "digits": the handwritten digits that come with scikit-learn.
+
+    Every record is an ordinary tf.train.Example.
+    """
+    from tfdist.cli.console import progress_bar
+    from tfdist.records.writer import write
+
+    with progress_bar("records") as bar:
+        task = bar.add_task("Writing", total=None)
+        manifest = write(
+            source,
+            out,
+            num_shards=num_shards,
+            split=split,
+            stratify=stratify,
+            seed=seed,
+            compression=compression,
+            workers=workers,
+            label=label,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    _print_summary(out, manifest)
+
+
+def _print_summary(out: Path, manifest: Manifest) -> None:
+    from rich.table import Table
+
+    from tfdist.cli.console import megabytes, stdout
+
+    table = Table(title=str(out), title_justify="left")
+    table.add_column("split")
+    for name in ("records", "shards", "size"):
+        table.add_column(name, justify="right")
+    for name, split in manifest.splits.items():
+        size = megabytes(split.bytes)
+        table.add_row(name, f"{split.records:,}", str(len(split.shards)), size)
+    console = stdout()
+    console.print(table)
+    console.print(f"next: tfdist inspect {out} --check", soft_wrap=True)
