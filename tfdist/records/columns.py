@@ -125,14 +125,8 @@ def _column(
         )
     if role == "weight" and array.ndim != 1:
         raise DataError("a sample weight is one number a record", received=f"shape {array.shape}")
-    if array.dtype.kind == "f" and np.isnan(array.sum()):
-        # The sum is NaN for inf - inf too, so look again.
-        missing = np.isnan(array)
-        if missing.any():
-            record = int(np.argwhere(missing)[0][0])
-            raise DataError(
-                "no value is missing", received=f"NaN in array '{name}', record {record}"
-            )
+    if array.dtype.kind == "f":
+        _check_present(name, array)
     dtype, encoding = _storage(array)
     feature = Feature(
         name=name,
@@ -144,6 +138,17 @@ def _column(
         columns=None if columns is None else tuple(columns),
     )
     return feature, array.astype(np.int64, copy=False) if encoding == "int64" else array
+
+
+def _check_present(name: str, array: np.ndarray) -> None:
+    # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
+    with np.errstate(invalid="ignore", over="ignore"):
+        if not np.isnan(array.sum()):
+            return
+    missing = np.isnan(array)
+    if missing.any():
+        record = int(np.argwhere(missing)[0][0])
+        raise DataError("no value is missing", received=f"NaN in array '{name}', record {record}")
 
 
 def _plain(array: np.ndarray, role: str) -> np.ndarray:

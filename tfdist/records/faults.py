@@ -14,7 +14,9 @@ from tfdist.errors import unknown_choice
 from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
 from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = {False: 1 << 20, True: 1 << 16}  # of a file, by whether it is compressed
+# zlib gives nothing of the piece in which it meets damage, so that pieces are small.
+_UNZIPPED_BYTES = 1 << 14
 _GZIP_WINDOW_BITS = 31
 
 
@@ -83,6 +85,7 @@ class _Reader:
         self.checksum = 0
         self.broken: str | None = None
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._chunk_bytes = _CHUNK_BYTES[compressed]
         self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS) if compressed else None
         self._progress = progress
         self._ready = memoryview(b"")
@@ -110,7 +113,7 @@ class _Reader:
             pass
 
     def _pull(self) -> bytes:
-        data = self._file.read(_CHUNK_BYTES)
+        data = self._file.read(self._chunk_bytes)
         self.checksum = crc32c(data, self.checksum)
         if self._progress is not None and data:
             self._progress(len(data))
@@ -118,10 +121,10 @@ class _Reader:
 
     def _next(self) -> bytes:
         """Returns the next uncompressed bytes; none at the end or behind a damaged place."""
+        if self._unzip is None:
+            return self._pull()
         while self.broken is None:
-            data = self._pull()
-            if self._unzip is None:
-                return data
+            data = self._unzip.unconsumed_tail or self._pull()
             if not data:
                 if not self._unzip.eof:
                     self.broken = "the gzip stream ends too early"
@@ -130,7 +133,7 @@ class _Reader:
                 self.broken = "bytes follow the end of the gzip stream"
                 return b""
             try:
-                if plain := self._unzip.decompress(data):
+                if plain := self._unzip.decompress(data, _UNZIPPED_BYTES):
                     return plain
             except zlib.error as error:
                 self.broken = f"the gzip stream is damaged ({error})"

@@ -1,0 +1,180 @@
+"""Writing: the files, the options, and that nothing is left of what was not finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records import check, load_manifest, write
+
+
+def arrays(num_records=50):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (num_records, 4, 4, 1), np.uint8), np.arange(num_records) % 5
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_and_manifest(tmp_path):
+    out = tmp_path / "new" / "data"
+    manifest = write(arrays(), out, num_shards=3, seed=7)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["manifest.json"] + [
+        f"{split}-{number:05d}-of-00003.tfrecord"
+        for split in ("train", "validation")
+        for number in range(3)
+    ]
+    assert manifest == load_manifest(out)
+    assert (manifest.seed, manifest.source, manifest.compression) == (7, "arrays", "none")
+    for split in manifest.splits.values():
+        sizes = [shard.records for shard in split.shards]
+        assert max(sizes) - min(sizes) <= 1
+        for shard in split.shards:
+            data = (out / shard.file).read_bytes()
+            assert len(data) == shard.bytes
+            assert f"{crc32c(data):08x}" == shard.checksum
+    assert check(out) == []
+    assert [path.name for path in out.parent.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_workers_do_not_change_a_byte(tmp_path, compression):
+    for workers in (1, 2):
+        write(arrays(), tmp_path / str(workers), compression=compression, workers=workers)
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+
+
+def test_the_seed_decides_the_order(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write(arrays(), tmp_path / name, seed=seed)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert files_of(tmp_path / "a") != files_of(tmp_path / "c")
+
+
+def test_a_small_later_split_has_a_shard_for_each_record(tmp_path):
+    manifest = write(arrays(12), tmp_path / "data", num_shards=4)
+    assert len(manifest.splits["train"].shards) == 4
+    assert [shard.records for shard in manifest.splits["validation"].shards] == [1, 1]
+
+
+def test_an_empty_folder_may_be_filled(tmp_path):
+    (tmp_path / "data").mkdir()
+    write(arrays(), tmp_path / "data")
+    assert check(tmp_path / "data") == []
+
+
+def test_progress_counts_to_all_records(tmp_path):
+    seen = []
+    write(arrays(), tmp_path / "data", workers=2, progress=lambda *now: seen.append(now))
+    assert seen[-1] == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_shards": 0}, OptionError, "num_shards is at least 1"),
+        ({"workers": 0}, OptionError, "workers is at least 1"),
+        ({"seed": -1}, OptionError, "seed is 0 or more"),
+        ({"compression": "zip"}, OptionError, "Known: none, gzip"),
+        ({"split": "train=1,validation"}, OptionError, "NAME=SHARE"),
+        ({"split": "train=1000,test=1"}, DataError, "split 'test'"),
+        ({"num_shards": 43}, DataError, "42 records for 43 shards"),
+        ({"label": "y"}, DataError, "csv and"),
+    ],
+)
+def test_options_that_cannot_hold(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        write(arrays(), tmp_path / "data", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stratify_needs_class_ids(tmp_path):
+    images, _ = arrays()
+    with pytest.raises(DataError, match="class ids"):
+        write((images, np.zeros(50, np.float32)), tmp_path / "data", stratify=True)
+
+
+def test_what_exists_is_not_overwritten(tmp_path):
+    out = tmp_path / "data"
+    out.mkdir()
+    (out / "mine").write_text("x")
+    with pytest.raises(DataError, match="which exists"):
+        write(arrays(), out)
+    assert files_of(out) == {"mine": b"x"}
+    with pytest.raises(DataError, match="which exists"):
+        write(arrays(), out / "mine")
+
+
+def test_a_parent_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="can be written"):
+        write(arrays(), tmp_path / "file" / "data")
+
+
+def test_an_image_that_breaks_while_writing_leaves_nothing(tmp_path):
+    from PIL import Image
+
+    source = tmp_path / "images"
+    for number in range(12):
+        path = source / "a" / f"{number:02d}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 64)).save(path)
+    # The header is whole, the pixels are not.
+    broken = source / "a" / "07.bmp"
+    broken.write_bytes(broken.read_bytes()[:500])
+    out = tmp_path / "out" / "data"
+    with pytest.raises(DataError, match=r"07\.bmp"):
+        write(source, out)
+    assert list(out.parent.iterdir()) == []
+
+
+_SLOW_WRITE = """
+import sys, time
+import numpy as np
+from tfdist.records import write
+def progress(done, total):
+    print(done, flush=True)
+    time.sleep(0.2)
+x = np.zeros((20000, 1000), np.uint8)
+write((x, np.zeros(20000)), sys.argv[1], progress=progress, workers=2)
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_a_signal_leaves_nothing(tmp_path, number, code):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOW_WRITE, str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        process.stdout.readline()
+        assert len(list(tmp_path.iterdir())) == 1
+        os.kill(process.pid, number)
+        process.stdout.read()
+        assert process.wait(30) == code
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_and_checking_need_no_tensorflow(tmp_path):
+    program = (
+        "import sys; from tfdist.records import check, write; "
+        "write('digits', sys.argv[1]); assert check(sys.argv[1]) == []; "
+        "assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "d")], check=True, timeout=60)
