@@ -1,4 +1,4 @@
-"""What an engine needs changed in another package before it works; each names the upstream issue."""
+"""What an engine needs changed elsewhere before it works; each change names the upstream issue."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""``tfdist doctor``: which engines work here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+
+import click
+
+from tfdist.launch import engines
+
+
+@click.command(
+    "doctor",
+    short_help="Show which engines work here, and how to mend the rest.",
+    epilog="Example: tfdist doctor --run",
+)
+@click.option("--run", is_flag=True, help="Take a real step on two workers with each engine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(run: bool, as_json: bool) -> int:
+    """Show which engines work here, and how to mend the rest.
+
+    Each engine is imported in a process of its own. Exit code 1 when one does not work.
+    """
+    from rich.console import Console
+
+    progress = Console(stderr=True)
+    findings = []
+    for engine in engines.ENGINES:
+        with progress.status(f"trying {engine.name}"):
+            findings.append(engines.probe(engine, run=run))
+    gpus = sorted({gpu for finding in findings for gpu in finding.gpus})
+    if as_json:
+        click.echo(json.dumps(_as_json(findings, gpus), indent=2))
+    else:
+        _print_table(findings, gpus)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
+    return {
+        "ok": all(finding.ok for finding in findings),
+        "python": platform.python_version(),
+        "gpus": gpus,
+        "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
+    }
+
+
+def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("engine", "version", "imports", "runs", "note"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        table.add_row(
+            finding.engine,
+            finding.version or "missing",
+            _word(finding.imports),
+            _word(finding.runs),
+            finding.note,
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"\nPython {platform.python_version()}; GPUs: {', '.join(gpus) or 'none'}")
+    for finding in findings:
+        if not finding.ok:
+            text = f"{finding.engine}: {finding.problem}. {finding.mend}."
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _word(answer: bool | None) -> str:
+    return {True: "yes", False: "NO", None: "not tried"}[answer]

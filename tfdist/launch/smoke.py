@@ -1,0 +1,175 @@
+"""One engine in a process of its own: ``python -m tfdist.launch.smoke ENGINE [--run]``.
+
+Imports the engine and reports "imported" to the supervisor; with ``--run`` takes one real step on
+two workers, checks its result, and reports "ran".
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tfdist import topology
+from tfdist.launch import events, programs
+
+
+def _two_logical_cpus(tf: Any) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def _gpus(tf: Any) -> dict:
+    return {"gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}
+
+
+class _Single:
+    def load(self) -> dict:
+        import tensorflow as tf
+
+        return _gpus(tf)
+
+    def run(self) -> str:
+        import tensorflow as tf
+
+        x = tf.Variable([1.0, 2.0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * x)
+        gradient = tape.gradient(loss, x).numpy().tolist()
+        assert gradient == [2.0, 4.0], gradient
+        return "one gradient on one device"
+
+
+class _Mirrored(_Single):
+    def run(self) -> str:
+        import tensorflow as tf
+
+        _two_logical_cpus(tf)
+        strategy = tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+        )
+
+        @tf.function
+        def numbers() -> Any:
+            return tf.distribute.get_replica_context().replica_id_in_sync_group + 1
+
+        total = strategy.reduce("SUM", strategy.run(numbers), axis=None).numpy()
+        assert total == 3, total
+        return "sum over two logical CPUs"
+
+
+class _OpenMpi:
+    def load(self) -> dict:
+        mpirun = programs.find("mpirun", "the MPI controller", os.environ)
+        asked = subprocess.run(
+            [mpirun, "--version"],
+            env=programs.rank_environment(os.environ),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        return {"version": asked.stdout.split("\n")[0].split()[-1]}
+
+    def run(self) -> str:
+        size = topology.current().world_size
+        assert size == 2, size
+        return "two ranks started by mpirun"
+
+
+class _Horovod:
+    def load(self) -> dict:
+        import horovod.tensorflow as hvd
+
+        built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": bool(hvd.nccl_built())}
+        return {"note": "built with " + ", ".join(name for name, yes in built.items() if yes)}
+
+    def run(self) -> str:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        total = hvd.allreduce(tf.constant(hvd.rank() + 1), op=hvd.Sum).numpy()
+        assert total == 3, total
+        hvd.shutdown()
+        return "all-reduce over two MPI ranks"
+
+
+class _Mesh:
+    def load(self) -> dict:
+        from tfdist.compat import import_mesh_tensorflow
+
+        import_mesh_tensorflow()
+        return {}
+
+    def run(self) -> str:
+        import numpy as np
+        import tensorflow as tf
+
+        from tfdist.compat import import_mesh_tensorflow
+
+        mtf = import_mesh_tensorflow()
+        x, w = np.ones([2, 3], np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "smoke")
+            rows, inner, columns = (
+                mtf.Dimension(*pair) for pair in (("rows", 2), ("inner", 3), ("columns", 4))
+            )
+            product = mtf.einsum(
+                [
+                    mtf.import_tf_tensor(mesh, tf.constant(x), mtf.Shape([rows, inner])),
+                    mtf.import_tf_tensor(mesh, tf.constant(w), mtf.Shape([inner, columns])),
+                ],
+                output_shape=mtf.Shape([rows, columns]),
+            )
+            devices = mtf.placement_mesh_impl.PlacementMeshImpl(
+                "batch:1;model:2", "columns:model", ["cpu:0", "cpu:1"]
+            )
+            lowered = mtf.Lowering(graph, {mesh: devices}).export_to_tf_tensor(product)
+            config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+            with tf.compat.v1.Session(config=config) as session:
+                result = session.run(lowered)
+        assert np.array_equal(result, x @ w), result
+        return "a matrix product on a 1x2 mesh of logical CPUs"
+
+
+class _Federated:
+    def load(self) -> dict:
+        importlib.import_module("tensorflow_federated")
+        return {}
+
+    def run(self) -> str:
+        import numpy as np
+        import tensorflow_federated as tff
+
+        @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+        def total(values: Any) -> Any:
+            return tff.federated_sum(values)
+
+        result = total([1, 2])
+        assert result == 3, result
+        return "a federated sum over two clients"
+
+
+_ENGINES = {
+    "tensorflow": _Single,
+    "mirrored": _Mirrored,
+    "openmpi": _OpenMpi,
+    "horovod": _Horovod,
+    "mesh-tensorflow": _Mesh,
+    "tensorflow-federated": _Federated,
+}
+
+
+def main() -> None:
+    engine = _ENGINES[sys.argv[1]]()
+    events.emit({"event": "imported", **engine.load()})
+    if "--run" in sys.argv[2:]:
+        events.emit({"event": "ran", "what": engine.run()})
+
+
+if __name__ == "__main__":
+    main()
