@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.records.graph_checks import check, listed
 from tfdist.records.manifest import Layout, Slot
 from tfdist.records.schema import IMAGE_ENCODINGS, Feature, Schema
-
-# Starts the message of every check inside a tf.data graph, so that it can be found again in the
-# tf.errors.InvalidArgumentError that TensorFlow wraps around it.
-CHECK_MARK = "[tfdist] "
 
 Decoder = Callable[[tf.Tensor], Any]
 
@@ -42,12 +39,12 @@ def make_decoder(schema: Schema, layout: Layout | None) -> Decoder:
 def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
     record_bytes = layout.record_bytes
     lengths = tf.strings.length(serialized)
-    check = tf.debugging.Assert(
+    fits = check(
         tf.reduce_all(lengths == record_bytes),
-        [f"{CHECK_MARK}every record has {record_bytes} bytes. Received: records of bytes", lengths],
-        summarize=8,
+        f"every record has {record_bytes} bytes",
+        listed(lengths),
     )
-    with tf.control_dependencies([check]):
+    with tf.control_dependencies([fits]):
         rows = tf.io.decode_raw(serialized, tf.uint8)
     rows = tf.ensure_shape(rows, (None, record_bytes))
     return schema.nest(
@@ -113,16 +110,12 @@ def _decode(feature: Feature, values: tf.Tensor) -> tf.Tensor:
         return _decode_images(feature, values)
     if feature.encoding == "raw":
         lengths = tf.strings.length(values)
-        check = tf.debugging.Assert(
+        fits = check(
             tf.reduce_all(lengths == feature.num_bytes),
-            [
-                f"{CHECK_MARK}feature '{feature.name}' has shape {list(feature.shape)}, "
-                f"{feature.num_bytes} bytes. Received: records of bytes",
-                lengths,
-            ],
-            summarize=8,
+            f"feature '{feature.name}' has shape {list(feature.shape)}, {feature.num_bytes} bytes",
+            listed(lengths),
         )
-        with tf.control_dependencies([check]):
+        with tf.control_dependencies([fits]):
             values = tf.io.decode_raw(values, feature.dtype)
         return tf.reshape(values, (-1, *feature.shape))
     return tf.cast(values, feature.dtype)
@@ -138,11 +131,12 @@ def _decode_images(feature: Feature, files: tf.Tensor) -> tf.Tensor:
         else:
             # decode_png reads JPEG files too.
             image = tf.io.decode_png(file, channels, tf.as_dtype(feature.dtype))
-        check = tf.debugging.Assert(
+        fits = check(
             tf.reduce_all(tf.shape(image) == shape),
-            [f"{CHECK_MARK}image '{feature.name}' has shape {shape}. Received:", tf.shape(image)],
+            f"image '{feature.name}' has shape {shape}",
+            listed(tf.shape(image)),
         )
-        with tf.control_dependencies([check]):
+        with tf.control_dependencies([fits]):
             return tf.ensure_shape(image, feature.shape)
 
     return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(feature.shape, feature.dtype))

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
-from tfdist.records.decode import CHECK_MARK
+from tfdist.records import graph_checks
 from tfdist.records.faults import check
 from tfdist.records.streams import Source, find_split, open_source, order_seed
 
@@ -223,11 +223,14 @@ def _checked(map_fn: MapFn) -> MapFn:
         result = tuple(map_fn(*batch))
         rows = tf.shape(tf.nest.flatten(batch)[0])[0]
         found = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(result)]
-        check = tf.debugging.Assert(
+        kept = graph_checks.check(
             tf.reduce_all([rows == number for number in found]),
-            [f"{CHECK_MARK}map_fn keeps the number of rows. Expected:", rows, "Received:", *found],
+            "map_fn keeps the number of rows",
+            tf.strings.join(
+                [graph_checks.listed(tf.stack(found)), " for ", tf.strings.as_string(rows)]
+            ),
         )
-        with tf.control_dependencies([check]):
+        with tf.control_dependencies([kept]):
             return tf.nest.map_structure(tf.identity, result)
 
     return mapped
@@ -280,12 +283,12 @@ def _explain(
     error: tf.errors.OpError, folder: Path | None = None, split: str | None = None
 ) -> TfdistError | None:
     message = " ".join(str(error.message).split())
-    from_check = CHECK_MARK in message
+    from_check = graph_checks.failed_check(message)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
     from_parsing = isinstance(error, tf.errors.InvalidArgumentError) and any(
         sign in message for sign in _PARSE_SIGNS
     )
-    if not (from_check or from_reading or from_parsing):
+    if from_check is None and not from_reading and not from_parsing:
         return None
     if folder is not None:
         faults = check(folder, split)
@@ -295,6 +298,6 @@ def _explain(
                 received=str(faults[0]),
                 mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
-    if from_check:
-        return DataError(message.split(CHECK_MARK, 1)[1].split("[[{{")[0].strip())
-    return DataError("every record fits the schema", received=message) if from_parsing else None
+    if from_check is None and from_parsing:
+        return DataError("every record fits the schema", received=message)
+    return from_check
