@@ -1,0 +1,82 @@
+"""tfdist inspect: the tables, and the faults."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from tfdist.cli.main import main
+from tfdist.records import load_manifest, write
+
+SHARD = "train-00001-of-00002.tfrecord"
+
+
+@pytest.fixture
+def tfdist(monkeypatch, capsys, tmp_path):
+    """Runs the command in an empty folder: returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["tfdist", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "a,kind\n" + "".join(f"{n},{'[red]' if n % 4 else 'blue'}\n" for n in range(40))
+    )
+    write(tmp_path / "t.csv", tmp_path / "data", num_shards=2, stratify=True)
+    return tmp_path / "data"
+
+
+def test_tables(tfdist, data):
+    code, out, err = tfdist("inspect", "data")
+    assert (code, err) == (0, "")
+    assert "from csv, seed 0, stratified, compression none" in out
+    for text in ("features", "float32", "[red]", "blue", "25 (75.8%)", SHARD):
+        assert text in out
+    for split in load_manifest(data).splits.values():
+        for shard in split.shards:
+            assert shard.checksum in out
+    assert "clean" not in out
+
+
+def test_clean(tfdist, data):
+    code, out, _ = tfdist("inspect", "data", "--check")
+    assert code == 0
+    assert "clean: every byte of 4 shards is as it was written" in out
+
+
+def test_faults_are_named_and_exit_with_1(tfdist, data):
+    path = data / SHARD
+    size = load_manifest(data).layout.record_bytes + 16
+    content = bytearray(path.read_bytes())
+    content[2 * size + 15] ^= 8
+    path.write_bytes(bytes(content))
+    (data / "foreign.tfrecord").write_bytes(b"")
+    code, out, err = tfdist("inspect", "data", "--check")
+    assert (code, err) == (1, "")
+    assert f"fault: {SHARD}, record 2, byte {2 * size}: the data" in out
+    assert "fault: foreign.tfrecord: " in out
+    assert out.rstrip().endswith("2 faults")
+    assert tfdist("inspect", "data")[0] == 0
+
+
+def test_many_classes_are_cut(tfdist, tmp_path):
+    write((np.zeros(60), np.arange(60)), tmp_path / "data", split="train=1")
+    _, out, _ = tfdist("inspect", "data")
+    assert "and 40 more" in out
+
+
+def test_no_shards(tfdist):
+    code, out, err = tfdist("inspect", ".")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "tfdist shard SOURCE" in err

@@ -1,0 +1,111 @@
+"""tfdist shard, from the command line to the files."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdist.cli.main import main
+from tfdist.records import check, load_manifest
+
+
+@pytest.fixture
+def tfdist(monkeypatch, capsys, tmp_path):
+    """Runs the command in an empty folder: returns (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["tfdist", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_digits(tfdist, tmp_path):
+    code, out, err = tfdist("shard", "digits", "data", "--num-shards", "2", "--stratify")
+    assert (code, err) == (0, "")
+    assert "1,498" in out
+    assert out.rstrip().endswith("next: tfdist inspect data --check")
+    manifest = load_manifest(tmp_path / "data")
+    assert manifest.stratified
+    assert [shard.file for shard in manifest.splits["train"].shards] == [
+        "train-00000-of-00002.tfrecord",
+        "train-00001-of-00002.tfrecord",
+    ]
+    assert check(tmp_path / "data") == []
+    assert "test" not in manifest.splits
+
+
+def test_every_option(tfdist, tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "kind,a\n" + "".join(f"{'xyz'[n % 3]},{n}\n" for n in range(40))
+    )
+    options = "--label kind --split train=2,validation=1,test=1 --seed 5 --compression gzip"
+    code, _, err = tfdist("shard", "t.csv", "out/data", *options.split(), "--workers", "2")
+    assert (code, err) == (0, "")
+    manifest = load_manifest(tmp_path / "out" / "data")
+    assert {name: split.records for name, split in manifest.splits.items()} == {
+        "train": 20,
+        "validation": 10,
+        "test": 10,
+    }
+    assert (manifest.seed, manifest.compression) == (5, "gzip")
+    assert manifest.schema.class_label.classes == ("x", "y", "z")
+
+
+def save_images(folder, sizes):
+    folder.mkdir(parents=True)
+    for number, size in enumerate(sizes):
+        Image.new("RGB", size).save(folder / f"{number}.png")
+
+
+def test_images_and_arrays(tfdist, tmp_path):
+    save_images(tmp_path / "photos" / "a", [(4, 4)] * 12)
+    np.savez(tmp_path / "a.npz", x=np.zeros((12, 2)), y=np.zeros(12, int))
+    assert tfdist("shard", "photos", "one", "--num-shards", "1")[0] == 0
+    assert tfdist("shard", "a.npz", "two", "--num-shards", "1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere", "out"], "'nowhere', which does not exist"),
+        (["ragged.csv", "out"], "1 in line 3"),
+        (["missing.csv", "out"], "line 2, column 'a'"),
+        (["photos", "out"], "0.png 4x4 with 3 channels, photos/a/1.png 5x4"),
+        (["negative.npz", "out"], "-1 in 'y'"),
+        (["digits", "full"], "new or empty folder"),
+        (["digits", "out", "--num-shards", "2000"], "1498 records for 2000 shards"),
+        (["digits", "out", "--num-shards", "0"], "num_shards is at least 1"),
+        (["digits", "out", "--split", "train=1,test=0"], "share of split 'test'"),
+        (["digits", "out", "--split", "train=9999,test=1"], "split 'test' has at least one record"),
+        (["digits", "out", "--compression", "zip"], "zip"),
+        (["digits", "out", "--label", "x"], ".csv and .npz files only"),
+        (["digits"], "Missing argument 'OUT'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tfdist, tmp_path, args, message):
+    (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
+    (tmp_path / "missing.csv").write_text("a,b\n,2\n3,4\n")
+    save_images(tmp_path / "photos" / "a", [(4, 4), (5, 4)])
+    np.savez(tmp_path / "negative.npz", x=np.zeros(2), y=np.array([0, -1]))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    code, out, err = tfdist("shard", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("tfdist: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_help_shows_examples(tfdist):
+    code, out, _ = tfdist("shard", "--help")
+    assert code == 0
+    assert "tfdist shard digits data/digits" in out
