@@ -1,0 +1,98 @@
+"""Strategies by name. Each is imported, and its engine with it, when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import OptionError, unknown_choice
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+# name -> (module, class, one line for people)
+REGISTRY = {
+    "single": ("tfdist.strategies.single", "Single", "one device; what all others must equal"),
+    "mirrored": (
+        "tfdist.strategies.mirrored",
+        "Mirrored",
+        "all GPUs of one machine (or logical CPUs), in one process",
+    ),
+    "horovod": (
+        "tfdist.strategies.horovod",
+        "Horovod",
+        "one process per GPU or core, over MPI or Gloo",
+    ),
+}
+
+__all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]
+
+
+def strategy(name: str, **options: Any) -> Strategy:
+    """Returns the strategy called ``name``.
+
+    Args:
+        name: one of the registered names, or "auto": Horovod under mpirun or horovodrun, mirrored
+            with several GPUs, else single; it prints what it chose and why.
+        options: those of the strategy; ``known_options(name)`` lists them.
+
+    Raises:
+        OptionError: the name or an option is unknown; the message lists the known ones.
+    """
+    if name == "auto":
+        from tfdist.strategies.auto import choose
+
+        name, reason = choose()
+        print(f"tfdist: strategy '{name}', because {reason}", flush=True)
+    cls = strategy_class(name)
+    known = known_options(name)
+    for option in options:
+        if option not in known:
+            raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
+    return cls(**options)
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class registered as ``name``.
+
+    Raises:
+        OptionError: no such strategy.
+    """
+    if name not in REGISTRY:
+        raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
+    module, attribute, _ = REGISTRY[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def known_options(name: str) -> dict[str, inspect.Parameter]:
+    """Returns the options of a strategy: name -> parameter, with its default."""
+    parameters = dict(inspect.signature(strategy_class(name).__init__).parameters)
+    del parameters["self"]
+    return parameters
+
+
+def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """Reads ``key=value`` texts as options of a strategy; values are Python literals or words.
+
+    Raises:
+        OptionError: a text without "=", or an unknown option.
+    """
+    import ast
+
+    options = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise OptionError("an option is written key=value", received=repr(pair))
+        try:
+            options[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            words = {"true": True, "false": False, "none": None}
+            options[key] = words.get(text.lower(), text)
+    if name != "auto":
+        known = known_options(name)
+        for key in options:
+            if key not in known:
+                raise unknown_choice(f"option of strategy '{name}'", key, sorted(known))
+    return options

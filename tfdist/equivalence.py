@@ -1,0 +1,254 @@
+"""``tfdist.verify``: a strategy against one device, on the user's own model and data.
+
+Both start from the same weights and see the same global batches, an uneven last one included.
+The one device runs plain Keras: nothing of tfdist is in its steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdist.errors import OptionError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.strategies.base import Strategy
+    from tfdist.training.feed import Feed, MergedFeed
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """The largest difference of a layer's weights; ``size`` counts them."""
+
+    layer: str
+    size: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison found.
+
+    Attributes:
+        strategy: its name.
+        num_replicas: replicas that shared each global batch.
+        steps: steps that both took.
+        tail: rows of the uneven last batch of each epoch, 0 when there was none.
+        layers: the largest difference of each layer's weights after the last step.
+        loss_difference: the largest difference of an epoch's loss.
+        tolerance: what both differences may be at most.
+        float64_difference: the largest difference of the same comparison in float64, made when
+            float32 was not enough; None otherwise. A ReLU or a maximum whose input rounds to the
+            other side of its kink makes float32 runs part, on one device with another order of
+            summation too; in float64 such an accident is a billion times rarer, a fault is not.
+        causes: what explains a difference, as far as it is known; empty when exact.
+    """
+
+    strategy: str
+    num_replicas: int
+    steps: int
+    tail: int
+    layers: tuple[LayerDifference, ...]
+    loss_difference: float
+    tolerance: float
+    float64_difference: float | None = None
+    causes: tuple[str, ...] = ()
+
+    @property
+    def weight_difference(self) -> float:
+        return float(np.max([layer.difference for layer in self.layers], initial=0.0))
+
+    @property
+    def difference(self) -> float:
+        return float(np.maximum(self.weight_difference, self.loss_difference))  # Keeps a NaN.
+
+    @property
+    def exact(self) -> bool:
+        if self.difference <= self.tolerance:
+            return True
+        return (
+            self.float64_difference is not None and self.float64_difference <= self.tolerance / 10
+        )
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.strategy} on {self.num_replicas} replicas is "
+            f"{'exact' if self.exact else 'NOT exact'}: after {self.steps} steps weights differ by "
+            f"at most {self.weight_difference:.1e} and the loss by {self.loss_difference:.1e} "
+            f"(tolerance {self.tolerance:.0e})"
+        )
+        if self.float64_difference is not None:
+            text += f"; in float64 by {self.float64_difference:.1e}"
+        return text if not self.causes else f"{text}. Cause: {'; '.join(self.causes)}"
+
+
+def verify(
+    model_fn: Callable[[], tf.keras.Model] | tf.keras.Model,
+    data: Any,
+    strategy: Strategy,
+    *,
+    steps: int = 20,
+    global_batch_size: int = 64,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+) -> Report | None:
+    """Trains ``steps`` steps on ``strategy`` and on one device, and compares.
+
+    Args:
+        model_fn: as in ``strategy.build``.
+        data: as in ``strategy.dataset``.
+        strategy: a started strategy; under a launcher every rank calls this.
+        steps: steps to take, the last of each epoch on an uneven batch.
+        global_batch_size: rows of one step.
+        seed: of the weights and of the order of records.
+        tolerance: the largest difference that counts as exact (float32).
+
+    Returns:
+        The report on the chief; None on other ranks.
+
+    Raises:
+        OptionError: ``steps`` is less than 1.
+    """
+    import tensorflow as tf
+
+    if steps < 1:
+        raise OptionError("steps must be at least 1", received=steps)
+    feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed)
+    feed = _limited(feed, steps)
+
+    def compare() -> Report:
+        # Every rank trains the reference too: none then waits for the chief, and all know alike.
+        tf.keras.utils.set_random_seed(seed)
+        return _compare_once(model_fn, feed, strategy, math.ceil(steps / len(feed)), tolerance)
+
+    report = compare()
+    if not strategy.from_chief(report.exact):
+        if not report.causes and not isinstance(model_fn, tf.keras.Model):
+            with _floatx("float64"):
+                report = replace(report, float64_difference=compare().difference)
+        if report.exact:
+            report = replace(report, causes=("float32 rounded to the other side of a kink (ReLU)",))
+        elif not report.causes:
+            report = replace(report, causes=("none known",))
+    return report if strategy.topology.is_chief else None
+
+
+def _compare_once(
+    model_fn: Any, feed: Feed, strategy: Strategy, epochs: int, tolerance: float
+) -> Report:
+    reference = _independent(model_fn)
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    losses = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
+    expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
+    report = Report(
+        strategy=strategy.name,
+        num_replicas=strategy.num_replicas,
+        steps=epochs * feed.steps_per_epoch,
+        tail=feed.division.tail,
+        layers=_layer_differences(reference, model.get_weights()),
+        loss_difference=float(np.max(np.abs(np.subtract(losses, expected)))),
+        tolerance=tolerance,
+    )
+    return report if report.exact else replace(report, causes=_known_causes(reference, strategy))
+
+
+@contextlib.contextmanager
+def _floatx(dtype: str) -> Iterator[None]:
+    import tensorflow as tf
+
+    before = tf.keras.backend.floatx()
+    tf.keras.backend.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        tf.keras.backend.set_floatx(before)
+
+
+def _independent(model_fn: Any) -> tf.keras.Model:
+    """Returns a model of its own, whatever the strategy does with ``model_fn``."""
+    import tensorflow as tf
+
+    from tfdist.strategies.base import called, clone
+
+    model = called(model_fn)
+    return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+
+
+def _limited(feed: Feed, steps: int) -> Feed:
+    """Cuts the epoch to ``steps`` steps, the last of them on about a third of a batch."""
+    tail = max(1, feed.global_batch_size // 3)
+    limit = (steps - 1) * feed.global_batch_size + tail
+    return replace(feed, limit=min(limit, feed.num_records))
+
+
+def _train_reference(
+    model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
+) -> list[float]:
+    from tfdist.training.scaling import ScaleLearningRate
+
+    callbacks = []
+    if not scaling.is_off:
+        scale = ScaleLearningRate(scaling, model.optimizer)
+        scale.prepare(model.optimizer, feed.steps_per_epoch)
+        callbacks.append(scale)
+    history = model.fit(
+        feed.epochs(0, epochs),
+        epochs=epochs,
+        steps_per_epoch=feed.steps_per_epoch,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    return history.history["loss"]
+
+
+def _layer_differences(
+    reference: tf.keras.Model, weights: list[np.ndarray]
+) -> tuple[LayerDifference, ...]:
+    largest: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for variable, value in zip(reference.weights, weights, strict=True):
+        expected = variable.numpy()
+        if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
+            continue
+        layer = variable.name.rpartition("/")[0] or variable.name
+        difference = float(np.max(np.abs(expected - value)))
+        largest[layer] = float(np.fmax(largest.get(layer, 0.0), difference))
+        if np.isnan(difference):
+            largest[layer] = math.nan
+        sizes[layer] = sizes.get(layer, 0) + expected.size
+    return tuple(LayerDifference(name, sizes[name], worst) for name, worst in largest.items())
+
+
+def _known_causes(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    random = (
+        layers.Dropout,
+        layers.AlphaDropout,
+        layers.GaussianDropout,
+        layers.GaussianNoise,
+        layers.SpatialDropout1D,
+        layers.SpatialDropout2D,
+        layers.SpatialDropout3D,
+    )
+    causes = list(strategy.approximations)
+    for layer in model.submodules:
+        if isinstance(layer, random) or type(layer).__name__.startswith("Random"):
+            causes.append(f"layer '{layer.name}' draws other random numbers on each replica")
+        if getattr(layer, "activity_regularizer", None) is not None:
+            causes.append(f"the activity regularizer of '{layer.name}' is taken per replica")
+    policy = tf.keras.mixed_precision.global_policy().name
+    if policy != "float32":
+        causes.append(f"the precision {policy} rounds more coarsely than the tolerance")
+    return tuple(causes)

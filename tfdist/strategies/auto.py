@@ -1,0 +1,23 @@
+"""The strategy that fits where a program finds itself."""
+
+from __future__ import annotations
+
+from tfdist import topology
+
+
+def choose() -> tuple[str, str]:
+    """Returns the name of a strategy and the reason for it."""
+    place = topology.current()
+    if place.launcher != "none":
+        return "horovod", f"{place.launcher} started this process as rank {place.rank}"
+    import tensorflow as tf
+
+    return choose_for(len(tf.config.list_physical_devices("GPU")))
+
+
+def choose_for(num_gpus: int) -> tuple[str, str]:
+    """Returns the choice for one process that sees ``num_gpus`` GPUs."""
+    if num_gpus > 1:
+        return "mirrored", f"this process sees {num_gpus} GPUs"
+    seen = "one GPU" if num_gpus else "no GPU"
+    return "single", f"this process sees {seen} and no launcher started it"

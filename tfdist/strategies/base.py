@@ -1,0 +1,223 @@
+"""What every strategy is, and what the data-parallel ones have in common."""
+
+from __future__ import annotations
+
+import abc
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tfdist.errors import ModelError, OptionError
+from tfdist.topology import Topology
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.training.feed import Feed
+    from tfdist.training.scaling import Scaling
+
+ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
+
+
+class Strategy(abc.ABC):
+    """A way to train a Keras model. Used as a context manager.
+
+    ``build`` and ``dataset`` are a matched pair: the ``fit`` of what ``build`` returns reads what
+    ``dataset`` returns. Constructing a strategy touches nothing; ``start`` does.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Imports the engine and takes the devices."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Gives back what ``start`` took."""
+
+    @property
+    @abc.abstractmethod
+    def topology(self) -> Topology:
+        """Where this process stands in the job."""
+
+    @property
+    @abc.abstractmethod
+    def num_replicas(self) -> int:
+        """Replicas that share a global batch."""
+
+    @property
+    @abc.abstractmethod
+    def scaling(self) -> Scaling:
+        """The rule for the learning rate."""
+
+    @property
+    @abc.abstractmethod
+    def approximations(self) -> tuple[str, ...]:
+        """What in the options makes this strategy differ from one device; empty when exact."""
+
+    @abc.abstractmethod
+    def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
+        """Returns a Keras model whose fit, evaluate, predict and save are distributed.
+
+        Args:
+            model_fn: a function without arguments that returns a compiled Keras model, or a
+                compiled Functional or Sequential model.
+
+        Raises:
+            ModelError: not a model, not compiled, or not one this strategy can train.
+        """
+
+    @abc.abstractmethod
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+    ) -> Any:
+        """Returns what this strategy's fit, evaluate and predict read.
+
+        Args:
+            source: a folder of shards ("data/train"), arrays ``(x, y[, sample_weight])``, or an
+                unbatched ``tf.data.Dataset``.
+            global_batch_size: rows of one step, over all replicas.
+            training: whether to shuffle, anew in each epoch; evaluation reads in record order.
+            seed: of the shuffling; the same on all ranks.
+            map_fn: ``(x, y[, sample_weight]) -> (x, y[, sample_weight])`` on a batch, such as an
+                augmentation.
+        """
+
+    @abc.abstractmethod
+    def from_chief(self, value: Any) -> Any:
+        """Returns the chief's ``value`` on every rank, so that all decide alike."""
+
+    @abc.abstractmethod
+    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        """Writes an ordinary Keras file. Every rank calls it, one writes, atomically."""
+
+    def __enter__(self) -> Strategy:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def called(model_fn: Any) -> tf.keras.Model:
+    """Returns the compiled, built model that ``model_fn`` is or returns.
+
+    Raises:
+        ModelError: it is neither, or the model is not compiled, or its input shape is unknown.
+    """
+    import tensorflow as tf
+
+    model = model_fn
+    if not isinstance(model_fn, tf.keras.Model):
+        if not callable(model_fn):
+            raise ModelError(
+                "a model is given as a function that returns it, or as a compiled Keras model",
+                received=type(model_fn).__name__,
+                mend="Write def model_fn(): ... return model",
+            )
+        model = model_fn()
+        if not isinstance(model, tf.keras.Model):
+            name = getattr(model_fn, "__name__", "model_fn")
+            raise ModelError(
+                f"{name} must return a compiled Keras model",
+                received=type(model).__name__,
+                mend="End it with: return model",
+            )
+    if getattr(model, "optimizer", None) is None:
+        raise ModelError(
+            "a model must be compiled before a strategy can train it",
+            received=f"model '{model.name}' without an optimizer",
+            mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
+        )
+    if not model.built:
+        raise ModelError(
+            "a model must know its input shape before a strategy can build it",
+            received=f"model '{model.name}', not built",
+            mend="Begin it with keras.Input(shape), or call model.build(input_shape)",
+        )
+    return model
+
+
+def clone(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a copy of a compiled Functional or Sequential model, made in the current scope.
+
+    Raises:
+        ModelError: the model is of a class of its own, or compiled with objects Keras cannot copy.
+    """
+    import tensorflow as tf
+
+    try:
+        copy = tf.keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+        copy.compile_from_config(model.get_compile_config())
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            "this strategy must copy a model that was made outside of it, and Keras cannot",
+            received=f"model '{model.name}': {str(error).splitlines()[0]}",
+            mend="Give a function that makes and compiles the model instead",
+        ) from error
+    return copy
+
+
+def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
+    """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise OptionError(
+            "the folder of a saved model must exist",
+            received=str(target),
+            mend=f"Make {target.parent} first",
+        )
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        written = Path(folder) / target.name
+        model.save(written)
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(written, target)
+
+
+def make_feed(
+    source: Any,
+    *,
+    global_batch_size: int,
+    training: bool,
+    seed: int,
+    map_fn: Callable | None,
+    parts: int = 1,
+    part: int = 0,
+    splits: int = 1,
+) -> Feed:
+    """Returns the feed of a data-parallel strategy; see ``Strategy.dataset``."""
+    from tfdist.records.reader import open_records
+    from tfdist.training.feed import Feed
+
+    if not isinstance(global_batch_size, int) or global_batch_size < 1:
+        raise OptionError(
+            "global_batch_size must be a whole number of at least 1", received=global_batch_size
+        )
+    return Feed(
+        records=open_records(source, map_fn=map_fn),
+        global_batch_size=global_batch_size,
+        parts=parts,
+        part=part,
+        splits=splits,
+        shared=parts * splits > 1,
+        shuffle=training,
+        seed=seed,
+    )

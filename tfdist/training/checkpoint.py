@@ -1,0 +1,209 @@
+"""Checkpoints of a whole training: weights, optimizer, metrics, and the place in the data.
+
+Written by ``tf.train.CheckpointManager`` (temporary files, then renames; the last K are kept) and
+read without unpickling anything.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import CheckpointError, OptionError
+from tfdist.training.collective import Collective
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a training has come: ``step`` steps into ``epoch``, both counted from 0."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+class Checkpoints(tf.keras.callbacks.Callback):
+    """Keeps checkpoints of a fit, and lets a later fit go on from the last one.
+
+    Give it to ``model.fit(callbacks=[...])`` of a model from ``strategy.build``. With
+    ``resume=True`` the fit starts where the last checkpoint was written, in the middle of an epoch
+    too, and reaches the weights that an unbroken fit would have reached.
+
+    Args:
+        directory: folder of the checkpoints; made when missing.
+        every_steps: also write after this many steps within an epoch; each epoch's end always is.
+        keep: the last so many are kept.
+        resume: go on from the last checkpoint, if there is one.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        *,
+        every_steps: int | None = None,
+        keep: int = 3,
+        resume: bool = False,
+    ):
+        super().__init__()
+        if every_steps is not None and every_steps < 1:
+            raise OptionError("every_steps must be at least 1", received=every_steps)
+        if keep < 1:
+            raise OptionError("keep must be at least 1", received=keep)
+        self.directory = Path(directory)
+        self.resume = resume
+        self._every_steps = every_steps
+        self._keep = keep
+        self._manager: tf.train.CheckpointManager | None = None
+
+    # Called by the fit of a built model ---------------------------------------------------------
+
+    def bind(self, model: tf.keras.Model, collective: Collective, data: DataState) -> Start:
+        """Makes ready to save ``model``, and restores the last checkpoint when asked to.
+
+        The chief reads; the caller hands weights and optimizer state on to the other processes.
+
+        Raises:
+            CheckpointError: no checkpoint can be read, or it is of another model or other data.
+        """
+        self._collective = collective
+        self._start = Start()
+        self._state = _State(data)
+        checkpoint = tf.train.Checkpoint(
+            model=model, optimizer=model.optimizer, state=self._state.trackable()
+        )
+        self._manager = tf.train.CheckpointManager(
+            checkpoint, str(self.directory), max_to_keep=self._keep
+        )
+        problem = None
+        if collective.is_chief:
+            try:
+                self._start = self._restore(checkpoint, data)
+            except CheckpointError as error:
+                problem = error
+        problem, self._start = collective.gather((problem, self._start))[0]
+        if problem is not None:
+            raise problem
+        return self._start
+
+    def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:
+        paths = list(reversed(self._manager.checkpoints))
+        if not paths:
+            return Start()
+        if not self.resume:
+            raise CheckpointError(
+                "a new fit needs a folder without checkpoints",
+                received=f"{self.directory} with {len(paths)} of them",
+                mend="Give resume=True to go on from the last one, or another folder",
+            )
+        damaged = []
+        for path in paths:
+            try:
+                _read(checkpoint, path)
+            except tf.errors.OpError as error:
+                damaged.append(Path(path).name)
+                reason = error.message.splitlines()[0]
+                print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
+                continue
+            return self._state.start(data, path)
+        raise CheckpointError(
+            "resuming needs a checkpoint that can be read",
+            received=f"damaged: {', '.join(damaged)}",
+            mend=f"Remove {self.directory} and train from the start",
+        )
+
+    # Keras' hooks -------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._current_epoch = epoch
+        resumed = epoch == self._start.position.epoch
+        self._steps_before = self._start.position.step if resumed else 0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._every_steps is None:
+            return
+        step = self._steps_before + batch + 1
+        if step % self._every_steps == 0 and step < self._state.data.steps_per_epoch:
+            state = self.model.get_metrics_result.merged_state()
+            self._save(Position(self._current_epoch, step), state)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._save(Position(epoch + 1, 0), [])
+
+    def _save(self, position: Position, metric_state: list[np.ndarray]) -> None:
+        if not self._collective.is_chief:
+            return
+        assert self._manager is not None, "bind() comes before the fit"
+        self._state.assign(position, metric_state)
+        number = position.epoch * self._state.data.steps_per_epoch + position.step
+        self._manager.save(checkpoint_number=number)
+
+
+@dataclass(frozen=True)
+class DataState:
+    """What the data of a fit must agree in with the data of the fit that is resumed."""
+
+    seed: int
+    num_records: int
+    steps_per_epoch: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a fit begins, and the metrics' state of the steps before it in the same epoch."""
+
+    position: Position = Position()
+    metric_state: np.ndarray | None = None
+
+
+class _State:
+    """The variables beside model and optimizer in a checkpoint."""
+
+    def __init__(self, data: DataState):
+        self.data = data
+        self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
+        self._data = tf.Variable(self._as_row(data), dtype=tf.int64, trainable=False)
+        self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
+
+    @staticmethod
+    def _as_row(data: DataState) -> list[int]:
+        return [data.seed, data.num_records, data.steps_per_epoch, data.parts]
+
+    def trackable(self) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(position=self._position, data=self._data, metrics=self._metrics)
+
+    def assign(self, position: Position, metric_state: list[np.ndarray]) -> None:
+        self._position.assign([position.epoch, position.step])
+        flat = [np.ravel(array).astype(np.float64) for array in metric_state]
+        self._metrics.assign(np.concatenate(flat) if flat else np.zeros(0))
+
+    def start(self, data: DataState, path: str) -> Start:
+        epoch, step = (int(number) for number in self._position.numpy())
+        saved = DataState(*(int(number) for number in self._data.numpy()))
+        self._data.assign(self._as_row(data))
+        # Between epochs only the records and their order matter; within one, the steps do too.
+        if step == 0:
+            saved = replace(saved, steps_per_epoch=data.steps_per_epoch, parts=data.parts)
+        if saved != data:
+            raise CheckpointError(
+                f"a fit resumed from {Path(path).name} needs the data of the fit that wrote it",
+                received=f"{data}, written with {saved}",
+                mend="Resume with the same records, seed, global_batch_size and workers",
+            )
+        state = self._metrics.numpy()
+        return Start(Position(epoch, step), state if state.size else None)
+
+
+def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
+    try:
+        status = checkpoint.read(path)
+        status.assert_existing_objects_matched()
+    except (AssertionError, ValueError) as error:
+        raise CheckpointError(
+            "a checkpoint can be resumed only by the model that wrote it",
+            received=f"{path}: {str(error).splitlines()[0]}",
+            mend="Give the same model and optimizer, or start anew in another folder",
+        ) from error

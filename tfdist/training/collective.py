@@ -1,0 +1,68 @@
+"""What the shared training loop needs from an engine, and nothing more.
+
+An engine joins by implementing ``Collective``; steps, metrics, checkpoints and ``fit`` are then
+the same for all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Collective(abc.ABC):
+    """The replicas that share one global batch, seen from one process."""
+
+    #: Replicas that share a global batch, over all processes.
+    num_replicas: int
+    #: Processes in the job, and this one among them.
+    num_processes: int
+    process: int
+    #: Batches whose gradients are gathered before one update of the weights.
+    batches_per_update: int = 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.process == 0
+
+    # Inside a step, on one replica --------------------------------------------------------------
+
+    @abc.abstractmethod
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Returns the sum of ``tensor`` over all replicas; differentiable.
+
+        ``name`` is the same on all replicas, and no other sum of the step has it.
+        """
+
+    @property
+    @abc.abstractmethod
+    def gradients_are_averaged(self) -> bool:
+        """Whether the engine averages gradients over replicas (True) or adds them up (False)."""
+
+    @abc.abstractmethod
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``."""
+
+    # Between steps, on one process --------------------------------------------------------------
+
+    @abc.abstractmethod
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        """Returns what ``Model.fit`` iterates over: this process's part of each global batch."""
+
+    @abc.abstractmethod
+    def explain(self, error: Exception) -> Exception | None:
+        """Returns the error that a user can act on for one of the engine's, None if it is not."""
+
+    @abc.abstractmethod
+    def merge(self, values: list[Any]) -> list[Any]:
+        """Returns the sums over processes of numpy arrays of equal shapes."""
+
+    @abc.abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Returns one ``value`` for each process, in the order of ranks."""
+
+    @abc.abstractmethod
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Gives all processes the chief's values of ``variables``."""

@@ -1,0 +1,247 @@
+"""From records to the batches of a fit: who reads what, in which order, on how many replicas.
+
+A *global batch* is what one device would see in a step. It is divided into one share per replica;
+shares differ by at most one row. Each process reads a range of records of its own (the union of
+its shares over an epoch), so every record is read exactly once an epoch on any number of
+processes, and all of them take the same number of steps. A replica that the uneven tail leaves
+without a row gets one row of padding and a share of zero rows: the steps (``training.steps``)
+cut it off before loss and metrics, and divide by the true count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.records.reader import Records
+
+
+@dataclass(frozen=True)
+class Division:
+    """How ``num_records`` records, taken ``global_batch_size`` at a time, fall to ``parts`` parts."""
+
+    num_records: int
+    global_batch_size: int
+    parts: int
+
+    @property
+    def full_steps(self) -> int:
+        return self.num_records // self.global_batch_size
+
+    @property
+    def tail(self) -> int:
+        """Rows of the last, short step; 0 when the batches divide the records evenly."""
+        return self.num_records % self.global_batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.full_steps + (self.tail > 0)
+
+    def rows(self, part: int, of: int) -> int:
+        """Returns the rows of ``part`` in a global batch of ``of`` rows."""
+        return of // self.parts + (part < of % self.parts)
+
+    def num_part_records(self, part: int) -> int:
+        full = self.full_steps * self.rows(part, self.global_batch_size)
+        return full + self.rows(part, self.tail)
+
+    def record_range(self, part: int) -> tuple[int, int]:
+        """Returns the records [start, stop) that ``part`` reads in an epoch."""
+        start = sum(self.num_part_records(before) for before in range(part))
+        return start, start + self.num_part_records(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """What ``strategy.dataset`` returns and the ``fit`` of the same strategy reads.
+
+    Attributes:
+        records: the source.
+        global_batch_size: rows of one step over all replicas.
+        parts: processes that read, each its own records.
+        part: the one that this process reads.
+        splits: replicas inside one process, among which each of its batches is divided.
+        shared: whether batches carry their share; False gives plain ``(x, y[, weight])`` batches.
+        shuffle: whether each epoch has an order of its own, drawn from ``seed``.
+        class_weight: class -> weight, as in ``Model.fit``.
+        limit: read only this many records, the first ones; None reads all.
+    """
+
+    records: Records
+    global_batch_size: int
+    parts: int = 1
+    part: int = 0
+    splits: int = 1
+    shared: bool = True
+    shuffle: bool = False
+    seed: int = 0
+    class_weight: Mapping[int, float] | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        replicas = self.parts * self.splits
+        if self.global_batch_size < replicas:
+            raise OptionError(
+                f"global_batch_size must be at least the number of replicas, here {replicas}",
+                received=self.global_batch_size,
+                mend=f"Choose a global batch size of {replicas} or more, or fewer replicas",
+            )
+        if self.num_records == 0:
+            raise DataError(
+                "a dataset needs at least one record", received="0 records", mend="Give more data"
+            )
+
+    @property
+    def division(self) -> Division:
+        return Division(self.num_records, self.global_batch_size, self.parts)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.division.steps
+
+    @property
+    def num_records(self) -> int:
+        return self.records.num_records if self.limit is None else self.limit
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def in_record_order(self) -> Feed:
+        """Returns the same records unshuffled, as evaluation and prediction read them."""
+        return replace(self, shuffle=False)
+
+    def on_one_device(self) -> Feed | MergedFeed:
+        """Returns the same global batches, in the same order, as plain batches for one device."""
+        if self.parts == 1:
+            return replace(self, splits=1, shared=False)
+        return MergedFeed(
+            tuple(replace(self, part=part, splits=1, shared=True) for part in range(self.parts))
+        )
+
+    def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> Feed:
+        return replace(self, class_weight=class_weight) if class_weight else self
+
+    def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
+        """Returns the batches of epochs [first, last), one after the other.
+
+        The order of an epoch depends on ``seed`` and on its number alone, so a fit that is resumed
+        sees what the unbroken one would have seen. ``skip_steps`` leaves out the first steps of
+        the first epoch.
+
+        Elements: ``(batch, share)`` where batch is ``(x, y[, sample_weight])`` with the rows of
+        one replica, and share is int64 [2]: its true rows, and those of the global batch. Plain
+        batches when not ``shared``.
+        """
+        import tensorflow as tf
+
+        def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            return self._epoch(epoch, tf.where(epoch == first, skip_steps, 0))
+
+        if last - first == 1:  # A known length spares Keras the search for the end of the data.
+            epochs = self._epoch(first, skip_steps)
+        else:
+            epochs = tf.data.Dataset.range(first, last).flat_map(one_epoch)
+        return epochs.prefetch(tf.data.AUTOTUNE)
+
+    def _epoch(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        division = self.division
+        start, stop = division.record_range(self.part)
+        local_rows = division.rows(self.part, self.global_batch_size)
+        local_tail = division.rows(self.part, division.tail)
+        batches = self.records.batches(
+            start,
+            stop,
+            local_rows,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            epoch=epoch,
+            skip_batches=skip_steps,
+        )
+        if division.tail and not local_tail:
+            batches = batches.concatenate(self._padding())
+        if self.class_weight:
+            batches = batches.map(self._weigh_by_class)
+        if not self.shared:
+            return batches
+
+        def share(step: tf.Tensor) -> tf.Tensor:
+            full = step < division.full_steps
+            return tf.where(
+                full,
+                tf.constant([local_rows, self.global_batch_size], tf.int64),
+                tf.constant([local_tail, division.tail], tf.int64),
+            )
+
+        steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
+        with_share = tf.data.Dataset.zip((batches, steps.map(share)))
+        if self.splits == 1:
+            return with_share
+        return with_share.flat_map(self._split)
+
+    def _padding(self) -> tf.data.Dataset:
+        # A real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
+        return self.records.batches(0, 1, 1, shuffle=False, seed=self.seed, epoch=0)
+
+    def _split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
+        """Divides a batch among the replicas of this process: one element for each."""
+        import tensorflow as tf
+
+        rows = share[0]
+
+        def piece(replica: tf.Tensor) -> tuple[Any, tf.Tensor]:
+            share_rows, more = rows // self.splits, rows % self.splits
+            start = replica * share_rows + tf.minimum(replica, more)
+            count = share_rows + tf.cast(replica < more, tf.int64)
+            first = tf.where(count > 0, start, 0)
+            last = tf.where(count > 0, start + count, 1)
+            part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
+            return part, tf.stack([count, share[1]])
+
+        return tf.data.Dataset.range(self.splits).map(piece)
+
+    def _weigh_by_class(self, x: Any, y: tf.Tensor, weight: tf.Tensor | None = None) -> tuple:
+        """Turns class weights into sample weights; y: classes [batch] or one-hot [batch, n]."""
+        import tensorflow as tf
+
+        known = max(self.class_weight) + 1
+        table = tf.constant([float(self.class_weight.get(c, 1.0)) for c in range(known)])
+        one_hot = y.shape.rank is not None and y.shape.rank > 1 and y.shape[-1] != 1
+        classes = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
+        weights = tf.where(
+            classes < known,
+            tf.gather(table, tf.minimum(classes, known - 1)),
+            tf.ones_like(classes, tf.float32),
+        )
+        return x, y, weights if weight is None else weights * tf.cast(weight, tf.float32)
+
+
+@dataclass(frozen=True)
+class MergedFeed:
+    """The same global batches, in the same order, as ``parts`` processes see together."""
+
+    feeds: tuple[Feed, ...]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.feeds[0].steps_per_epoch
+
+    def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        def true_rows(batch: Any, share: tf.Tensor) -> Any:
+            return tf.nest.map_structure(lambda tensor: tensor[: share[0]], batch)
+
+        def join(*parts: Any) -> Any:
+            batches = [true_rows(batch, share) for batch, share in parts]
+            return tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *batches)
+
+        each = [feed.epochs(first, last, skip_steps=skip_steps) for feed in self.feeds]
+        return tf.data.Dataset.zip(tuple(each)).map(join)
