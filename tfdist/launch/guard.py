@@ -1,9 +1,12 @@
 """Runs one command and leaves nothing of it behind: ``python -m tfdist.launch.guard COMMAND...``.
 
-A process of its own between the supervisor and the command. The kernel hands it every descendant
-that loses its parent (even one that made itself a daemon), and it reads a pipe that closes when the
-supervisor dies, by SIGKILL too. Whichever way the job ends, the guard ends all of it, and returns
-the command's exit code (128 + n for signal n).
+A process of its own above the command. The kernel hands it every descendant that loses its parent,
+even one that made itself a daemon. Whichever way the command ends, the guard ends all of it, and
+returns the command's exit code (128 + n for signal n).
+
+There is one between the supervisor and its command, which reads a pipe that closes when the
+supervisor dies, by SIGKILL too; and one in each rank (``tfdist.launch.rank``): mpirun would wait
+for ever for the output of a daemon that outlives its rank.
 """
 
 from __future__ import annotations
@@ -24,22 +27,31 @@ _POLL_S = 0.02
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class _Guard:
-    def __init__(self, command: list[str]):
+class Guard:
+    """Starts ``command``.
+
+    Args:
+        command: the argument list.
+        lifeline: a file descriptor without data, whose end asks to end the command; or None.
+        orphan_signal: what the command gets should this guard be killed.
+    """
+
+    def __init__(self, command: list[str], *, lifeline: int | None, orphan_signal: int):
         self._code: int | None = None
+        self._lifeline = lifeline
         self._wake = _wake_on_signals()
         linux.adopt_orphans()
-        self._pid = _spawn(command)
+        self._pid = _spawn(command, orphan_signal)
 
     def watch(self) -> int:
-        """Returns the command's exit code once nothing of the job is left."""
+        """Returns the command's exit code once nothing of it is left."""
+        watched = [self._wake] if self._lifeline is None else [self._wake, self._lifeline]
         while self._code is None:
-            readable, _, _ = select.select([0, self._wake], [], [])
+            readable, _, _ = select.select(watched, [], [])
             arrived = os.read(self._wake, 64) if self._wake in readable else b""
             asked = [number for number in _ENDING if number in arrived]
             self._reap()
-            if self._code is None and (asked or 0 in readable):
-                # Standard input has no data, only its end: the supervisor is gone.
+            if self._code is None and (asked or self._lifeline in readable):
                 os.kill(self._pid, signal.SIGTERM)
                 self._wait_for_command(TERM_GRACE_S)
                 self._end_leftovers(grace_s=0.0)
@@ -83,13 +95,12 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _spawn(command: list[str]) -> int:
+def _spawn(command: list[str], orphan_signal: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        # SIGTERM, so that mpirun can still end its ranks when this guard is killed.
-        linux.die_with_parent(signal.SIGTERM)
+        linux.die_with_parent(orphan_signal)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)
     except OSError as error:
@@ -109,4 +120,5 @@ def _kill_descendants() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_Guard(sys.argv[1:]).watch())
+    # SIGTERM, so that mpirun can still end its ranks when this guard is killed.
+    sys.exit(Guard(sys.argv[1:], lifeline=0, orphan_signal=signal.SIGTERM).watch())

@@ -1,28 +1,25 @@
-"""Becomes the command of one rank: ``python -m tfdist.launch.rank -- COMMAND...``.
+"""Runs the command of one rank: ``python -m tfdist.launch.rank -- COMMAND...``.
 
-Reports "started" to the supervisor first, so that a rank that never came up can be named, and asks
-the kernel to end it when mpirun dies: a script without MPI would not notice. Imports little: it is
-paid by every rank.
+Reports "started" to the supervisor first, so that a rank that never came up can be named. Asks the
+kernel for SIGTERM when mpirun dies: a script without MPI would not notice. Imports little: every
+rank pays for it.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
 from tfdist.launch import events, linux
+from tfdist.launch.guard import Guard
 
 
 def main() -> None:
-    command = sys.argv[2:] if sys.argv[1:2] == ["--"] else sys.argv[1:]
-    linux.die_with_parent(signal.SIGKILL)
+    assert sys.argv[1] == "--", sys.argv
+    linux.die_with_parent(signal.SIGTERM)
     events.emit({"event": "started"})
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        print(f"tfdist: cannot run '{command[0]}': {error.strerror}", file=sys.stderr)
-        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+    guard = Guard(sys.argv[2:], lifeline=None, orphan_signal=signal.SIGKILL)
+    sys.exit(guard.watch())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""Fixtures that every room's tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+
+@pytest.fixture
+def run_cli() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs ``tfdist`` in a process of its own: ``run_cli("launch", ..., cwd=..., env=...)``."""
+
+    def run(*arguments: object, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "tfdist", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            **options,
+        )
+
+    return run
+
+
+class Traces:
+    """Finds the processes that carry this test's token in their arguments."""
+
+    def __init__(self) -> None:
+        self.token = f"token-{uuid.uuid4().hex}"
+
+    def alive(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def wait_for(self, count: int, timeout_s: float = 30) -> list[psutil.Process]:
+        """Waits until exactly ``count`` such processes live; fails when that does not come."""
+        deadline = time.monotonic() + timeout_s
+        while len(alive := self.alive()) != count:
+            assert time.monotonic() < deadline, [process.cmdline() for process in alive]
+            time.sleep(0.05)
+        return alive
+
+
+@pytest.fixture
+def traces():
+    """Give ``traces.token`` to a process as an argument; what is left of it is killed."""
+    traces = Traces()
+    yield traces
+    for process in traces.alive():
+        process.kill()

@@ -1,0 +1,128 @@
+"""The commands that start ranks, as pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import EngineMissingError, LaunchError, OptionError
+from tfdist.launch import gloo, hosts, jobs, mpi, programs
+
+ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def pairs(command: list[str]) -> set[tuple[str, str]]:
+    return set(itertools.pairwise(command))
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    return lambda count: monkeypatch.setattr(hosts, "physical_cores", lambda: count)
+
+
+@pytest.fixture
+def bare_python(monkeypatch, tmp_path):
+    """A Python with no programs beside it."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return tmp_path
+
+
+def test_each_rank_has_cores_of_its_own(cores):
+    cores(8)
+    command = mpi.job(["x"], workers=3, environ=ENVIRON).command
+    assert {("--bind-to", "core"), ("--map-by", "slot:PE=2"), ("-np", "3")} <= pairs(command)
+
+
+def test_ranks_without_a_core_each_are_not_bound(cores):
+    cores(1)
+    command = mpi.job(["x"], workers=2, environ=ENVIRON).command
+    assert ("--bind-to", "none") in pairs(command)
+    assert "--oversubscribe" in command
+
+
+@pytest.mark.parametrize("on_hosts", [None, "localhost:2", "localhost,127.0.0.1"])
+def test_this_machine_alone_uses_neither_ssh_nor_a_network(on_hosts):
+    command = mpi.job(["x"], workers=2, on_hosts=on_hosts, environ=ENVIRON).command
+    assert {("plm", "isolated"), ("btl_tcp_if_include", "lo"), ("oob_tcp_if_include", "lo")} <= (
+        pairs(command)
+    )
+    assert "-H" not in command
+
+
+def test_other_hosts_get_the_environment_that_ranks_need():
+    job = mpi.job(["x"], workers=4, on_hosts="a:2,b:2", environ=ENVIRON)
+    assert {("-H", "a:2,b:2"), ("--bind-to", "none")} <= pairs(job.command)
+    exported = {value for flag, value in pairs(job.command) if flag == "-x"}
+    assert {"PATH", "TF_CPP_MIN_LOG_LEVEL", "TFDIST_EVENTS", "PYTHONUNBUFFERED"} <= exported
+    assert "HOME" not in exported
+    assert exported <= set(job.env)
+    assert "lo" not in job.command
+
+
+def test_the_command_comes_last_and_unchanged():
+    words = ["python", "a script.py", "--flag", "$HOME", "--"]
+    for module in (mpi, gloo):
+        assert module.job(words, workers=2, environ=ENVIRON).command[-6:] == ["--", *words]
+
+
+def test_programs_of_this_python_come_first():
+    env = programs.rank_environment(ENVIRON)
+    assert env["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+    assert env["OPAL_PREFIX"] == sys.prefix
+    assert programs.rank_environment(env)["PATH"] == env["PATH"]
+
+
+@pytest.mark.parametrize(("module", "name"), [(mpi, "mpirun"), (gloo, "horovodrun")])
+def test_a_missing_launcher_is_named_with_its_mend(bare_python, module, name):
+    with pytest.raises(EngineMissingError, match=rf"{name}.*make setup"):
+        module.job(["x"], workers=2, environ={"PATH": str(bare_python)})
+
+
+def test_a_launcher_of_the_system_is_found(bare_python):
+    program = bare_python / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    command = mpi.job(["x"], workers=2, environ={"PATH": str(program.parent)}).command
+    assert command[0] == str(program)
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_only_root_gives_mpirun_leave_to_run_as_root(monkeypatch, uid):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    env = mpi.job(["x"], workers=2, environ=ENVIRON).env
+    assert ("OMPI_ALLOW_RUN_AS_ROOT" in env) == (uid == 0)
+
+
+def test_more_workers_than_slots(cores):
+    cores(4)
+    for module in (mpi, gloo):
+        with pytest.raises(LaunchError, match="5 workers for 4 slots"):
+            module.job(["x"], workers=5, environ=ENVIRON)
+
+
+def test_an_unknown_strategy_lists_the_known():
+    with pytest.raises(OptionError, match=r"Did you mean 'horovod'\? Known: single"):
+        jobs.job_for("horovd", ["x"])
+
+
+def test_an_unknown_controller_lists_the_known():
+    with pytest.raises(OptionError, match="Known: mpi, gloo"):
+        jobs.job_for("horovod", ["x"], controller="nccl")
+
+
+@pytest.mark.parametrize(
+    "several", [{"workers": 2}, {"hosts": "a:2"}, {"controller": "mpi"}], ids=str
+)
+def test_a_strategy_of_one_process_refuses_several(several):
+    with pytest.raises(LaunchError, match="works inside one process"):
+        jobs.job_for("mirrored", ["x"], **several)
+
+
+def test_a_strategy_of_one_process_is_one_process():
+    job = jobs.job_for("single", ["x", "y"], workers=1)
+    assert (job.world_size, job.tags, job.command[-2:]) == (1, "none", ["x", "y"])

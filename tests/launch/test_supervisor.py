@@ -1,0 +1,209 @@
+"""The supervisor with real processes, most of them under real mpirun."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+
+import pytest
+
+from tfdist.errors import LaunchError
+from tfdist.launch import local, mpi, supervisor
+from tfdist.launch.supervisor import Job
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.lines: list = []
+        self.events: list = []
+
+    def on_line(self, rank: int | None, stream: str, text: str) -> None:
+        self.lines.append((rank, stream, text))
+
+    def on_event(self, rank: int, event: dict) -> None:
+        self.events.append((rank, event))
+
+    def run(self, job: Job) -> supervisor.Outcome:
+        return supervisor.run(job, on_line=self.on_line, on_event=self.on_event)
+
+
+RANK = "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK', 0)); "
+# Ends nobody can ask for nicely: a daemon in a session of its own that ignores SIGTERM.
+DAEMON = (
+    "import signal, subprocess, sys; "
+    "subprocess.Popen([sys.executable, '-c', 'import signal, time; "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)', sys.argv[1]], "
+    "start_new_session=True); "
+)
+
+
+def test_lines_and_events_come_with_their_rank():
+    code = RANK + (
+        "from tfdist.launch.events import emit; "
+        "print('out', rank); print('err', rank, file=sys.stderr); "
+        "print('half', end='', flush=True); "
+        "emit({'event': 'progress', 'step': rank}); print(' line')"
+    )
+    sink = Sink()
+    outcome = sink.run(mpi.job(python(code), workers=2))
+    assert outcome == supervisor.Outcome(0)
+    assert sorted(sink.lines) == sorted(
+        line
+        for rank in (0, 1)
+        for line in [
+            (rank, "stdout", f"out {rank}"),
+            (rank, "stdout", "half line"),
+            (rank, "stderr", f"err {rank}"),
+        ]
+    )
+    assert sorted(sink.events, key=str) == [
+        (0, {"event": "progress", "step": 0}),
+        (0, {"event": "started"}),
+        (1, {"event": "progress", "step": 1}),
+        (1, {"event": "started"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "reason"),
+    [
+        ("sys.exit(3)", 3, "rank 1 ended with exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 ended with exit code 137 (SIGKILL)"),
+    ],
+)
+def test_the_first_failing_rank_is_named(end, exit_code, reason):
+    code = RANK + f"print('rank', rank, flush=True); {end} if rank == 1 else time.sleep(600)"
+    outcome = Sink().run(mpi.job(python(code), workers=2))
+    assert outcome == supervisor.Outcome(exit_code, 1, ["rank 1"], reason)
+
+
+def test_only_the_last_lines_are_kept():
+    code = "import sys; [print('line', i) for i in range(100)]; sys.exit(5)"
+    outcome = Sink().run(local.job(python(code)))
+    assert outcome == supervisor.Outcome(
+        5, 0, [f"line {i}" for i in range(80, 100)], "rank 0 ended with exit code 5"
+    )
+
+
+def test_a_single_process_ended_by_a_signal():
+    outcome = Sink().run(local.job(python("import os; os.kill(os.getpid(), 15)")))
+    assert (outcome.exit_code, outcome.failed_rank) == (143, 0)
+
+
+def test_a_command_that_does_not_exist():
+    outcome = Sink().run(local.job(["no-such-program"]))
+    assert outcome.exit_code == 127
+    assert outcome.last_lines == [
+        "tfdist: cannot run 'no-such-program': No such file or directory",
+    ]
+
+
+def test_much_output_passes():
+    code = RANK + "[print(rank, 'x' * 1000) for _ in range(5000)]"
+    sink = Sink()
+    assert sink.run(mpi.job(python(code), workers=2)).exit_code == 0
+    assert sorted(sink.lines) == sorted(
+        (rank, "stdout", f"{rank} {'x' * 1000}") for rank in (0, 1) for _ in range(5000)
+    )
+
+
+def test_a_rank_that_does_not_start_is_named(traces):
+    # Started without the bootstrap, so that rank 1 can stay silent.
+    code = RANK + "print('up') if rank == 0 else None; sys.stdout.flush(); time.sleep(600)"
+    job = mpi.job([], workers=2, start_timeout_s=3)
+    bare = job.command[: job.command.index(sys.executable)]
+    job = dataclasses.replace(job, command=[*bare, *python(code, traces.token)])
+    with pytest.raises(
+        LaunchError, match=r"within 3 s\. Received: no sign of life from rank 1 of 2"
+    ):
+        Sink().run(job)
+    assert traces.alive() == []
+
+
+def test_a_rank_that_falls_silent_is_named(traces):
+    code = RANK + (
+        "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
+        "steps = range(10 if rank == 0 else 0); "
+        "[(emit({'event': 'progress', 'step': i}), time.sleep(0.2)) for i in steps]; "
+        "print('waiting', flush=True); time.sleep(600)"
+    )
+    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=3)
+    sink = Sink()
+    with pytest.raises(LaunchError, match=r"first of rank 1, \d+ s ago \(last words: waiting\)"):
+        sink.run(job)
+    assert (0, {"event": "progress", "step": 9}) in sink.events
+    assert traces.alive() == []
+
+
+def test_output_is_no_progress(traces):
+    code = "import time\nwhile True: print('waiting', flush=True); time.sleep(0.1)"
+    job = local.job(python(code, traces.token), stall_timeout_s=2)
+    with pytest.raises(LaunchError, match="must report progress"):
+        Sink().run(job)
+    assert traces.alive() == []
+
+
+def test_what_a_job_leaves_behind_is_ended(traces):
+    outcome = Sink().run(mpi.job(python(DAEMON, traces.token), workers=2))
+    assert outcome.exit_code == 0
+    assert traces.alive() == []
+
+
+def test_an_error_of_the_caller_ends_the_job(traces):
+    def fail(rank, stream, text):
+        raise ZeroDivisionError
+
+    code = DAEMON + "print('up', flush=True); import time; time.sleep(600)"
+    with pytest.raises(ZeroDivisionError):
+        supervisor.run(mpi.job(python(code, traces.token), workers=2), on_line=fail)
+    assert traces.alive() == []
+
+
+def test_a_process_that_ignores_sigterm_is_ended(traces):
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+
+    def fail(rank, stream, text):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        supervisor.run(local.job(python(code, traces.token)), on_line=fail)
+    assert traces.alive() == []
+
+
+def test_a_killed_guard_takes_mpirun_and_its_ranks_along(traces):
+    code = RANK + "print('up', flush=True); time.sleep(600)"
+
+    def kill_guard(rank, stream, text):
+        for process in traces.alive():
+            if "tfdist.launch.guard" in process.cmdline():
+                process.kill()
+
+    outcome = supervisor.run(mpi.job(python(code, traces.token), workers=2), on_line=kill_guard)
+    assert outcome.exit_code != 0
+    traces.wait_for(0)
+
+
+def test_the_environment_of_signals_is_given_back():
+    before = signal.getsignal(signal.SIGTERM)
+    Sink().run(local.job(python("pass")))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_rank_starts_without_heavy_imports():
+    code = (
+        "import sys, tfdist.launch.rank; "
+        "print([m for m in ('numpy', 'tensorflow', 'psutil', 'click') if m in sys.modules])"
+    )
+    sink = Sink()
+    sink.run(local.job(python(code)))
+    assert sink.lines == [(0, "stdout", "[]")]

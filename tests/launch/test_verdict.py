@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from tfdist.launch.verdict import Failure, GlooVerdict, MpiVerdict
+
+DASHES = "-" * 74
+
+
+def framed(text: str) -> list[str]:
+    return [DASHES, *text.splitlines(), DASHES]
+
+
+# Recorded from mpirun 4.1.8.
+PREAMBLE = framed(
+    "Primary job  terminated normally, but 1 process returned\n"
+    "a non-zero exit code. Per user-direction, the job has been aborted."
+)
+EXITED = framed(
+    "mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+    "the job to be terminated. The first process to do so was:\n\n"
+    "  Process name: [[32354,1],1]\n  Exit code:    3"
+)
+KILLED = framed(
+    "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed)."
+)
+ABORTED = framed(
+    "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 7."
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure"),
+    [
+        (PREAMBLE + EXITED, Failure(1, 3)),
+        (PREAMBLE + KILLED, Failure(1, 137)),
+        (ABORTED, Failure(1, 7)),
+        (KILLED + EXITED, Failure(1, 137)),
+    ],
+)
+def test_mpirun_names_the_first_failure(lines, failure):
+    verdict = MpiVerdict()
+    shown = [text for line in lines for text in verdict.take(line)]
+    assert verdict.first_failure == failure
+    assert shown == []
+
+
+def test_other_words_of_mpirun_are_shown():
+    verdict = MpiVerdict()
+    lines = ["ssh: no such host", *framed("a warning\nof two lines")]
+    shown = [text for line in lines for text in verdict.take(line)]
+    assert shown == ["ssh: no such host", "a warning", "of two lines"]
+    assert verdict.first_failure is None
+
+
+def test_a_message_that_is_cut_off_is_shown():
+    verdict = MpiVerdict()
+    assert [verdict.take(DASHES), verdict.take("half a message")] == [[], []]
+    assert verdict.close() == ["half a message"]
+
+
+def test_horovodrun_names_the_first_failure():
+    verdict = GlooVerdict()
+    for line in ["Traceback (most recent call last):", "Process name: 1", "Exit code: 137", ""]:
+        assert verdict.take(line) == []
+    assert verdict.first_failure == Failure(1, 137)
