@@ -1,0 +1,144 @@
+"""``tfdist launch`` with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+RANK = (
+    "import os, signal, sys, time\n"
+    "rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('HOROVOD_RANK') or 0)\n"
+)
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(body: str) -> list[str]:
+        path = tmp_path / "script.py"
+        path.write_text(RANK + body)
+        return ["python", str(path)]
+
+    return write
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_each_line_begins_with_its_rank(run_cli, script, controller):
+    command = script("print('out', rank, sys.argv[1:])\nprint('err', rank, file=sys.stderr)")
+    done = run_cli("launch", "--controller", controller, "--", *command, "-x", "--workers", "9")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] out 0 ['-x', '--workers', '9']",
+        "[1] out 1 ['-x', '--workers', '9']",
+    ]
+    assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+)
+def test_the_first_failing_rank_gives_the_exit_code(run_cli, script, traces, controller, end, code):
+    command = script(f"print('rank', rank, flush=True)\nif rank == 1: {end}\ntime.sleep(600)")
+    done = run_cli("launch", "--controller", controller, *command, traces.token)
+    assert done.returncode == code
+    assert f"tfdist: rank 1 ended with exit code {code}" in done.stderr
+    assert done.stderr.splitlines().count("[1] rank 1") == 1
+    assert "Traceback" not in done.stderr
+    assert traces.alive() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_nothing_outlives_a_signal(script, traces, tmp_path, controller, number, code):
+    command = script("time.sleep(600)")
+    arguments = ["launch", "--controller", controller, "--", *command, traces.token]
+    with open(tmp_path / "output", "wb") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # A shell may have handed down an ignored SIGINT, which Python would keep.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    deadline = time.monotonic() + 60
+    while sum(process.cmdline()[1:2] == command[1:] for process in traces.alive()) != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(launcher.pid, number)
+    assert launcher.wait(timeout=60) == code
+    traces.wait_for(0)
+    assert "Traceback" not in (tmp_path / "output").read_text()
+
+
+def test_a_single_process(run_cli, script):
+    done = run_cli("launch", "--strategy", "single", *script("print('one'); sys.exit(4)"))
+    assert (done.returncode, done.stdout) == (4, "[0] one\n")
+
+
+def test_output_that_nobody_reads(script, traces):
+    command = script("while True: print('more')")
+    done = subprocess.run(
+        [
+            *("bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash"),
+            *(sys.executable, "-m", "tfdist", "launch", "--strategy", "single"),
+            *(*command, traces.token),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, "[0] more\n", "")
+    traces.wait_for(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--strategy", "singel", "--", "x"], "unknown strategy. Received: 'singel'."),
+        (["--workers", "1000", "--", "x"], "1000 workers for"),
+        (["--workers", "0", "--", "x"], "--workers"),
+        (["--hosts", "a:b", "--", "x"], "host1:2,host2:2"),
+        (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
+        (["--strategy", "mirrored", "--workers", "2", "--", "x"], "works inside one process"),
+        (["--workers", "2"], "COMMAND"),
+    ],
+)
+def test_bad_input_is_one_line(run_cli, arguments, complaint):
+    done = run_cli("launch", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tfdist: ")
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+def test_a_missing_mpirun_is_one_line(tmp_path):
+    # A Python without programs beside it: a link to this one, in a folder of its own.
+    python = tmp_path / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [str(python), "-m", "tfdist", "launch", "--", "x"],
+        env={"PATH": str(tmp_path), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "needs the program mpirun" in done.stderr
+    assert "make setup" in done.stderr
+
+
+def test_a_host_that_cannot_be_reached(run_cli):
+    done = run_cli("launch", "--hosts", "no-such-host.invalid:2", "--", "x", timeout_s=100)
+    assert done.returncode not in (0, 2)
+    assert "tfdist: mpirun ended with exit code" in done.stderr
