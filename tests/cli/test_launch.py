@@ -142,3 +142,22 @@ def test_a_host_that_cannot_be_reached(run_cli):
     done = run_cli("launch", "--hosts", "no-such-host.invalid:2", "--", "x", timeout_s=100)
     assert done.returncode not in (0, 2)
     assert "tfdist: mpirun ended with exit code" in done.stderr
+
+
+def test_hosts_reached_over_ssh(run_cli, script, tmp_path):
+    # A stand-in for ssh that runs the remote command here, in an environment as bare as sshd's.
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\n'
+        "shift\n"
+        "exec env -i PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+        'sh -c "$*"\n'
+    )
+    ssh.chmod(0o755)
+    env = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
+    body = "print(os.environ['OMPI_COMM_WORLD_LOCAL_RANK'], os.environ['TF_MARK'])\n"
+    command = script(body + "assert 'SECRET' not in os.environ")
+    done = run_cli("launch", "--hosts", "node1,node2", "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 a b", "[1] 0 a b"]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tfdist.cli import doctor
+from tfdist.launch import engines
+from tfdist.launch.engines import Engine, Finding
+
+WELL = Finding("good", version="1.0", imports=True, runs=True, gpus=["/gpu:0"], note="summed")
+ILL = Finding("bad", problem="bad is not installed", mend="Run `make setup`")
+
+
+@pytest.fixture
+def doctor_with(monkeypatch):
+    def invoke(findings: list[Finding], *arguments: str):
+        found = {finding.engine: finding for finding in findings}
+        made_up = [Engine(name=name, distribution=name, mend="") for name in found]
+        monkeypatch.setattr(engines, "ENGINES", made_up)
+        monkeypatch.setattr(engines, "probe", lambda engine, run: found[engine.name])
+        return CliRunner().invoke(doctor.command, arguments, standalone_mode=False)
+
+    return invoke
+
+
+def test_all_is_well(doctor_with):
+    result = doctor_with([WELL])
+    assert result.return_value == 0
+    assert "good" in result.stdout
+    assert "GPUs: /gpu:0" in result.stdout
+
+
+def test_what_is_missing_comes_with_its_mend(doctor_with):
+    result = doctor_with([WELL, ILL])
+    assert result.return_value == 1
+    assert "bad: bad is not installed. Run `make setup`." in result.stdout
+
+
+def test_json_is_complete(doctor_with):
+    result = doctor_with([WELL, ILL], "--json")
+    assert result.return_value == 1
+    told = json.loads(result.stdout)
+    assert (told["ok"], told["gpus"]) == (False, ["/gpu:0"])
+    assert [engine["ok"] for engine in told["engines"]] == [True, False]
+    assert told["engines"][1]["mend"] == "Run `make setup`"
+
+
+@pytest.mark.timeout(280)
+def test_every_engine_takes_a_real_step(run_cli):
+    done = run_cli("doctor", "--run", "--json", timeout_s=270)
+    told = json.loads(done.stdout)
+    assert [engine["engine"] for engine in told["engines"] if not engine["runs"]] == []
+    assert (done.returncode, told["ok"]) == (0, True)
+    assert all(engine["version"] for engine in told["engines"])
+
+
+def test_an_engine_that_is_not_installed():
+    absent = Engine(name="mesh-tensorflow", distribution="no-such-thing", mend="Install it")
+    finding = engines.probe(absent, run=False)
+    assert finding.problem == "no-such-thing is not installed"
+    assert finding.mend == "Install it"
+
+
+def test_an_engine_that_does_not_import(tmp_path, monkeypatch):
+    (tmp_path / "mesh_tensorflow.py").write_text("raise ImportError('libfoo.so is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    engine = next(engine for engine in engines.ENGINES if engine.name == "mesh-tensorflow")
+    finding = engines.probe(engine, run=False)
+    assert (finding.imports, finding.ok) == (False, False)
+    assert finding.problem == "ImportError: libfoo.so is missing"
+
+
+def test_a_missing_mpirun(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    engine = next(engine for engine in engines.ENGINES if engine.name == "openmpi")
+    finding = engines.probe(engine, run=True)
+    assert (finding.runs, finding.ok) == (False, False)
+    assert "needs the program mpirun" in finding.problem

@@ -1,0 +1,87 @@
+"""What `pip install` would give a user, and that nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("tensorflow", "keras", "horovod", "numpy", "mesh_tensorflow", "tensorflow_federated")
+
+
+@pytest.fixture(scope="module")
+def metadata() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirements(text: str) -> dict[str, Requirement]:
+    return {Requirement(line).name: Requirement(line) for line in text.split("\n") if line}
+
+
+def test_the_python_of_sagemaker_is_supported(metadata):
+    supported = SpecifierSet(metadata["options"]["python_requires"])
+    assert ["3.9" in supported, "3.10" in supported, "3.11" in supported] == [False, True, True]
+
+
+def test_a_bare_install_needs_tensorflow_and_no_other_engine(metadata):
+    needed = requirements(metadata["options"]["install_requires"])
+    assert "tensorflow" in needed
+    assert not {"horovod", "mesh-tensorflow", "tensorflow-federated", "sagemaker"} & set(needed)
+
+
+def test_extras(metadata):
+    extras = metadata["options.extras_require"]
+    assert set(extras) == {"horovod", "mesh", "federated", "sagemaker", "notebooks", "all"}
+    (everything,) = requirements(extras["all"]).values()
+    assert everything.extras == set(extras) - {"all"}
+
+
+def test_the_environment_of_make_setup_satisfies_the_metadata(metadata):
+    pins = {}
+    for path in (ROOT / "requirements").glob("*.txt"):
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        pins |= dict(line.split("==") for line in lines)
+    extras = metadata["options.extras_require"]
+    for text in (metadata["options"]["install_requires"], *extras.values()):
+        for name, requirement in requirements(text).items():
+            assert name == "tfdist" or pins[name] in requirement.specifier, requirement
+
+
+def test_the_console_script(metadata):
+    program = Path(sys.executable).parent / "tfdist"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.startswith("tfdist, version ")
+    assert "tfdist = tfdist.cli.main:main" in metadata["options.entry_points"]["console_scripts"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tfdist",
+        "import sys; sys.argv = ['tfdist', '--help']; from tfdist.cli.main import tfdist; "
+        "tfdist(standalone_mode=False)",
+        "from tfdist.cli.launch import command; command(['--help'], standalone_mode=False)",
+        "from tfdist.cli.doctor import command; command(['--help'], standalone_mode=False)",
+    ],
+    ids=["import tfdist", "--help", "launch --help", "doctor --help"],
+)
+def test_nothing_heavy_is_imported_early(code):
+    report = f"import json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; {report}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
