@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tfdist.errors import CorruptShardError, DataError, OptionError
 from tfdist.records import explain_read_error, load_manifest, open_records, read, write
@@ -339,6 +340,26 @@ class TestDamage:
             open_records(out).batches(0, NUM, 10, shuffle=False, seed=0, epoch=0)
         expected = "the manifest says" if layout else "'x' has shape [6], 6 bytes. Received: 5, 5"
         assert expected in str(raised.value)
+
+    @pytest.mark.parametrize("cut", [True, False])
+    def test_images_that_do_not_fit_the_schema(self, tmp_path, cut):
+        """Images whose headers were right, and a manifest that says another size."""
+        for number in range(6):
+            path = tmp_path / "images" / "a" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 6), number * 40).save(path)
+            if cut:
+                path.write_bytes(path.read_bytes()[:-20])
+        out = tmp_path / "data"
+        write(tmp_path / "images", out, split="train=1", num_shards=1)
+        if not cut:
+            path = out / "manifest.json"
+            value = json.loads(path.read_text())
+            value["schema"][0]["shape"] = [7, 8, 1]
+            path.write_text(json.dumps(value))
+        with pytest.raises(DataError, match="every record fits the schema") as raised:
+            open_records(out).batches(0, 6, 2, shuffle=False, seed=0, epoch=0)
+        assert cut or "[6,8,1]" in str(raised.value)
 
     def test_other_errors_are_left_alone(self, damaged):
         folder, _ = damaged

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from tfdist.errors import DataError
 from tfdist.records.columns import Columns
 from tfdist.records.schema import Feature, Schema
 
+# All that Pillow raises for a file that it cannot read.
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _STRUCTURE = "images lie in class folders, FOLDER/CLASS/IMAGE"
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
@@ -73,7 +75,7 @@ class ImageFiles:
         try:
             with Image.open(self._paths[row]) as image:
                 image.convert(mode).save(png, "PNG")
-        except (OSError, SyntaxError, ValueError) as error:
+        except _UNREADABLE as error:
             raise DataError(
                 "every image can be decoded", received=f"{self._paths[row]}: {error}"
             ) from error
@@ -147,7 +149,7 @@ def _read_header(path: Path) -> _Header:
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 return _header_of(path, image)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except _UNREADABLE as error:
         raise DataError(
             "every file in a class folder is an image that Pillow reads",
             received=f"{path}: {error}",

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import graph_checks
+from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
 from tfdist.records.streams import Source, find_split, open_source, order_seed
 
@@ -20,17 +21,8 @@ from tfdist.records.streams import Source, find_split, open_source, order_seed
 TABLE_BYTES = 512 << 20
 
 MapFn = Callable[..., Any]
-# What TensorFlow's Example parser and image decoders say of a record that does not fit the schema.
-_PARSE_SIGNS = (
-    "Key: ",
-    "parse example",
-    "parse serialized",
-    "decode_raw",
-    "DecodeRaw",
-    "decode image",
-    "PNG",
-    "JPEG",
-)
+# What TensorFlow says of a record that is no Example, or does not fit the schema.
+_PARSE_SIGNS = (IMAGE_NODE, "Key: ", "parse example", "parse serialized", "DecodeRaw")
 _ITEMS = {1: "(x,)", 2: "(x, y)", 3: "(x, y, sample_weight)"}
 
 
@@ -79,7 +71,7 @@ def read(
         .map(lambda _: passes.assign_add(1) - 1)
         .flat_map(epoch_batches)
     )
-    return dataset.apply(tf.data.experimental.assert_cardinality(steps))
+    return _untuned(dataset.apply(tf.data.experimental.assert_cardinality(steps)))
 
 
 def open_records(
@@ -172,7 +164,7 @@ class Records:
             batches = batches.map(
                 _checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
             )
-        return batches.prefetch(tf.data.AUTOTUNE)
+        return _untuned(batches.prefetch(tf.data.AUTOTUNE))
 
     def _fits(self, start: int, stop: int) -> bool:
         if self._source.in_memory or self._cache is True:
@@ -196,6 +188,18 @@ class Records:
                     raise explained from error
             self._tables[start, stop] = table
         return self._tables[start, stop]
+
+
+def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Leaves parallelism at the number of cores, instead of searching for it while reading.
+
+    The search gains nothing on steps as large as a batch, and ending its thread at times takes
+    longer than reading a small epoch. Counts for the outermost dataset only: a strategy that
+    wraps batches in flat_map has to do the same to its own.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.with_options(options)
 
 
 def _table_batches(
@@ -274,7 +278,10 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     if not isinstance(error, tf.errors.OpError):
         return None
     if isinstance(source, (str, Path)):
-        folder, split, _ = find_split(Path(source))
+        try:
+            folder, split, _ = find_split(Path(source))
+        except DataError as gone:
+            return gone
         return _explain(error, folder, split)
     return _explain(error)
 
@@ -299,5 +306,5 @@ def _explain(
                 mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:
-        return DataError("every record fits the schema", received=message)
+        return DataError("every record fits the schema", received=message.split(" [[{{")[0])
     return from_check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -16,15 +17,12 @@ from tfdist.errors import CorruptShardError, DataError
 from tfdist.records.decode import batch_spec, make_decoder, spec_bytes
 from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
 
-# Order seeds: a part and an epoch always give the same order, whatever tf.random.set_seed says.
-Order = Any  # scalar int64 tensor, or None for the order of the records
-
 _READ_BUFFER_BYTES = 1 << 20
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
 # Local files of this size are not all in the page cache, so reading several at once pays.
 _INTERLEAVE_BYTES = 2 << 30
-_MAX_INTERLEAVED = 8
+_MAX_INTERLEAVED = 4
 
 
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
@@ -64,10 +62,24 @@ class Source(abc.ABC):
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
-        stream = self.stream(start, stop, _LOAD_BATCH_SIZE, None, 0)
-        batches = list(stream.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
-        whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-        return tf.nest.map_structure(tf.convert_to_tensor, whole)
+        batches = iter(self.stream(start, stop, _LOAD_BATCH_SIZE, None, 0).prefetch(2))
+        first = next(batches)
+        # Filled in place: joining the batches at the end would need twice the memory.
+        arrays = tf.nest.map_structure(
+            lambda leaf: np.empty((stop - start, *leaf.shape[1:]), leaf.dtype.as_numpy_dtype), first
+        )
+        filled = 0
+        for batch in itertools.chain([first], batches):
+            rows = len(tf.nest.flatten(batch)[0])
+            for array, leaf in zip(tf.nest.flatten(arrays), tf.nest.flatten(batch), strict=True):
+                array[filled : filled + rows] = leaf.numpy()
+            filled += rows
+        if filled != stop - start:
+            raise DataError(
+                "data keeps its number of records",
+                received=f"{filled} records where there were {stop - start}",
+            )
+        return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
 
 class ArraySource(Source):
@@ -177,6 +189,12 @@ class ShardSource(Source):
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
         self._ends = np.cumsum([shard.records for shard in self._shards])
         self._decode = make_decoder(manifest.schema, manifest.layout)
+        # Of one serialised record; images hardly shrink when their shard is compressed.
+        self._stored_bytes = (
+            manifest.layout.record_bytes
+            if manifest.layout
+            else math.ceil(manifest.splits[split].bytes / self._ends[-1])
+        )
         self.num_records = int(self._ends[-1])
         self.spec = batch_spec(manifest.schema)
         for shard in self._shards:
@@ -189,8 +207,7 @@ class ShardSource(Source):
         total = stop - start
         serialized = self._open(ranges, order)
         if order is not None:
-            stored = sum(shard.bytes for shard in self._shards) / self.num_records
-            serialized = _shuffle(serialized, order, _buffer_records(math.ceil(stored), total))
+            serialized = _shuffle(serialized, order, _buffer_records(self._stored_bytes, total))
         batches = serialized.skip(skip_records).batch(batch_size)
         return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -237,7 +254,8 @@ class ShardSource(Source):
         """Returns how many shards to read at once: few local cached files are faster one by one."""
         stored = sum(self._shards[number].bytes for number, _, _ in ranges)
         pays = self._compression or stored > _INTERLEAVE_BYTES
-        return min(len(ranges), os.cpu_count() or 1, _MAX_INTERLEAVED) if pays else 1
+        # Never a function of this machine: the order must be the same on every other.
+        return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
 
 
 def _check_present(folder: Path, shard: ShardInfo) -> None:

@@ -217,7 +217,8 @@ def _write_shards(
             for name, files in shards.items()
         }
         everything = [future for group in futures.values() for future in group]
-        wait(everything, return_when=FIRST_EXCEPTION)
+        for future in wait(everything, return_when=FIRST_EXCEPTION).done:
+            future.result()
         return {name: [future.result() for future in group] for name, group in futures.items()}
     finally:
         # Also on Ctrl-C: no thread may write into a folder that is being removed.
