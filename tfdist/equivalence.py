@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 
+_ROUNDING = (
+    "the rounding of float32, enlarged by the model itself (an input of ReLU or of a maximum that "
+    "falls on the other side of the kink, or a gradient near 0 that Adam divides by itself)"
+)
+
 
 @dataclass(frozen=True)
 class LayerDifference:
@@ -47,9 +52,9 @@ class Report:
         loss_difference: the largest difference of an epoch's loss.
         tolerance: what both differences may be at most.
         float64_difference: the largest difference of the same comparison in float64, made when
-            float32 was not enough; None otherwise. A ReLU or a maximum whose input rounds to the
-            other side of its kink makes float32 runs part, on one device with another order of
-            summation too; in float64 such an accident is a billion times rarer, a fault is not.
+            float32 was not enough; None otherwise. Kinks and small divisors can enlarge rounding,
+            on one device with another order of summation too. In float64 that is a billion times
+            less; a fault stays what it is.
         causes: what explains a difference, as far as it is known; empty when exact.
     """
 
@@ -136,7 +141,7 @@ def verify(
             with _floatx("float64"):
                 report = replace(report, float64_difference=compare().difference)
         if report.exact:
-            report = replace(report, causes=("float32 rounded to the other side of a kink (ReLU)",))
+            report = replace(report, causes=(_ROUNDING,))
         elif not report.causes:
             report = replace(report, causes=("none known",))
     return report if strategy.topology.is_chief else None

@@ -1,4 +1,4 @@
-"""The ``tfdist`` command itself: finds the verb, and turns errors into one line and an exit code."""
+"""The ``tfdist`` command itself: finds the verb, turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tfdist() -> None:
 
 
 def main() -> None:
-    """Runs the command; a user's mistake is one line on stderr and exit code 2, never a traceback."""
+    """Runs the command; a user's mistake is one line on stderr and exit code 2."""
     try:
         code = tfdist.main(standalone_mode=False)
     except click.ClickException as error:

@@ -1,0 +1,162 @@
+"""Runs one of tfdist's own rank programs on as many processes as a strategy needs.
+
+The command itself stays light: it starts the ranks, watches them, and shows what they report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tfdist.cli.launch import complain, show
+from tfdist.errors import LaunchError, TfdistError
+from tfdist.launch import events, jobs, supervisor
+from tfdist.strategies import parse_options
+
+_USER_ERROR = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The strategy of a command, and the processes it runs on."""
+
+    strategy: str
+    options: dict[str, Any]
+    workers: int | None = None
+    hosts: str | None = None
+    controller: str | None = None
+    start_timeout_s: float = 120.0
+    stall_timeout_s: float = 300.0
+
+
+def where_options(command: Callable) -> Callable:
+    """Adds the command-line options of ``Where``; the command receives ``where``."""
+
+    def gathered(
+        strategy: str,
+        option: tuple[str, ...],
+        workers: int | None,
+        hosts: str | None,
+        controller: str | None,
+        start_timeout_s: float,
+        stall_timeout_s: float,
+        **rest: Any,
+    ) -> Any:
+        if strategy == "auto" and (workers or 1) > 1:
+            click.echo(f"strategy 'horovod', because --workers {workers} was asked for")
+            strategy = "horovod"
+        where = Where(
+            strategy=strategy,
+            options=parse_options(strategy, option),
+            workers=workers,
+            hosts=hosts,
+            controller=controller,
+            start_timeout_s=start_timeout_s,
+            stall_timeout_s=stall_timeout_s,
+        )
+        return command(where=where, **rest)
+
+    gathered.__doc__ = command.__doc__
+    gathered.__click_params__ = getattr(command, "__click_params__", [])
+    seconds = click.FloatRange(min=0, min_open=True)
+    for decorate in (
+        click.option(
+            "--stall-timeout",
+            "stall_timeout_s",
+            type=seconds,
+            default=300.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Longest silence of a running job.",
+        ),
+        click.option(
+            "--start-timeout",
+            "start_timeout_s",
+            type=seconds,
+            default=120.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Until every process must have started.",
+        ),
+        click.option(
+            "--controller",
+            type=click.Choice(jobs.CONTROLLERS),
+            help="What starts and connects the processes.  [default: mpi]",
+        ),
+        click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
+        click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
+        click.option(
+            "-o",
+            "option",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="An option of the strategy; may be given several times.",
+        ),
+        click.option(
+            "--strategy",
+            default="auto",
+            show_default=True,
+            help="How to train: single, mirrored, horovod, or auto.",
+        ),
+    ):
+        gathered = decorate(gathered)
+    return gathered
+
+
+def run(
+    module: str, config: dict[str, Any], where: Where, on_event: Callable[[int, dict], None]
+) -> None:
+    """Runs ``python -m module CONFIG`` on every rank, to the end.
+
+    Raises:
+        TfdistError: a rank met a mistake of the user's; the message is the rank's.
+        click.exceptions.Exit: a rank failed otherwise; its last lines have been shown.
+    """
+    job = jobs.job_for(
+        where.strategy,
+        [sys.executable, "-m", module, json.dumps(config)],
+        workers=where.workers,
+        hosts=where.hosts,
+        controller=where.controller,
+        start_timeout_s=where.start_timeout_s,
+        stall_timeout_s=where.stall_timeout_s,
+    )
+    # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
+    job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    mistakes: dict[int, str] = {}
+
+    def take(rank: int, event: dict) -> None:
+        if event["event"] == "mistake":
+            mistakes[rank] = event["text"]
+        else:
+            on_event(rank, event)
+
+    def print_line(rank: int | None, stream: str, text: str) -> None:
+        if not mistakes:
+            show(rank if job.world_size > 1 else None, stream, text)
+
+    outcome = supervisor.run(job, on_line=print_line, on_event=take)
+    if mistakes:
+        raise TfdistError(mistakes[min(mistakes)])
+    if outcome.exit_code != 0:
+        complain(outcome)
+        raise click.exceptions.Exit(outcome.exit_code)
+
+
+def main(body: Callable[[dict[str, Any]], None]) -> None:
+    """The main program of a rank: calls ``body`` with the configuration from the command line."""
+    try:
+        body(json.loads(sys.argv[1]))
+    except TfdistError as error:
+        if isinstance(error, LaunchError):  # The cause is another rank's, which tells it itself.
+            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            sys.exit(1)
+        events.emit({"event": "mistake", "text": str(error)[:3000]})
+        sys.stdout.flush()
+        os._exit(_USER_ERROR)  # At once: other ranks may never come to a common end.

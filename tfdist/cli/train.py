@@ -1,0 +1,204 @@
+"""``tfdist train``: a Keras model, a folder of shards, a strategy; the rest is done here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli import model_path, ranks
+from tfdist.cli.console import progress_bar, stdout
+from tfdist.cli.ranks import Where, where_options
+from tfdist.cli.run_folder import RunFolder, read_history
+from tfdist.errors import DataError, OptionError, TfdistError
+
+_EPILOG = """\b
+Examples:
+  tfdist train --model examples/digits.py:model_fn --data data/digits --output runs/digits
+  tfdist train --model examples/digits.py:model_fn --data data/digits --strategy horovod
+      --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
+  tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
+  tfdist train ... --output runs/digits --resume
+"""
+
+
+@click.command("train", epilog=_EPILOG, short_help="Train a Keras model on a strategy.")
+@where_options
+@click.option(
+    "--model",
+    required=True,
+    metavar="FILE.py:NAME",
+    help="A function that returns a compiled Keras model.",
+)
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    help="Shards written by tfdist shard: trains on the split train, validates on validation and "
+    "ends with test, where they are there. DIR/SPLIT trains on that split alone.",
+)
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path), help="Folder for the results."
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--global-batch-size",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Records in one step, over all replicas.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and order.")
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="Also write checkpoints within epochs.",
+)
+@click.option(
+    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Checkpoints to keep."
+)
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
+@click.option("--overwrite", is_flag=True, help="Remove an earlier training in --output first.")
+def command(
+    where: Where,
+    model: str,
+    data: str,
+    output: Path,
+    epochs: int,
+    global_batch_size: int,
+    seed: int,
+    checkpoint_every: int | None,
+    keep: int,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    """Trains a Keras model on a strategy, and starts the processes that it needs.
+
+    The output folder holds model.keras, history.csv, metrics.json, curves.png, config.json and
+    checkpoints/.
+    """
+    if resume and overwrite:
+        raise OptionError("--resume and --overwrite exclude each other", received="both")
+    model_path.check(model)
+    config = {
+        "model": model,
+        "data": data,
+        "splits": find_splits(data),
+        "strategy": where.strategy,
+        "options": where.options,
+        "workers": where.workers,
+        "epochs": epochs,
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "checkpoint_every": checkpoint_every,
+        "keep": keep,
+        "output": str(output),
+        "resume": resume,
+    }
+    folder = RunFolder(output)
+    folder.open(config, resume=resume, overwrite=overwrite)
+    done = {row["epoch"] for row in read_history(folder.history)}
+    try:
+        with _shown(epochs) as on_event:
+            ranks.run("tfdist.cli.train_rank", config, where, on_event)
+    except (TfdistError, click.exceptions.Exit, KeyboardInterrupt, SystemExit):
+        folder.discard_if_untrained()
+        raise
+    _print_results(folder, resumed_from=len(done))
+
+
+def find_splits(data: str) -> dict[str, str]:
+    """Returns what to train, validate and test on: split -> source.
+
+    Raises:
+        DataError: no shards there, or none to train on.
+    """
+    from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+
+    path = Path(data)
+    if not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file():
+        known = load_manifest(path.parent).splits
+        if path.name not in known:
+            raise DataError(
+                f"{path.parent} has the splits {', '.join(known)}", received=repr(path.name)
+            )
+        return {"train": data}
+    known = load_manifest(path).splits
+    if "train" not in known:
+        raise DataError(
+            "--data needs a split called train",
+            received=f"{data} with {', '.join(known)}",
+            mend=f"Name the split to train on: --data {path / next(iter(known))}",
+        )
+    return {name: str(path / name) for name in ("train", "validation", "test") if name in known}
+
+
+@contextlib.contextmanager
+def _shown(epochs: int) -> Iterator[Any]:
+    """Shows rank 0's events: a bar for the steps, a line for each epoch."""
+    with progress_bar("steps") as bar:
+        task = bar.add_task("starting", total=None)
+        state = {"steps": None}
+
+        def on_event(rank: int, event: dict) -> None:
+            if rank != 0:
+                return
+            if event["event"] == "data":
+                state["steps"] = event["steps"]
+            elif event["event"] == "step":
+                what = f"epoch {event['epoch'] + 1}/{epochs}"
+                if event["step"] is None:
+                    bar.update(task, description=f"{what} validation")
+                else:
+                    bar.update(
+                        task, description=what, completed=event["step"], total=state["steps"]
+                    )
+            elif event["event"] == "epoch":
+                bar.update(task, completed=0)
+                click.echo(_epoch_line(event["row"], epochs))
+
+        yield on_event
+
+
+def _epoch_line(row: dict[str, float], epochs: int) -> str:
+    hidden = ("epoch", "seconds", "samples_per_s")
+    values = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in hidden)
+    speed = f"{row['samples_per_s']:,.0f} samples/s"
+    return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def _print_results(folder: RunFolder, resumed_from: int) -> None:
+    from rich.table import Table
+
+    from tfdist.cli.curves import draw
+
+    rows = read_history(folder.history)
+    summary = json.loads(folder.metrics.read_text())
+    if len(rows) == resumed_from:
+        click.echo(f"nothing left to train: all {len(rows)} epochs were done")
+    draw(rows, folder.curves, f"{summary['strategy']}, {summary['replicas']} replicas")
+    table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch")
+    for part in ("train", "validation", "test"):
+        for name in summary[part]:
+            table.add_column(f"{part} {name}".replace("_", " "), justify="right")
+    table.add_row(
+        summary["strategy"],
+        str(summary["workers"]),
+        str(summary["replicas"]),
+        f"{summary['samples_per_s']:,.0f}",
+        f"{summary['epoch_seconds']:.2f}",
+        *(
+            f"{value:.4f}"
+            for part in ("train", "validation", "test")
+            for value in summary[part].values()
+        ),
+    )
+    console = stdout()
+    console.print(table)
+    console.print(f"model   {folder.model}")
+    console.print(f"curves  {folder.curves}")

@@ -1,0 +1,84 @@
+"""``tfdist verify``: does a strategy give one device's weights, on this model and these data?"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from tfdist.cli import model_path, ranks
+from tfdist.cli.console import stdout
+from tfdist.cli.ranks import Where, where_options
+from tfdist.cli.train import find_splits
+
+_EPILOG = """\b
+Examples:
+  tfdist verify --model examples/digits.py:model_fn --data data/digits --strategy mirrored
+      -o devices=2
+  tfdist verify --model examples/digits.py:model_fn --data data/digits --strategy horovod
+      --workers 2 --steps 30
+"""
+
+
+@click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
+@where_options
+@click.option(
+    "--model",
+    required=True,
+    metavar="FILE.py:NAME",
+    help="A function that returns a compiled Keras model.",
+)
+@click.option("--data", required=True, metavar="DIR", help="Shards written by tfdist shard.")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--global-batch-size",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Records in one step, over all replicas.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and order.")
+def command(
+    where: Where, model: str, data: str, steps: int, global_batch_size: int, seed: int
+) -> int:
+    """Proves that a strategy gives the weights of one device.
+
+    Both take the same steps from the same start on the same global batches, the last of each epoch
+    an uneven one. Exit code 0 when the weights agree to 1e-5 in float32, 1 when they do not.
+    """
+    model_path.check(model)
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
+        config = {
+            "model": model,
+            "data": find_splits(data)["train"],
+            "strategy": where.strategy,
+            "options": where.options,
+            "steps": steps,
+            "global_batch_size": global_batch_size,
+            "seed": seed,
+            "report": str(Path(folder, "report.json")),
+        }
+        with stdout().status("training on the strategy, and on one device"):
+            ranks.run("tfdist.cli.verify_rank", config, where, lambda rank, event: None)
+        return _print_report(json.loads(Path(config["report"]).read_text()))
+
+
+def _print_report(values: dict) -> int:
+    from rich.table import Table
+
+    from tfdist.equivalence import LayerDifference, Report
+
+    layers = tuple(LayerDifference(**layer) for layer in values.pop("layers"))
+    report = Report(**{**values, "layers": layers, "causes": tuple(values["causes"])})
+    table = Table("layer", "weights", "largest difference")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for layer in report.layers:
+        table.add_row(layer.layer, f"{layer.size:,}", f"{layer.difference:.1e}")
+    table.add_section()
+    table.add_row("loss", "", f"{report.loss_difference:.1e}")
+    console = stdout()
+    console.print(table)
+    console.print(str(report))
+    return 0 if report.exact else 1

@@ -1,0 +1,31 @@
+"""One rank of ``tfdist verify``. Run as ``python -m tfdist.cli.verify_rank CONFIG``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import tfdist
+from tfdist.cli import model_path, ranks
+from tfdist.cli.run_folder import write_json
+from tfdist.launch.events import emit
+
+
+def verify(config: dict[str, Any]) -> None:
+    with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
+        emit({"event": "ready"})
+        report = tfdist.verify(
+            model_path.load(config["model"]),
+            config["data"],
+            strategy,
+            steps=config["steps"],
+            global_batch_size=config["global_batch_size"],
+            seed=config["seed"],
+        )
+        if report is not None:
+            write_json(Path(config["report"]), dataclasses.asdict(report))
+
+
+if __name__ == "__main__":
+    ranks.main(verify)
