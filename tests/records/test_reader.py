@@ -303,6 +303,10 @@ class TestDamage:
         with pytest.raises(CorruptShardError, match=place) as raised:
             records.batches(0, NUM, 10, shuffle=True, seed=0, epoch=0)
         assert "tfdist inspect" in str(raised.value)
+        with pytest.raises(CorruptShardError, match=place):
+            tf.data.Dataset.range(2).flat_map(
+                lambda epoch: records.batches(0, NUM, 10, shuffle=True, seed=0, epoch=epoch)
+            )
         # Other shards can be read.
         assert len(epoch_labels(records, 0, 50)) == 50
 
@@ -310,9 +314,10 @@ class TestDamage:
         folder, place = damaged
         with pytest.raises(tf.errors.DataLossError) as raised:
             list(read(folder, batch_size=10, cache=False))
-        explained = explain_read_error(raised.value, folder)
-        assert isinstance(explained, CorruptShardError)
-        assert place in str(explained)
+        for source in (folder, str(folder), open_records(folder)):
+            explained = explain_read_error(raised.value, source)
+            assert isinstance(explained, CorruptShardError)
+            assert place in str(explained)
 
     def test_missing_or_cut_shards_are_seen_at_once(self, damaged):
         folder, _ = damaged

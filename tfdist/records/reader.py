@@ -107,6 +107,7 @@ class Records:
         has_weights: whether each has a sample weight, the third item of a batch.
         element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
             tf.TensorSpec with batch dimension None.
+        place: folder and split of shards; None for arrays and datasets.
     """
 
     def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
@@ -114,6 +115,7 @@ class Records:
         self._map_fn = None if map_fn is None else tf.function(map_fn)
         self._cache = cache
         self._tables: dict[tuple[int, int], Any] = {}
+        self.place = source.place
         self.num_records = source.num_records
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
@@ -179,15 +181,19 @@ class Records:
         if (start, stop) not in self._tables:
             # Out of a tf.data function that is being traced, back to eager execution.
             with tf.init_scope():
-                try:
-                    table = self._source.load(start, stop)
-                except tf.errors.OpError as error:
-                    explained = _explain(error, *self._source.place)
-                    if explained is None:
-                        raise
-                    raise explained from error
-            self._tables[start, stop] = table
+                self._tables[start, stop] = self._load(start, stop)
         return self._tables[start, stop]
+
+    def _load(self, start: int, stop: int) -> Any:
+        try:
+            return self._source.load(start, stop)
+        except tf.errors.OpError as error:
+            explained = _explain(error, self.place)
+            if explained is None:
+                raise
+            # Else AutoGraph, when the caller's function is being traced, wraps it in its own error.
+            explained.ag_pass_through = True
+            raise explained from error
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -269,7 +275,7 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
 
     Args:
         error: usually a tf.errors.DataLossError or InvalidArgumentError out of fit.
-        source: what was given to ``open_records``.
+        source: what was given to ``open_records``, or the Records that it returned.
 
     Returns:
         CorruptShardError naming file, record and offset when a shard is damaged; DataError when
@@ -277,18 +283,18 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     """
     if not isinstance(error, tf.errors.OpError):
         return None
-    if isinstance(source, (str, Path)):
-        try:
-            folder, split, _ = find_split(Path(source))
-        except DataError as gone:
-            return gone
-        return _explain(error, folder, split)
-    return _explain(error)
+    if isinstance(source, Records):
+        return _explain(error, source.place)
+    if not isinstance(source, (str, Path)):
+        return _explain(error, None)
+    try:
+        folder, split, _ = find_split(Path(source))
+    except DataError as gone:
+        return gone
+    return _explain(error, (folder, split))
 
 
-def _explain(
-    error: tf.errors.OpError, folder: Path | None = None, split: str | None = None
-) -> TfdistError | None:
+def _explain(error: tf.errors.OpError, place: tuple[Path, str] | None) -> TfdistError | None:
     message = " ".join(str(error.message).split())
     from_check = graph_checks.failed_check(message)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
@@ -297,13 +303,13 @@ def _explain(
     )
     if from_check is None and not from_reading and not from_parsing:
         return None
-    if folder is not None:
-        faults = check(folder, split)
+    if place is not None:
+        faults = check(*place)
         if faults:
             return CorruptShardError(
                 "shards are as they were written",
                 received=str(faults[0]),
-                mend=f"See all faults with `tfdist inspect {folder} --check`",
+                mend=f"See all faults with `tfdist inspect {place[0]} --check`",
             )
     if from_check is None and from_parsing:
         return DataError("every record fits the schema", received=message.split(" [[{{")[0])

@@ -25,7 +25,8 @@ def open_source(source: Any, label: str | None = None) -> Columns:
     Args:
         source: a folder of class folders with images; a .csv or .npz file; "digits"; arrays
             ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, where ``x`` and ``y`` may be dicts of
-            arrays; or an unbatched, finite tf.data.Dataset of the same structures.
+            arrays; or an unbatched, finite tf.data.Dataset of the same structures, which is held in
+            memory while it is written.
         label: the label's column of a .csv, or its array in a .npz.
 
     Raises:

@@ -37,13 +37,13 @@ class Source(abc.ABC):
         num_records: how many there are.
         spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
         in_memory: whether the records are in memory already.
-        place: folder and split of shards; empty for anything else.
+        place: folder and split of shards; None for anything else.
     """
 
     num_records: int
     spec: Any
     in_memory = False
-    place: tuple[Path, str] | tuple[()] = ()
+    place: tuple[Path, str] | None = None
 
     @property
     def record_bytes(self) -> int | None:
