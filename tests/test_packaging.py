@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import json
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,30 @@ def test_the_environment_of_make_setup_satisfies_the_metadata(metadata):
     for text in (metadata["options"]["install_requires"], *extras.values()):
         for name, requirement in requirements(text).items():
             assert name == "tfdist" or pins[name] in requirement.specifier, requirement
+
+
+def test_a_built_wheel_holds_every_room(tmp_path):
+    source = tmp_path / "source"
+    skipped = shutil.ignore_patterns("*.pyc", "__pycache__")
+    shutil.copytree(ROOT / "tfdist", source / "tfdist", ignore=skipped)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"),
+            *("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", tmp_path, source),
+        ],
+        check=True,
+        timeout=120,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("tfdist/")}
+        (information,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        text = archive.read(information).decode()
+    assert packed == {str(path.relative_to(source)) for path in source.glob("tfdist/**/*.py")}
+    assert "Requires-Python: >=3.10" in text
+    assert "Provides-Extra: horovod" in text
 
 
 def test_the_console_script(metadata):

@@ -23,6 +23,8 @@ from tfdist.launch import linux
 TERM_GRACE_S = 5.0
 # How long processes that the command left behind may take to end by themselves.
 LEFTOVER_GRACE_S = 0.5
+# Nothing survives SIGKILL but a process that hangs in the kernel, or that became another user's.
+GIVE_UP_S = 3.0
 _POLL_S = 0.02
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -66,7 +68,7 @@ class Guard:
 
     def _end_leftovers(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
-        while self._reap():
+        while self._reap() and time.monotonic() < deadline + GIVE_UP_S:
             if time.monotonic() >= deadline:
                 _kill_descendants()
             time.sleep(_POLL_S)
@@ -115,7 +117,7 @@ def _kill_descendants() -> None:
     for process in psutil.Process().children(recursive=True):
         try:
             process.kill()
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             continue
 
 
