@@ -64,6 +64,8 @@ class TestCsv:
             ("a,b\n1,2\n3,4,5\n", None, "3 in line 3"),
             ("a,b\n1,2\n,4\n", None, "line 3, column 'a'"),
             ("a,b\n1,2\nNaN,4\n", None, "line 3, column 'a'"),
+            ("a,b\n1,2\n3,\n", None, "line 3, column 'b'"),
+            ("a,b\n1,2\nn/a,4\n", None, "'n/a' in line 3"),
             ("a,b\n1,2\nx,4\n", None, "'x' in line 3"),
             ("a,b\n1,2\n", "c", "columns a, b"),
             ("a,b\n1,-2\n", None, "-2 in 'label'"),

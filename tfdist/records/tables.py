@@ -32,9 +32,12 @@ def from_csv(path: Path, label: str | None = None) -> Columns:
     if not names:
         raise DataError(f"{path} has a column beside the label", received=f"'{header[0]}' alone")
     features = np.empty((len(rows), len(names)), np.float32)
-    for column, number in enumerate(n for n in range(len(header)) if n != position):
-        features[:, column] = _numbers(path, header[number], [row[number] for row in rows], lines)
-    labels, classes = _labels([row[position] for row in rows])
+    for column, name in enumerate(names):
+        number = header.index(name)
+        features[:, column] = _numbers(path, name, [row[number] for row in rows], lines)
+    label_values = [row[position] for row in rows]
+    _check_present(path, header[position], label_values, lines)
+    labels, classes = _labels(label_values)
     return from_arrays(
         "csv",
         {"features": features},
@@ -60,13 +63,6 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                         f"every row of {path} has {len(header)} values",
                         received=f"{len(row)} in line {reader.line_num}",
                     )
-                for name, value in zip(header, row, strict=True):
-                    if value.strip().lower() in _MISSING:
-                        raise DataError(
-                            f"no value of {path} is missing",
-                            received=f"'{value}' in line {reader.line_num}, column '{name}'",
-                            mend="Fill it in, or remove the row",
-                        )
                 rows.append(row)
                 lines.append(reader.line_num)
     except UnicodeDecodeError as error:
@@ -103,16 +99,32 @@ def _label_position(path: Path, header: list[str], label: str | None) -> int:
 
 def _numbers(path: Path, name: str, values: Sequence[str], lines: Sequence[int]) -> np.ndarray:
     try:
-        return np.array(values, np.float64)
+        numbers = np.array(values, np.float64)
     except ValueError:
-        for value, line in zip(values, lines, strict=True):
-            if _float(value) is None:
-                raise DataError(
-                    f"column '{name}' of {path} holds numbers",
-                    received=f"'{value}' in line {line}",
-                    mend="Encode it as numbers, or name it as the label: --label NAME",
-                ) from None
-        raise
+        _check_present(path, name, values, lines)
+        value, line = next(
+            (value, line)
+            for value, line in zip(values, lines, strict=True)
+            if _float(value) is None
+        )
+        raise DataError(
+            f"column '{name}' of {path} holds numbers",
+            received=f"'{value}' in line {line}",
+            mend="Encode it as numbers, or name it as the label: --label NAME",
+        ) from None
+    if np.isnan(numbers).any():
+        _check_present(path, name, values, lines)
+    return numbers
+
+
+def _check_present(path: Path, name: str, values: Sequence[str], lines: Sequence[int]) -> None:
+    for value, line in zip(values, lines, strict=True):
+        if value.strip().lower() in _MISSING:
+            raise DataError(
+                f"no value of {path} is missing",
+                received=f"'{value}' in line {line}, column '{name}'",
+                mend="Fill it in, or remove the row",
+            )
 
 
 def _float(value: str) -> float | None:
