@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import sys
 
 import pytest
 
 from tfdist.errors import LaunchError
-from tfdist.launch import local, mpi, supervisor
+from tfdist.launch import hosts, local, mpi, supervisor
 from tfdist.launch.supervisor import Job
 
 pytestmark = pytest.mark.timeout(120)
@@ -82,6 +83,16 @@ def test_the_first_failing_rank_is_named(end, exit_code, reason):
     code = RANK + f"print('rank', rank, flush=True); {end} if rank == 1 else time.sleep(600)"
     outcome = Sink().run(mpi.job(python(code), workers=2))
     assert outcome == supervisor.Outcome(exit_code, 1, ["rank 1"], reason)
+
+
+@pytest.mark.skipif(hosts.physical_cores() < 2, reason="needs two cores")
+def test_ranks_are_bound_to_cores_of_their_own():
+    sink = Sink()
+    sink.run(mpi.job(python("import os; print(sorted(os.sched_getaffinity(0)))"), workers=2))
+    first, second = (set(json.loads(text)) for _, _, text in sink.lines)
+    assert first
+    assert second
+    assert not first & second
 
 
 def test_only_the_last_lines_are_kept():

@@ -48,8 +48,9 @@ def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
 
 
 def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from tfdist.cli.console import stdout
 
     table = Table(box=None, pad_edge=False)
     for title in ("engine", "version", "imports", "runs", "note"):
@@ -62,13 +63,13 @@ def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
             _word(finding.runs),
             finding.note,
         )
-    console = Console()
+    console = stdout()
     console.print(table)
     console.print(f"\nPython {platform.python_version()}; GPUs: {', '.join(gpus) or 'none'}")
     for finding in findings:
         if not finding.ok:
-            text = f"{finding.engine}: {finding.problem}. {finding.mend}."
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            problem = finding.problem.rstrip(".")
+            console.print(f"{finding.engine}: {problem}. {finding.mend}.", soft_wrap=True)
 
 
 def _word(answer: bool | None) -> str:
