@@ -28,7 +28,7 @@ def model_fn() -> keras.Model:
         name="digits",
     )
     model.compile(
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -1,7 +1,8 @@
 """Every error that a user of tfdist can meet.
 
 Each states the rule, what was received, and the mend, and fits one line: the command line
-prints it as it is and exits with code 2. A bug of tfdist's own is an ``assert``, never one of these.
+prints it as it is and exits with code 2. A bug of tfdist's own is an ``assert``, never one of
+these.
 """
 
 from __future__ import annotations

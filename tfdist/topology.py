@@ -47,7 +47,7 @@ _LAUNCHERS = {
 
 
 def from_environ(environ: Mapping[str, str]) -> Topology:
-    """Returns the topology that mpirun or horovodrun wrote into ``environ``; one process otherwise."""
+    """Returns the topology that mpirun or horovodrun wrote down; one process otherwise."""
     for launcher, (size, rank, local_rank, local_size) in _LAUNCHERS.items():
         if size in environ:
             return Topology(

@@ -86,9 +86,13 @@ def read_history(path: Path) -> list[dict[str, float]]:
         return []
     with path.open(newline="") as file:
         return [
-            {key: float(value) for key, value in row.items() if value not in ("", None)}
+            {key: _number(key, value) for key, value in row.items() if value not in ("", None)}
             for row in csv.DictReader(file)
         ]
+
+
+def _number(column: str, text: str) -> float:
+    return int(text) if column == "epoch" else float(text)
 
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:

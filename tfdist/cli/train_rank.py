@@ -27,6 +27,7 @@ class _Report(tf.keras.callbacks.Callback):
         self._steps = steps
         self._told_at = 0.0
         self.rows = read_history(folder.history) if is_chief else []
+        self.new_rows: list[dict[str, float]] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
@@ -53,6 +54,7 @@ class _Report(tf.keras.callbacks.Callback):
         }
         if self._is_chief:
             self.rows.append(row)
+            self.new_rows.append(row)
             write_history(self._folder.history, self.rows)
         emit({"event": "epoch", "row": row})
 
@@ -101,13 +103,16 @@ def train(config: dict[str, Any]) -> None:
             test = model.evaluate(dataset("test", False), verbose=0, return_dict=True)
         strategy.save(model, folder.model)
         if is_chief:
-            write_json(folder.metrics, _summary(config, strategy, report.rows, test))
+            write_json(folder.metrics, _summary(config, strategy, report, test))
 
 
-def _summary(config: dict[str, Any], strategy: Any, rows: list[dict], test: dict | None) -> dict:
-    last = rows[-1]
+def _summary(
+    config: dict[str, Any], strategy: Any, report: _Report, test: dict[str, float] | None
+) -> dict[str, Any]:
+    last = report.rows[-1]
     # The first epoch also traces the step, so it tells nothing of the speed of the others.
-    speeds = sorted(rows[1:] or rows, key=lambda row: row["samples_per_s"])
+    timed = report.new_rows[1:] or report.new_rows or report.rows
+    speeds = sorted(timed, key=lambda row: row["samples_per_s"])
     median = speeds[len(speeds) // 2]
     metrics = {k: v for k, v in last.items() if k not in ("epoch", "seconds", "samples_per_s")}
     rate = metrics.pop("learning_rate")

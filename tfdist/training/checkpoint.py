@@ -200,7 +200,7 @@ class _State:
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
     try:
         status = checkpoint.read(path)
-        status.assert_existing_objects_matched()
+        status.assert_existing_objects_matched().expect_partial()
     except (AssertionError, ValueError) as error:
         raise CheckpointError(
             "a checkpoint can be resumed only by the model that wrote it",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Division:
-    """How ``num_records`` records, taken ``global_batch_size`` at a time, fall to ``parts`` parts."""
+    """How records, taken ``global_batch_size`` at a time, fall to ``parts`` parts."""
 
     num_records: int
     global_batch_size: int
