@@ -9,13 +9,10 @@ import os
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfdist import topology
-from tfdist.errors import EngineMissingError, LaunchError, OptionError, unknown_choice
+from tfdist.errors import EngineMissingError, OptionError, TfdistError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, Strategy, called, make_feed, save_atomically
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective
 
 _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
@@ -48,119 +45,6 @@ def choose_threads(available_cores: int, bound: bool, local_size: int) -> int:
         local_size: ranks on this host.
     """
     return max(1, available_cores if bound else available_cores // local_size)
-
-
-class _Ring(Collective):
-    """The ranks of a Horovod job: one replica in each process."""
-
-    gradients_are_averaged = True
-
-    def __init__(self, hvd: Any, op: str, compression: str, passes: int):
-        self._hvd = hvd
-        self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
-        self._compression = getattr(hvd.Compression, compression)
-        self.num_replicas = self.num_processes = hvd.size()
-        self.process = hvd.rank()
-        self.batches_per_update = passes
-        self._accumulator: Any = None
-
-    # Ranks find each other's tensors by name. Horovod's own names are made of layer names, which
-    # differ as soon as one rank has made a model more than another: so all are given here.
-
-    def sum(self, tensor: Any, name: str) -> Any:
-        import tensorflow as tf
-
-        def all_sum(value: Any, name: str) -> Any:
-            return self._hvd.allreduce(value, op=self._hvd.Sum, name=name, ignore_name_scope=True)
-
-        @tf.custom_gradient
-        def differentiable(value: Any) -> Any:
-            return all_sum(value, f"tfdist.{name}"), lambda g: all_sum(g, f"tfdist.{name}.gradient")
-
-        return differentiable(tensor)
-
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        if self.batches_per_update == 1:
-            reduced = self._reduce(gradients)
-            optimizer.apply_gradients(zip(reduced, variables, strict=True))
-            return
-        import tensorflow as tf
-
-        gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-        accumulated = self._accumulate(gradients, variables)
-
-        def update() -> tf.Tensor:
-            optimizer.apply_gradients(zip(accumulated, variables, strict=True))
-            return tf.constant(True)
-
-        tf.cond(self._accumulator.counter == 0, update, lambda: tf.constant(False))
-
-    def _accumulate(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        from horovod.tensorflow.gradient_aggregation_eager import (
-            LocalGradientAggregationHelperEager,
-        )
-
-        if self._accumulator is None:
-            import tensorflow as tf
-
-            with tf.init_scope():
-                self._accumulator = LocalGradientAggregationHelperEager(
-                    self.batches_per_update,
-                    lambda grads, _: self._reduce(grads),
-                    sparse_as_dense=True,
-                    average_aggregated_gradients=True,
-                )
-                for index, variable in enumerate(variables):
-                    if gradients[index] is not None:
-                        self._accumulator.locally_aggregated_grads[index] = tf.Variable(
-                            tf.zeros_like(variable), trainable=False
-                        )
-        return self._accumulator.compute_gradients(gradients, variables)
-
-    def _reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        def reduce(gradient: Any, index: int) -> Any:
-            return self._hvd.allreduce(
-                gradient,
-                op=self._op,
-                compression=self._compression,
-                name=f"tfdist.gradient.{index}",
-                ignore_name_scope=True,
-            )
-
-        return [None if g is None else reduce(g, index) for index, g in enumerate(gradients)]
-
-    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        return dataset_fn()
-
-    def explain(self, error: Exception) -> Exception | None:
-        lines = [line for line in str(error).splitlines() if "Horovod" in line]
-        if not lines:
-            return None
-        return LaunchError(
-            f"all ranks must take every step together; rank {self.process} was left waiting",
-            received=lines[-1].strip(),
-            mend="Look for the first rank that failed or stopped; its last lines name the cause",
-        )
-
-    def merge(self, values: list[Any]) -> list[Any]:
-        if self.num_processes == 1 or not values:
-            return values
-        flat = np.concatenate([np.ravel(value).astype(np.float64) for value in values])
-        total = self._hvd.allreduce(flat, op=self._hvd.Sum, name="tfdist.metrics").numpy()
-        pieces = np.split(total, np.cumsum([value.size for value in values])[:-1])
-        return [
-            piece.reshape(value.shape).astype(value.dtype)
-            for piece, value in zip(pieces, values, strict=True)
-        ]
-
-    def gather(self, value: Any) -> list[Any]:
-        if self.num_processes == 1:
-            return [value]
-        return self._hvd.allgather_object(value, name="tfdist.gather")
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        if self.num_processes > 1:
-            self._hvd.broadcast_variables(list(variables), root_rank=0)
 
 
 class Horovod(Strategy):
@@ -279,11 +163,12 @@ class Horovod(Strategy):
         return tuple(found)
 
     def build(self, model_fn: ModelOrFn) -> Any:
+        from tfdist.strategies.horovod_ring import Ring
         from tfdist.training.fit import install
 
         return install(
             called(model_fn),
-            _Ring(self._hvd, self._op, self._compression, self._passes),
+            Ring(self._hvd, self._op, self._compression, self._passes),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
@@ -309,15 +194,22 @@ class Horovod(Strategy):
         )
 
     def from_chief(self, value: Any) -> Any:
-        return self._hvd.broadcast_object(value, root_rank=0, name="tfdist.from_chief")
+        if self.num_replicas == 1:
+            return value
+        # Not broadcast_object: its chief returns before the others have come.
+        return self._hvd.allgather_object(value, name="tfdist.from_chief")[0]
 
     def save(self, model: Any, path: str | os.PathLike) -> None:
+        problem = None
         if self._hvd.rank() == 0:
-            save_atomically(model, path)
-        if self.num_replicas > 1:
-            self._hvd.allgather_object(
-                None, name="tfdist.saved"
-            )  # None returns before it is there.
+            try:
+                save_atomically(model, path)
+            except TfdistError as error:
+                problem = error
+        # No rank returns before the file is there, or all raise.
+        problem = self.from_chief(problem)
+        if problem is not None:
+            raise problem
 
 
 def _prepare_environment(

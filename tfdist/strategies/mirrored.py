@@ -53,8 +53,13 @@ class _Mirrors(Collective):
 
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
+    ) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def finish_epoch(self, optimizer: Any) -> None:
+        pass
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         # One element for each replica in turn: the feed has divided the global batch already.

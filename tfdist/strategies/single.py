@@ -22,8 +22,13 @@ class Alone(Collective):
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
+    ) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def finish_epoch(self, optimizer: Any) -> None:
+        pass
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()

@@ -42,10 +42,20 @@ class Collective(abc.ABC):
         """Whether the engine averages gradients over replicas (True) or adds them up (False)."""
 
     @abc.abstractmethod
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``."""
+    def apply(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
+    ) -> None:
+        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``.
+
+        ``rows`` is int64 [], those of the global batch: the weight of these gradients where those
+        of several batches are gathered before an update.
+        """
 
     # Between steps, on one process --------------------------------------------------------------
+
+    @abc.abstractmethod
+    def finish_epoch(self, optimizer: Any) -> None:
+        """Applies gradients that wait for more batches: the epoch has no more."""
 
     @abc.abstractmethod
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:

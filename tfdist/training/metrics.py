@@ -7,6 +7,11 @@ of results, weighted or not, does not.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,9 +38,28 @@ class MergedResults:
         self._local_results = model.get_metrics_result
         #: State of steps that this process has not seen: those before a resumed fit's first.
         self.carried: Any | None = None
+        self._step = threading.local()  # Replicas of one process run in threads of their own.
+
+    @contextlib.contextmanager
+    def within_step(self) -> Iterator[None]:
+        """Encloses a step: results are this process's own, in eager execution too."""
+        self._step.running = True
+        try:
+            yield
+        finally:
+            self._step.running = False
+
+    @contextlib.contextmanager
+    def without_carried(self) -> Iterator[None]:
+        """Encloses an evaluation within a resumed fit, whose metrics are its own."""
+        carried, self.carried = self.carried, None
+        try:
+            yield
+        finally:
+            self.carried = carried
 
     def __call__(self) -> dict[str, Any]:
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly() or getattr(self._step, "running", False):
             return self._local_results()
         variables = state_of(self._model)
         local = [variable.numpy() for variable in variables]
@@ -44,6 +68,15 @@ class MergedResults:
             return {name: _as_numpy(value) for name, value in self._local_results().items()}
         finally:
             _assign(variables, local)
+
+    @contextlib.contextmanager
+    def of_this_loop_only(self) -> Iterator[None]:
+        """Leaves out what is carried: a validation in the middle of a fit has no earlier steps."""
+        carried, self.carried = self.carried, None
+        try:
+            yield
+        finally:
+            self.carried = carried
 
     def merged_state(self) -> list[np.ndarray]:
         """Returns the state of all metrics added up over processes, and over a resumed epoch."""

@@ -1,0 +1,164 @@
+"""The ranks of a Horovod job as a ``Collective``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import LaunchError
+from tfdist.training.collective import Collective
+
+
+class Ring(Collective):
+    """The ranks of a Horovod job: one replica in each process."""
+
+    gradients_are_averaged = True
+
+    def __init__(self, hvd: Any, op: str, compression: str, passes: int):
+        self._hvd = hvd
+        self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
+        self._compression = getattr(hvd.Compression, compression)
+        self.num_replicas = self.num_processes = hvd.size()
+        self.process = hvd.rank()
+        self.batches_per_update = passes
+        self._waiting: _Waiting | None = None
+
+    # Ranks find each other's tensors by name. Horovod's own names are made of layer names, which
+    # differ as soon as one rank has made a model more than another: so all are given here.
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        def all_sum(value: Any, name: str) -> Any:
+            return self._hvd.allreduce(value, op=self._hvd.Sum, name=name, ignore_name_scope=True)
+
+        @tf.custom_gradient
+        def differentiable(value: Any) -> Any:
+            return all_sum(value, f"tfdist.{name}"), lambda g: all_sum(g, f"tfdist.{name}.gradient")
+
+        return differentiable(tensor)
+
+    def apply(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
+    ) -> None:
+        if self.batches_per_update == 1:
+            reduced = self._reduce(gradients)
+            optimizer.apply_gradients(zip(reduced, variables, strict=True))
+            return
+        if self._waiting is None or not self._waiting.is_of(variables):
+            with tf.init_scope():
+                self._waiting = _Waiting(variables)
+        waiting = self._waiting
+        waiting.add(gradients, rows)
+        due = tf.equal(waiting.num_batches, self.batches_per_update)
+        tf.cond(due, lambda: self._update(optimizer), lambda: tf.constant(False))
+
+    def finish_epoch(self, optimizer: Any) -> None:
+        if self._waiting is not None and self._waiting.num_batches.numpy() > 0:
+            self._update(optimizer)
+
+    def _update(self, optimizer: Any) -> tf.Tensor:
+        """Reduces and applies what waits. Returns a tensor, as a branch of a graph must."""
+        reduced = self._reduce(self._waiting.take())
+        optimizer.apply_gradients(zip(reduced, self._waiting.variables, strict=True))
+        return tf.constant(True)
+
+    def _reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        return [
+            None if gradient is None else self._reduce_one(gradient, f"tfdist.gradient.{index}")
+            for index, gradient in enumerate(gradients)
+        ]
+
+    def _reduce_one(self, gradient: Any, name: str) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            if self._op == self._hvd.Average:
+                return self._gather_slices(gradient, name)
+            gradient = tf.convert_to_tensor(gradient)
+        return self._hvd.allreduce(
+            gradient,
+            op=self._op,
+            compression=self._compression,
+            name=name,
+            ignore_name_scope=True,
+        )
+
+    def _gather_slices(self, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+        """Returns the mean of an embedding's gradients, which are the rows that were looked up."""
+
+        def gather(tensor: tf.Tensor, what: str) -> tf.Tensor:
+            return self._hvd.allgather(tensor, name=f"{name}.{what}", ignore_name_scope=True)
+
+        values = gather(slices.values, "values") / self.num_replicas
+        return tf.IndexedSlices(values, gather(slices.indices, "indices"), slices.dense_shape)
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        return dataset_fn()
+
+    def explain(self, error: Exception) -> Exception | None:
+        lines = [line for line in str(error).splitlines() if "Horovod" in line]
+        if not lines:
+            return None
+        return LaunchError(
+            f"all ranks must take every step together; rank {self.process} was left waiting",
+            received=lines[-1].strip(),
+            mend="Look for the first rank that failed or stopped; its last lines name the cause",
+        )
+
+    def merge(self, values: list[Any]) -> list[Any]:
+        if self.num_processes == 1 or not values:
+            return values
+        flat = np.concatenate([np.ravel(value).astype(np.float64) for value in values])
+        total = self._hvd.allreduce(flat, op=self._hvd.Sum, name="tfdist.metrics").numpy()
+        pieces = np.split(total, np.cumsum([value.size for value in values])[:-1])
+        return [
+            piece.reshape(value.shape).astype(value.dtype)
+            for piece, value in zip(pieces, values, strict=True)
+        ]
+
+    def gather(self, value: Any) -> list[Any]:
+        if self.num_processes == 1:
+            return [value]
+        return self._hvd.allgather_object(value, name="tfdist.gather")
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        if self.num_processes > 1:
+            self._hvd.broadcast_variables(list(variables), root_rank=0)
+
+
+class _Waiting:
+    """Gradients of several batches of this rank, added up until they are applied together.
+
+    Each batch weighs as many as its rows: the result is the gradient of one batch of them all.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self.variables = list(variables)
+        self.sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self.variables]
+        self.num_batches = tf.Variable(0, trainable=False)
+        self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._has_gradient: list[bool] = []
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        """Whether these gradients are of ``variables``, and not of those before a new compile."""
+        return [id(v) for v in self.variables] == [id(v) for v in variables]
+
+    def add(self, gradients: Sequence[Any], rows: tf.Tensor) -> None:
+        self._has_gradient = [gradient is not None for gradient in gradients]
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            if gradient is not None:
+                gradient = tf.convert_to_tensor(gradient)
+                total.assign_add(gradient * tf.cast(rows, gradient.dtype))
+        self._rows.assign_add(rows)
+        self.num_batches.assign_add(1)
+
+    def take(self) -> list[tf.Tensor | None]:
+        """Returns the gradients and starts anew."""
+        taken = [
+            total / tf.cast(self._rows, total.dtype) if has_gradient else None
+            for total, has_gradient in zip(self.sums, self._has_gradient, strict=True)
+        ]
+        with tf.control_dependencies([gradient for gradient in taken if gradient is not None]):
+            for variable in (*self.sums, self._rows, self.num_batches):
+                variable.assign(tf.zeros_like(variable))
+        return taken
