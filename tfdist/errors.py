@@ -17,6 +17,9 @@ class TfdistError(Exception):
         mend: what to do about it, as a sentence without its full stop.
     """
 
+    # AutoGraph raises this class unchanged from within traced functions, instead of one of its own.
+    ag_pass_through = True
+
     def __init__(self, rule: str, *, received: object = None, mend: str | None = None):
         self.rule = rule
         self.received = received

@@ -191,8 +191,6 @@ class Records:
             explained = _explain(error, self.place)
             if explained is None:
                 raise
-            # Else AutoGraph, when the caller's function is being traced, wraps it in its own error.
-            explained.ag_pass_through = True
             raise explained from error
 
 
