@@ -7,7 +7,7 @@ read without unpickling anything.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -120,12 +120,18 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._current_epoch = epoch
         resumed = epoch == self._start.position.epoch
         self._steps_before = self._start.position.step if resumed else 0
+        self._last_saved_step = self._steps_before
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._every_steps is None:
             return
         step = self._steps_before + batch + 1
-        if step % self._every_steps == 0 and step < self._state.data.steps_per_epoch:
+        # An execution of several steps may pass over the one that was due. Gradients that wait
+        # for more batches are not in a checkpoint.
+        is_due = step // self._every_steps > self._last_saved_step // self._every_steps
+        is_whole = step % self._collective.batches_per_update == 0
+        if is_due and is_whole and step < self._state.data.steps_per_epoch:
+            self._last_saved_step = step
             state = self.model.get_metrics_result.merged_state()
             self._save(Position(self._current_epoch, step), state)
 
@@ -147,6 +153,7 @@ class DataState:
 
     seed: int
     num_records: int
+    global_batch_size: int
     steps_per_epoch: int
     parts: int
 
@@ -170,7 +177,7 @@ class _State:
 
     @staticmethod
     def _as_row(data: DataState) -> list[int]:
-        return [data.seed, data.num_records, data.steps_per_epoch, data.parts]
+        return list(astuple(data))
 
     def trackable(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(position=self._position, data=self._data, metrics=self._metrics)
@@ -186,7 +193,7 @@ class _State:
         self._data.assign(self._as_row(data))
         # Between epochs only the records and their order matter; within one, the steps do too.
         if step == 0:
-            saved = replace(saved, steps_per_epoch=data.steps_per_epoch, parts=data.parts)
+            saved = replace(data, seed=saved.seed, num_records=saved.num_records)
         if saved != data:
             raise CheckpointError(
                 f"a fit resumed from {Path(path).name} needs the data of the fit that wrote it",

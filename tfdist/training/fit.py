@@ -6,6 +6,7 @@ They are the model's own, replaced on the instance: the model keeps its class an
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training import callbacks as fit_callbacks
 from tfdist.training.batch_norm import synchronize
+from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
@@ -24,17 +25,8 @@ from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Sc
 from tfdist.training.steps import SharedSteps
 
 # What Keras' loops take that a Feed has settled already.
-_SETTLED_BY_FEED = (
-    "y",
-    "batch_size",
-    "sample_weight",
-    "shuffle",
-    "steps",
-    "steps_per_epoch",
-    "validation_batch_size",
-    "validation_split",
-    "validation_steps",
-)
+_SETTLED_BY_FEED = ("steps", "steps_per_epoch", "validation_batch_size", "validation_steps")
+_SETTLED_WITH_ARRAYS = ("y", "batch_size", "sample_weight", "shuffle", "validation_split")
 
 
 def install(
@@ -100,65 +92,93 @@ class _Runs:
     # Keras' three methods -----------------------------------------------------------------------
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
-        if self._is_plain_keras(x):
-            return self._keras_fit(x, *args, **options)
-        x, args, options = self._as_feed(x, args, options, training=True)
-        return self._fit_feed(x, *args, **options)
+        options = _by_name(tf.keras.Model.fit, args) | options
+        if self._is_plain_keras(x) and not self._needs_feed(options):
+            return self._keras_fit(x, **options)
+        if isinstance(x, Feed):
+            _refuse_settled(options)
+            return self._fit_feed(x, **options)
+        x = self._arrays(x, options)
+        validation_split = options.pop("validation_split", None)
+        if validation_split:
+            x, options["validation_data"] = _split(x, validation_split)
+        batch_size = self._batch_size(options)
+        shuffle = bool(options.pop("shuffle", True))
+        feed = self._dataset(x, global_batch_size=batch_size, training=shuffle)
+        return self._fit_feed(feed, **options)
 
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
-        if options.get("_use_cached_eval_dataset") or self._is_plain_keras(x):
-            return self._keras_evaluate(x, *args, **options)
-        feed, _, options = self._as_feed(x, args, options, training=False)
-        return self._evaluate_feed(feed, **options)
-
-    def predict(self, x: Any = None, *args: Any, **options: Any) -> Any:
+        options = _by_name(tf.keras.Model.evaluate, args) | options
+        if options.get("_use_cached_eval_dataset"):  # The validation of a fit.
+            with self._model.get_metrics_result.without_carried():
+                return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
-            return self._keras_predict(x, *args, **options)
-        if not isinstance(x, Feed):
-            rows = len(tf.nest.flatten(x)[0])
-            options = {"y": np.zeros(rows, np.int64), **options}
-        feed, _, options = self._as_feed(x, args, options, training=False)
-        return self._predict_feed(feed, **options)
+            return self._keras_evaluate(x, **options)
+        return self._evaluate_feed(self._as_feed(x, options), **options)
+
+    def predict(self, x: Any, *args: Any, **options: Any) -> Any:
+        options = _by_name(tf.keras.Model.predict, args) | options
+        if self._is_plain_keras(x):
+            return self._keras_predict(x, **options)
+        return self._predict_feed(self._as_feed(x, options), **options)
 
     # Data ---------------------------------------------------------------------------------------
 
     def _is_plain_keras(self, x: Any) -> bool:
         return self._collective.num_replicas == 1 and not isinstance(x, Feed)
 
-    def _as_feed(self, x: Any, args: tuple, options: dict, *, training: bool) -> tuple:
-        """Turns arrays into a Feed; a Feed stays as it is and refuses what it settles itself."""
+    def _needs_feed(self, options: dict) -> bool:
+        """Whether a fit asks for more than Keras can do with its own kinds of data."""
+        return (
+            self._scale is not None
+            or isinstance(options.get("validation_data"), Feed)
+            or any(isinstance(c, Checkpoints) for c in _listed(options.get("callbacks")))
+        )
+
+    def _as_feed(self, x: Any, options: dict) -> Feed:
+        """Returns ``x`` as a Feed in record order; takes what it settles out of ``options``."""
         if isinstance(x, Feed):
-            settled = [name for name in _SETTLED_BY_FEED if options.get(name) is not None]
-            if args or settled:
-                raise OptionError(
-                    "a dataset from strategy.dataset has its batches, weights and order already",
-                    received=", ".join(settled) or f"{len(args)} more positional arguments",
-                    mend="Give them to strategy.dataset, and the rest by name",
-                )
-            return x, (), options
-        if isinstance(x, tf.data.Dataset) or not _are_arrays(x):
+            _refuse_settled(options)
+            return x.in_record_order()
+        arrays = self._arrays(x, options)
+        batch_size = self._batch_size(options)
+        return self._dataset(arrays, global_batch_size=batch_size, training=False)
+
+    def _arrays(self, x: Any, options: dict) -> tuple[Any, ...]:
+        """Returns (x[, y[, sample_weight]]); takes them out of ``options``."""
+        if not _are_arrays(x):
             raise DataError(
                 f"a model of strategy '{self._strategy_name}' reads what strategy.dataset returns",
                 received=type(x).__name__,
                 mend="Write strategy.dataset(data, global_batch_size=...), data being a folder of "
                 "shards, arrays, or an unbatched tf.data.Dataset",
             )
-        options = dict(zip(("y", "batch_size"), args, strict=False)) | options
-        arrays = (x, options.pop("y", None))
-        sample_weight = options.pop("sample_weight", None)
-        if sample_weight is not None:
-            arrays = (*arrays, sample_weight)
-        batch_size = options.pop("batch_size", None) or max(32, self._collective.num_replicas)
-        options.pop("shuffle", None) if training else None
-        return self._dataset(arrays, global_batch_size=batch_size, training=training), (), options
+        y, sample_weight = options.pop("y", None), options.pop("sample_weight", None)
+        arrays = [x] if y is None else [x, y] if sample_weight is None else [x, y, sample_weight]
+        # Keras' users write several inputs or outputs as a list.
+        return tuple(
+            tuple(item) if isinstance(item, list) and _are_arrays(item) else item for item in arrays
+        )
+
+    def _batch_size(self, options: dict) -> int:
+        _refuse_settled(options, _SETTLED_BY_FEED)
+        return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
     def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
         return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
 
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
+        if feed.num_replicas != self._collective.num_replicas:
+            raise DataError(
+                "a dataset comes from the strategy that built the model",
+                received=f"a dataset for {feed.num_replicas} replicas, a model on "
+                f"{self._collective.num_replicas}",
+                mend="Make both with the same strategy object",
+            )
         plan = (feed.num_records, feed.global_batch_size, feed.seed, feed.shuffle)
-        plans = self._collective.gather(plan)
+        with self._reading(feed):
+            plans = self._collective.gather(plan)
         if any(other != plans[0] for other in plans):
             listed = "; ".join(
                 f"rank {rank}: {records} records, global_batch_size {size}, seed {seed}"
@@ -198,9 +218,11 @@ class _Runs:
         model = self._model
         feed = feed.weighted_by_class(class_weight)
         self._agree_on(feed)
-        start = self._prepare(feed, callbacks or ())
+        callbacks = _listed(callbacks)
+        history = tf.keras.callbacks.History()
+        chain = self._chain([*callbacks, history], feed, epochs, self._verbosity(verbose))
+        start = self._prepare(feed, callbacks)
         initial_epoch = start.position.epoch or initial_epoch
-        chain = self._callback_list(callbacks, feed, epochs, self._verbosity(verbose))
         if validation_data is not None:
             validation = self._validation_feed(validation_data)
             options["validation_data"] = self._batches(validation, 0, 1)
@@ -208,11 +230,12 @@ class _Runs:
 
         def run(first: int, last: int, skip_steps: int = 0) -> None:
             chain.is_last_fit = last == epochs
+            chain.steps_in_epoch = feed.steps_per_epoch - skip_steps
             self._keras_fit(
                 self._batches(feed, first, last, skip_steps),
                 epochs=last,
                 initial_epoch=first,
-                steps_per_epoch=feed.steps_per_epoch - skip_steps,
+                steps_per_epoch=chain.steps_in_epoch,
                 callbacks=chain,
                 **options,
             )
@@ -223,17 +246,13 @@ class _Runs:
                 model.get_metrics_result.carried = start.metric_state
                 run(initial_epoch, initial_epoch + 1, start.position.step)
                 model.get_metrics_result.carried = None
-                initial_epoch += 1
-                if model.stop_training and initial_epoch < epochs:
-                    chain.is_last_fit = True
-                    chain.on_train_end()
-                    initial_epoch = epochs
+                initial_epoch = epochs if model.stop_training else initial_epoch + 1
             if initial_epoch < epochs:
                 run(initial_epoch, epochs)
-        return model.history
+        model.history = history
+        return history
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
-        feed = feed.in_record_order()
         self._agree_on(feed)
         with self._reading(feed):
             return self._keras_evaluate(
@@ -245,7 +264,6 @@ class _Runs:
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
-        feed = feed.in_record_order()
         self._agree_on(feed)
         with self._reading(feed):
             local = self._keras_predict(
@@ -269,29 +287,30 @@ class _Runs:
         keepers = [c for c in callbacks if isinstance(c, Checkpoints)]
         if keepers:
             data = DataState(
-                feed.seed, feed.num_records, feed.steps_per_epoch, self._collective.num_processes
+                seed=feed.seed,
+                num_records=feed.num_records,
+                global_batch_size=feed.global_batch_size,
+                steps_per_epoch=feed.steps_per_epoch,
+                parts=self._collective.num_processes,
             )
             start = keepers[0].bind(model, self._collective, data)
         variables = model.optimizer.variables
         optimizer_state = variables() if callable(variables) else variables
         self._collective.broadcast([*model.variables, *optimizer_state])
         if self._scale is not None:
-            updates = max(1, feed.steps_per_epoch // self._collective.batches_per_update)
+            updates = -(-feed.steps_per_epoch // self._collective.batches_per_update)
             self._scale.prepare(model.optimizer, updates)
             if self._collective.is_chief:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
 
-    def _callback_list(
-        self, callbacks: Any, feed: Feed, epochs: int, verbose: Any
-    ) -> fit_callbacks.ContinuedCallbacks:
+    def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         own = [EffectiveLearningRate()]  # First: the user's loggers then see what it adds.
         if self._scale is not None:
             own.append(self._scale)
-        users = fit_callbacks.for_process(callbacks, self._collective.is_chief)
-        return fit_callbacks.ContinuedCallbacks(
-            [*own, *users],
-            add_history=True,
+        return JobCallbacks(
+            [*own, *for_process(callbacks, self._collective.is_chief)],
+            self._collective,
             add_progbar=verbose != 0,
             model=self._model,
             verbose=verbose,
@@ -300,17 +319,18 @@ class _Runs:
         )
 
     def _validation_feed(self, data: Any) -> Feed:
-        if not isinstance(data, Feed):
-            if self._is_plain_keras(data) and not isinstance(data, tuple):
-                raise DataError(
-                    "validation_data beside a dataset of this strategy comes from it too",
-                    received=type(data).__name__,
-                    mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
-                )
+        if isinstance(data, Feed):
+            feed = data.in_record_order()
+        elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
             x, *rest = data
-            names = ("y", "sample_weight")
-            data, _, _ = self._as_feed(x, (), dict(zip(names, rest, strict=False)), training=False)
-        feed = data.in_record_order()
+            options = dict(zip(("y", "sample_weight"), rest, strict=False))
+            feed = self._as_feed(x, options)
+        else:
+            raise DataError(
+                "validation_data beside a dataset of this strategy comes from it too",
+                received=type(data).__name__,
+                mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
+            )
         self._agree_on(feed)
         return feed
 
@@ -320,6 +340,45 @@ class _Runs:
         return 1 if verbose == "auto" else verbose
 
 
+def _by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns positional arguments after ``x`` of one of Keras' loops by their names."""
+    names = list(inspect.signature(method).parameters)[2:]
+    return dict(zip(names, args, strict=False))
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _refuse_settled(
+    options: dict, names: tuple[str, ...] = (*_SETTLED_WITH_ARRAYS, *_SETTLED_BY_FEED)
+) -> None:
+    settled = [name for name in names if options.get(name) is not None]
+    if settled:
+        raise OptionError(
+            "the batches of a strategy have their size, weights, order and number already",
+            received=", ".join(settled),
+            mend="Leave that out, and give the rest to strategy.dataset",
+        )
+
+
 def _are_arrays(x: Any) -> bool:
     leaves = tf.nest.flatten(x)
     return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def _split(arrays: tuple[Any, ...], validation_split: float) -> tuple[Any, Any]:
+    """Divides as Keras does: validation takes the last rows, before any shuffling."""
+    rows = len(tf.nest.flatten(arrays)[0])
+    kept = int(rows * (1 - validation_split))
+    if not 0 < kept < rows:
+        raise OptionError(
+            "validation_split must leave records on both sides",
+            received=f"{validation_split} of {rows} records",
+        )
+    return (
+        tf.nest.map_structure(lambda array: array[:kept], arrays),
+        tf.nest.map_structure(lambda array: array[kept:], arrays),
+    )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,15 +66,6 @@ class MergedResults:
             return {name: _as_numpy(value) for name, value in self._local_results().items()}
         finally:
             _assign(variables, local)
-
-    @contextlib.contextmanager
-    def of_this_loop_only(self) -> Iterator[None]:
-        """Leaves out what is carried: a validation in the middle of a fit has no earlier steps."""
-        carried, self.carried = self.carried, None
-        try:
-            yield
-        finally:
-            self.carried = carried
 
     def merged_state(self) -> list[np.ndarray]:
         """Returns the state of all metrics added up over processes, and over a resumed epoch."""

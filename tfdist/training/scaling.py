@@ -88,12 +88,18 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
     def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
         super().__init__()
         self._scaling = scaling
+        self._steps_per_epoch = 0
+        self._read(optimizer)
+
+    def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        self._optimizer = optimizer
         self._schedule = _schedule_of(optimizer)
         self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
-        self._steps_per_epoch = 0
 
     def prepare(self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int) -> None:
         """Must be called before the train step is traced."""
+        if optimizer is not self._optimizer:  # The model was compiled anew.
+            self._read(optimizer)
         self._steps_per_epoch = steps_per_epoch
         if self._schedule is not None:
             optimizer.learning_rate = _ScaledSchedule(
@@ -115,13 +121,19 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None:
-            logs["learning_rate"] = float(_value(self.model.optimizer.learning_rate))
+            optimizer = self.model.optimizer
+            rate = optimizer.learning_rate
+            # Legacy optimizers give the schedule itself.
+            rate = rate(optimizer.iterations) if callable(rate) else rate
+            logs["learning_rate"] = float(_value(rate))
 
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
     # Keras has no public reader of the schedule: ``learning_rate`` gives its current value.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_learning_rate", None)
+    if rate is None:  # A legacy optimizer.
+        rate = inner.learning_rate
     is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
 
