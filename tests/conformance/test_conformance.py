@@ -1,0 +1,100 @@
+"""Every registered strategy against one device. A new engine joins by adding a row."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import conformance_cases as cases
+import pytest
+
+from tfdist.strategies import REGISTRY
+
+TOLERANCE = 1e-5
+_SCRIPT = Path(__file__).with_name("run_cases.py")
+_TIMEOUT_S = 280
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How a strategy is run.
+
+    Attributes:
+        strategy: its registered name.
+        options: of the strategy.
+        launcher: arguments before the script; empty where one process is all.
+        num_replicas: what the strategy must report, so that no row compares one device to itself.
+    """
+
+    strategy: str
+    options: dict[str, Any] = field(default_factory=dict)
+    launcher: tuple[str, ...] = ()
+    num_replicas: int
+
+
+_TWO_RANKS = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
+
+ROWS = (
+    Row(strategy="single", num_replicas=1),
+    Row(strategy="mirrored", options={"devices": 2}, num_replicas=2),
+    Row(
+        strategy="horovod",
+        options={"stall_timeout_s": 20},
+        launcher=(sys.executable, *_TWO_RANKS),
+        num_replicas=2,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory):
+    """Runs all cases of a row in one job, when the first of them is asked for."""
+    done: dict[str, dict] = {}
+
+    def of(row: Row) -> dict:
+        if row.strategy not in done:
+            out = tmp_path_factory.mktemp(row.strategy) / "results.json"
+            script = [sys.executable, str(_SCRIPT), row.strategy, json.dumps(row.options), str(out)]
+            done[row.strategy] = {}  # A job that failed is not run once more for each case.
+            finished = subprocess.run(
+                [*row.launcher, *script],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+            assert out.exists(), finished.stdout[-3000:] + finished.stderr[-3000:]
+            done[row.strategy] = json.loads(out.read_text())
+        return done[row.strategy]
+
+    return of
+
+
+def test_every_registered_strategy_has_a_row():
+    assert {row.strategy for row in ROWS} == set(REGISTRY)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.strategy)
+def test_row_has_as_many_replicas_as_it_says(row, results):
+    assert results(row)["num_replicas"] == row.num_replicas
+
+
+@pytest.mark.parametrize("case", cases.CASES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.strategy)
+def test_equals_one_device(row, case, results):
+    result = results(row)[case]
+    assert "error" not in result, result["error"]
+    wrong = {
+        what: difference
+        for what, difference in result["differences"].items()
+        if math.isnan(difference) or difference > TOLERANCE
+    }
+    assert not wrong
