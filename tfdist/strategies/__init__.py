@@ -6,6 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from tfdist import topology
 from tfdist.errors import OptionError, unknown_choice
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def strategy(name: str, **options: Any) -> Strategy:
         from tfdist.strategies.auto import choose
 
         name, reason = choose()
-        print(f"tfdist: strategy '{name}', because {reason}", flush=True)
+        if topology.current().is_chief:
+            print(f"tfdist: strategy '{name}', because {reason}", flush=True)
     cls = strategy_class(name)
     known = known_options(name)
     for option in options:

@@ -1,0 +1,50 @@
+"""``tfdist verify`` as a user runs it, with real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def verify(run_cli, shards, model_file):
+    def run(*options: str, model: str = "mlp"):
+        where = ("--model", f"{model_file}:{model}", "--data", shards)
+        return run_cli("verify", *where, "--steps", 6, "--global-batch-size", 32, *options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--strategy", "mirrored", "-o", "devices=2"),
+        ("--strategy", "horovod", "--workers", "2"),
+    ],
+)
+def test_an_exact_strategy_passes(verify, options):
+    done = verify(*options)
+    assert done.returncode == 0, done.stderr
+    assert "dense" in done.stdout
+    assert " is exact" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_strategy_that_is_not_exact_fails_and_names_the_cause(verify):
+    done = verify("--strategy", "mirrored", "-o", "devices=2", model="with_dropout")
+    assert done.returncode == 1, done.stderr
+    assert "NOT exact" in done.stdout
+    assert "layer 'dropout' draws other random numbers" in " ".join(done.stdout.split())
+
+
+def test_an_option_that_rounds_is_the_cause(verify):
+    done = verify("--strategy", "horovod", "-o", "compression=fp16")
+    assert done.returncode == 1, done.stderr
+    assert "compression='fp16'" in done.stdout
+
+
+def test_a_mistake_is_one_line(verify):
+    done = verify("--strategy", "single", model="not_compiled")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
