@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import EngineMissingError, OptionError, TfdistError, unknown_choice
+from tfdist.errors import EngineMissingError, LaunchError, OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, Strategy, called, make_feed, save_atomically
 from tfdist.topology import Topology
 
@@ -204,12 +204,14 @@ class Horovod(Strategy):
         if self._hvd.rank() == 0:
             try:
                 save_atomically(model, path)
-            except TfdistError as error:
+            except Exception as error:
                 problem = error
-        # No rank returns before the file is there, or all raise.
-        problem = self.from_chief(problem)
+        # No rank returns before the file is there, and none waits for a file that does not come.
+        reason = self.from_chief(None if problem is None else str(problem).splitlines()[0])
         if problem is not None:
             raise problem
+        if reason is not None:
+            raise LaunchError("rank 0 must save the model", received=reason)
 
 
 def _prepare_environment(
