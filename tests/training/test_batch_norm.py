@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
 from tfdist.training.batch_norm import layers_of, shared_step, synchronize
 
@@ -105,3 +106,11 @@ def test_layers_of_nested_models_are_found():
     inner = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization()])
     model = keras.Sequential([keras.Input((3,)), inner, keras.layers.BatchNormalization()])
     assert len(layers_of(model)) == 2
+
+
+def test_a_mask_that_would_be_ignored_is_refused():
+    masked = [keras.layers.Masking(), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((3, 2)), *masked])
+    synchronize(model, Alone())
+    with shared_step(is_real=tf.constant(True)), pytest.raises(ModelError, match="with a mask"):
+        model(np.ones((4, 3, 2), np.float32), training=True)
