@@ -21,9 +21,9 @@ from tfdist.launch.supervisor import Job
 _ROOT = Path(__file__).parents[1]
 _WORKERS = 2
 _ATTEMPTS = 3
-# A step may take 1.02 times as long as the best one by hand.
 # Longest time without an epoch, on a busy machine too.
 _SILENCE_S = 300.0
+# A step may take 1.02 times as long as the best one by hand.
 _STEP_TARGET = 0.98
 
 
