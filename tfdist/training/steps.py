@@ -62,11 +62,13 @@ class SharedSteps:
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
         with model.get_metrics_result.within_step():
-            if _are_keras_own(model.compiled_metrics.metrics, model.compute_metrics):
+            own_kinds = _are_keras_own(model.compiled_metrics.metrics, model.compute_metrics)
+            own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
+            if own_kinds or own_results:
                 return model.compute_metrics(x, y, y_pred, sample_weight)
 
-            def update() -> tf.Tensor:
-                model.compute_metrics(x, y, y_pred, sample_weight)
+            def update() -> tf.Tensor:  # Results are for after it: replicas meet in them.
+                model.compiled_metrics.update_state(y, y_pred, sample_weight)
                 return tf.constant(True)
 
             if not model.compiled_metrics.built:
