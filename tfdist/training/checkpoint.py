@@ -71,8 +71,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self._start = Start()
         self._state = _State(data)
+        # A model whose weights lie in slices on several devices gathers them to be written.
+        self._sharded = getattr(model, "sharded", None)
+        optimizer = self._sharded.whole_optimizer if self._sharded else model.optimizer
         checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=model.optimizer, state=self._state.trackable()
+            model=model, optimizer=optimizer, state=self._state.trackable()
         )
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
@@ -107,6 +110,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 reason = error.message.splitlines()[0]
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
                 continue
+            if self._sharded:
+                self._sharded.scatter()
             return self._state.start(data, path)
         raise CheckpointError(
             "resuming needs a checkpoint that can be read",
@@ -143,6 +148,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
+        if self._sharded:
+            self._sharded.gather()
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         self._manager.save(checkpoint_number=number)
 
