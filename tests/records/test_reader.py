@@ -160,6 +160,11 @@ def test_a_dataset_of_unknown_length_is_counted():
     assert open_records(numbers).num_records == 10
 
 
+def test_a_dataset_may_hold_what_does_not_equal_itself():
+    x = np.array([[np.nan], [1.0]], np.float32)
+    assert open_records(tf.data.Dataset.from_tensor_slices((x, ["a", "b"]))).num_records == 2
+
+
 class TestMapFn:
     def test_it_gets_batches_after_the_cache(self, folder):
         noise = tf.random.Generator.from_seed(0)
@@ -280,6 +285,7 @@ class TestBadSources:
             (numbers.repeat(), r"Remove repeat\(\)"),
             (numbers.take(0), "at least one record"),
             (numbers.map(lambda n: (n,) * 4), "tuples of 4"),
+            (tf.data.Dataset.range(99).shuffle(99), r"Remove shuffle\(\)"),
         ):
             with pytest.raises(DataError, match=message):
                 open_records(dataset)

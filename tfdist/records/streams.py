@@ -23,6 +23,8 @@ _LOAD_BATCH_SIZE = 1024
 # Local files of this size are not all in the page cache, so reading several at once pays.
 _INTERLEAVE_BYTES = 2 << 30
 _MAX_INTERLEAVED = 4
+# Enough to tell a shuffled dataset from one that is not.
+_COMPARED_RECORDS = 4
 
 
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
@@ -149,6 +151,7 @@ class DatasetSource(Source):
             )
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
             raise DataError("a dataset gives dense tensors", received=str(element))
+        _refuse_changing(dataset)
         self._dataset = dataset
         self.num_records = _count(dataset)
         self.spec = tf.nest.map_structure(
@@ -162,6 +165,22 @@ class DatasetSource(Source):
         if order is not None:
             part = _shuffle(part, order, _buffer_records(self.record_bytes, stop - start))
         return part.skip(skip_records).batch(batch_size)
+
+
+def _refuse_changing(dataset: tf.data.Dataset) -> None:
+    """A dataset is read by ranges, by several ranks, and may be kept: it must not change."""
+    passes = [list(dataset.take(_COMPARED_RECORDS).as_numpy_iterator()) for _ in range(2)]
+    once, again = (map(np.asarray, tf.nest.flatten(records)) for records in passes)
+    if not all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in zip(once, again, strict=True)
+    ):
+        raise DataError(
+            "a dataset gives the same records in the same order each time",
+            received="other records in a second pass",
+            mend="Remove shuffle() and random augmentation from it: strategy.dataset shuffles, and "
+            "its map_fn augments",
+        )
 
 
 def _count(dataset: tf.data.Dataset) -> int:

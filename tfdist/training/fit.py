@@ -21,6 +21,7 @@ from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
 from tfdist.training.metrics import MergedResults
+from tfdist.training.misfits import check_inputs, explain_label_error
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.steps import SharedSteps
 
@@ -45,6 +46,7 @@ def install(
     model.get_metrics_result = MergedResults(model, collective)
     if collective.num_replicas > 1:
         _refuse_custom_steps(model, strategy_name)
+        _refuse_xla(model)
         synchronize(model, collective)
         steps = SharedSteps(model, collective)
         model.train_step = steps.train_step
@@ -66,6 +68,15 @@ def _refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
                 received=f"{type(model).__name__} with a {step} of its own",
                 mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
             )
+
+
+def _refuse_xla(model: tf.keras.Model) -> None:
+    if model.jit_compile:
+        raise ModelError(
+            "XLA cannot compile a step that several replicas share",
+            received=f"model '{model.name}' compiled with jit_compile=True",
+            mend="Compile it without jit_compile, or use strategy 'single'",
+        )
 
 
 class _Runs:
@@ -169,6 +180,7 @@ class _Runs:
 
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
+        check_inputs(self._model, feed.records.element_spec)
         if feed.num_replicas != self._collective.num_replicas:
             raise DataError(
                 "a dataset comes from the strategy that built the model",
@@ -196,7 +208,11 @@ class _Runs:
         try:
             yield
         except tf.errors.OpError as error:
-            explained = explain_read_error(error, feed.records) or self._collective.explain(error)
+            explained = (
+                explain_label_error(error)
+                or explain_read_error(error, feed.records)
+                or self._collective.explain(error)
+            )
             if explained is None:
                 raise
             raise explained from error
@@ -280,6 +296,8 @@ class _Runs:
 
     def _prepare(self, feed: Feed, callbacks: Any) -> Start:
         model = self._model
+        if self._collective.num_replicas > 1:
+            _refuse_xla(model)  # It may have been compiled anew.
         with model.distribute_strategy.scope():
             if hasattr(model.optimizer, "build"):  # The slots must exist to be restored or sent.
                 model.optimizer.build(model.trainable_variables)

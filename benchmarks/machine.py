@@ -1,0 +1,62 @@
+"""What the machine does beside a benchmark: a ratio measured while others compute is worth little.
+
+The two ranks of a job slow down unlike one process does, so others' work does not cancel out.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+
+import psutil
+
+# Others may use this much of all cores.
+QUIET_SHARE = 0.04
+_WAIT_S = 180
+
+
+def wait_until_quiet() -> None:
+    """Returns once others leave the cores alone, or after three minutes."""
+    deadline = time.monotonic() + _WAIT_S
+    quiet_seconds = 0
+    while quiet_seconds < 3 and time.monotonic() < deadline:
+        used = psutil.cpu_percent(interval=1) / 100
+        quiet_seconds = quiet_seconds + 1 if used <= QUIET_SHARE else 0
+
+
+def load() -> float:
+    """Returns the load average of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+@dataclass
+class OthersWatch:
+    """Measures, as a context, the share of all cores that other programs took.
+
+    Attributes:
+        share: 0.0 to 1.0, known when the context is left. Own work is that of this process and of
+            its children that have ended.
+    """
+
+    share: float = 0.0
+
+    def __enter__(self) -> OthersWatch:
+        self._busy, self._own, self._at = _busy_s(), _own_s(), time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._at
+        others = _busy_s() - self._busy - (_own_s() - self._own)
+        self.share = max(0.0, others / (seconds * psutil.cpu_count()))
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _own_s() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,70 @@
+"""Data that do not fit the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import DataError
+
+layers = tf.keras.layers
+
+
+def compiled(inputs, outputs) -> tf.keras.Model:
+    model = tf.keras.Model(inputs, outputs)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    return model
+
+
+def one_input() -> tf.keras.Model:
+    inputs = tf.keras.Input((4,), name="a")
+    return compiled(inputs, layers.Dense(3)(inputs))
+
+
+def two_inputs() -> tf.keras.Model:
+    a, b = tf.keras.Input((4,), name="a"), tf.keras.Input((2,), name="b")
+    return compiled([a, b], layers.Dense(3)(layers.Concatenate()([a, b])))
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros((8, *shape), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "x", "words"),
+    [
+        (one_input, zeros(5), ["'a'", "[4]", "[5]"]),
+        (one_input, {"c": zeros(4)}, ["inputs of the model: a", "c"]),
+        (one_input, (zeros(4), zeros(2)), ["here 1", "2 features"]),
+        (two_inputs, {"a": zeros(4)}, ["a, b"]),
+        (two_inputs, {"a": zeros(2), "b": zeros(4)}, ["'a'", "[4]", "[2]"]),
+        (two_inputs, zeros(4), ["here 2", "1 features"]),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(model_fn, x, words):
+    strategy = tfdist.strategy("single")
+    model = strategy.build(model_fn)
+    data = strategy.dataset((x, np.zeros(8, np.int64)), global_batch_size=4)
+    for loop in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(DataError) as caught:
+            loop(data, verbose=0)
+        for word in words:
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("x", [zeros(4), zeros(4, 1), {"a": zeros(4)}])
+def test_inputs_that_keras_can_take_are_left_to_it(x):
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    model.fit(strategy.dataset((x, np.zeros(8, np.int64)), global_batch_size=4), verbose=0)
+
+
+def test_a_label_without_an_output_is_named():
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    data = strategy.dataset((zeros(4), np.full(8, 7)), global_batch_size=4)
+    with pytest.raises(DataError, match=r"0 to 2\. Received: label 7"):
+        model.fit(data, verbose=0)

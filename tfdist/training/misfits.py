@@ -1,0 +1,78 @@
+"""Data that do not fit the model, told in the terms of the data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+
+_LABEL_OUT_OF_RANGE = re.compile(
+    r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
+)
+
+
+def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
+    """Checks the inputs of a dataset against those of a Functional or Sequential model.
+
+    Args:
+        element_spec: of a batch, (x[, y[, sample_weight]]), each with the batch as first dimension.
+
+    Raises:
+        DataError: an input is missing, or has another shape than the model's.
+    """
+    expected = getattr(model, "inputs", None)
+    if not expected:  # A model of a class of its own: only its call knows.
+        return
+    names = list(model.input_names)
+    x = element_spec[0]
+    if isinstance(x, Mapping):
+        missing = [name for name in names if name not in x]
+        if missing:
+            raise DataError(
+                f"a dataset must have the inputs of the model: {', '.join(names)}",
+                received=", ".join(sorted(x)),
+                mend="Name the model's keras.Input layers as the features are named",
+            )
+        given = [x[name] for name in names]
+    else:
+        given = tf.nest.flatten(x)
+    if len(given) != len(expected):
+        raise DataError(
+            f"a dataset must have one feature for each input of the model, here {len(expected)}",
+            received=f"{len(given)} features",
+        )
+    for name, spec, tensor in zip(names, given, expected, strict=True):
+        if not _fits(spec.shape[1:], tensor.shape[1:]):
+            raise DataError(
+                f"input '{name}' of the model takes records of shape {list(tensor.shape[1:])}",
+                received=f"records of shape {list(spec.shape[1:])}",
+                mend="Change the model's keras.Input, or reshape the data",
+            )
+
+
+def explain_label_error(error: Exception) -> DataError | None:
+    """Returns what an error about a class id means, None when the error is about something else."""
+    found = _LABEL_OUT_OF_RANGE.search(str(error))
+    if found is None:
+        return None
+    label, classes = found.groups()
+    return DataError(
+        f"a label must be a class that the model has an output for, here 0 to {int(classes) - 1}",
+        received=f"label {label}",
+        mend="Give the model's last layer more outputs, or mend the labels",
+    )
+
+
+def _fits(given: tf.TensorShape, expected: tf.TensorShape) -> bool:
+    if given.rank is None or expected.rank is None:
+        return True
+    # Keras adds and drops dimensions of 1 itself.
+    shapes = ([size for size in shape if size != 1] for shape in (given, expected))
+    given_sizes, expected_sizes = shapes
+    return len(given_sizes) == len(expected_sizes) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(given_sizes, expected_sizes, strict=True)
+    )
