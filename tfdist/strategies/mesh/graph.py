@@ -107,15 +107,17 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
     shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
     key = (context.training, shapes, repr(options))
     if key not in traces:
-        symbols = [
-            tf.keras.Input(shape, dtype=x.dtype) for shape, x in zip(shapes, flat, strict=True)
-        ]
         options = dict(options)
         if "training" in inspect.signature(layer.call).parameters:
             options["training"] = context.training
         try:
-            outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
-            model = tf.keras.Model(symbols, outputs)
+            with tf.init_scope():  # Symbols are Keras' own: they belong to no graph.
+                symbols = [
+                    tf.keras.Input(shape, dtype=x.dtype)
+                    for shape, x in zip(shapes, flat, strict=True)
+                ]
+                outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
+                model = tf.keras.Model(symbols, outputs)
         except UnsupportedLayerError:
             raise
         except Exception as error:  # Whatever a user's own code raises on symbols.

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.errors import OptionError, unknown_choice
 
 #: Fewer columns than this on a device cost more to bring together than they save.
-MIN_SPLIT = 8
+MIN_SPLIT = 4
 
 Axes = tuple[str | None, ...]
 
