@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.mesh.context import Context, is_split
-from tfdist.strategies.mesh.operations import mtf
+from tfdist.strategies.mesh.context import Context, has_batch, is_split
+from tfdist.strategies.mesh.operations import MODEL, mtf
 
 
 def aligned(context: Context, operands: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -18,37 +18,37 @@ def aligned(context: Context, operands: list[Any]) -> tuple[list[Any], list[Any]
             constants beside them.
     """
     on_mesh = [x for x in operands if isinstance(x, mtf.Tensor)]
-    rank = max(len(x.shape.dims) for x in on_mesh)
-    widths = {x.shape.dims[-1].size for x in on_mesh}
-    full = max(widths)
-    # The last dimension stays split only where every full operand is split alike.
-    keep = all(is_split(x.shape.dims[-1]) for x in on_mesh if x.shape.dims[-1].size == full)
-    keep = keep and widths <= {1, full}
-    tensors = [x if keep else context.whole(x) for x in on_mesh]
-    sizes = [max(_size(x, place, rank) for x in tensors) for place in range(1, rank)]
-    for x in operands:
-        if isinstance(x, mtf.Tensor):
-            continue
-        shape = x.shape if isinstance(x, tf.Variable) else tf.convert_to_tensor(x).shape
-        assert len(shape) <= rank, shape
-        for place, size in enumerate(reversed(shape), 1):
-            if place < rank:
-                sizes[-place] = max(sizes[-place], size)
-    output = context.dimensions(sizes, split_last=keep)
-    moved = iter(tensors)
+    shapes = [_shape(x) for x in operands]
+    rank = max(len(shape) for shape in shapes)
+    sizes = [
+        max(shape[-place] if place <= len(shape) else 1 for shape in shapes)
+        for place in range(rank, 0, -1)
+    ]
+    # The last dimension stays split only where every operand is split alike, or repeats it.
+    lasts = [x.shape.dims[-1] for x in on_mesh if x.shape.dims]
+    keep = all(is_split(d) for d in lasts if d.size == sizes[-1])
+    keep = keep and any(is_split(d) for d in lasts)
+    if not keep:
+        on_mesh = [context.whole(x) for x in on_mesh]
+    if any(has_batch(x) for x in on_mesh):
+        output = context.dimensions(sizes[1:], split_last=keep)
+    else:
+        output = context.dims_like(sizes, list(on_mesh[0].shape.dims))
+    moved = iter(on_mesh)
     result = []
     for x in operands:
         if isinstance(x, mtf.Tensor):
             result.append(next(moved))
         elif isinstance(x, tf.Variable):
             dims = context.dims_like(x.shape, output)
-            result.append(context.weight(x, tuple("model" if is_split(d) else None for d in dims)))
+            axes = tuple(MODEL if is_split(d) else None for d in dims)
+            result.append(context.weight(x, axes))
         else:
             result.append(context.constant(x, output))
     return result, output
 
 
-def _size(x: Any, place: int, rank: int) -> int:
-    """Returns the size of ``x`` at ``place`` of a tensor of ``rank``, as broadcasting reads it."""
-    own = place - (rank - len(x.shape.dims))
-    return x.shape.dims[own].size if own > 0 else 1
+def _shape(x: Any) -> list[int]:
+    if isinstance(x, mtf.Tensor):
+        return [dimension.size for dimension in x.shape.dims]
+    return list(x.shape if isinstance(x, tf.Variable) else tf.convert_to_tensor(x).shape)

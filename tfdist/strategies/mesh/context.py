@@ -51,6 +51,8 @@ class Context:
         self.updates: list[tuple[Any, Any]] = []
         self.losses: list[Any] = []
         self.final_layers: set[int] = set()
+        #: weight id -> what was looked up in it, for weights that are only looked up.
+        self.look_ups: dict[int, list[Any]] = {}
         self._batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
@@ -197,5 +199,10 @@ def is_split(dimension: Any) -> bool:
     return dimension.name.endswith(f"@{MODEL}")
 
 
+def has_batch(x: Any) -> bool:
+    """Whether a tensor on the mesh has a row for each record."""
+    return bool(x.shape.dims) and x.shape.dims[0].name == BATCH
+
+
 def last_is_split(x: Any) -> bool:
-    return len(x.shape.dims) > 1 and is_split(x.shape.dims[-1])
+    return is_split(x.shape.dims[-1])

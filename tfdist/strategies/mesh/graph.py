@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.operators import convert_operator, is_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
@@ -68,12 +68,32 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
 def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
     rule = rule_of(layer)
     if rule is not None:
+        arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
     if getattr(layer, "_is_graph_network", False):
         flat = _flat(layer._flatten_to_reference_inputs(arguments[0]))
         outputs = _run(layer, context, flat)
         return tf.nest.pack_sequence_as(layer._nested_outputs, outputs)
     return _call_composite(context, layer, arguments, options)
+
+
+#: Layers that keep the dimensions of their input, so it may be one without a batch (positions).
+_ALSO_WITHOUT_BATCH = (
+    tf.keras.layers.Activation,
+    tf.keras.layers.Dense,
+    tf.keras.layers.Dropout,
+    tf.keras.layers.Embedding,
+    tf.keras.layers.LayerNormalization,
+)
+
+
+def _on_mesh(context: Context, layer: Any, value: Any) -> Any:
+    if isinstance(value, tf.Tensor):
+        value = context.constant(value)
+    lacks_batch = isinstance(value, mtf.Tensor) and not has_batch(value)
+    if lacks_batch and not isinstance(layer, _ALSO_WITHOUT_BATCH):
+        raise UnsupportedLayerError(layer, "it is called on a tensor without a batch")
+    return value
 
 
 def _flat(values: Any) -> list[Any]:
@@ -93,7 +113,14 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     if not tensors or len(tensors) != len(_flat(arguments)) or _has_tensor(options):
         raise UnsupportedLayerError(layer, "a composite layer is called on tensors of the model")
     model = _trace(context, layer, arguments, options)
-    return tf.nest.pack_sequence_as(model._nested_outputs, _run(model, context, tensors))
+    weights = [context.weight(variable) for variable in _own_weights(layer).values()]
+    outputs = _run(model, context, [*tensors, *weights])
+    return tf.nest.pack_sequence_as(model._nested_outputs, outputs)
+
+
+def _own_weights(layer: Any) -> dict[str, tf.Variable]:
+    """Returns the weights that are attributes of the layer itself: name -> weight."""
+    return {name: v for name, v in vars(layer).items() if isinstance(v, tf.Variable)}
 
 
 def _has_tensor(options: dict[str, Any]) -> bool:
@@ -110,21 +137,30 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
         options = dict(options)
         if "training" in inspect.signature(layer.call).parameters:
             options["training"] = context.training
+        own = _own_weights(layer)
         try:
             with tf.init_scope():  # Symbols are Keras' own: they belong to no graph.
                 symbols = [
                     tf.keras.Input(shape, dtype=x.dtype)
                     for shape, x in zip(shapes, flat, strict=True)
                 ]
+                # An operator would take a weight's value for a constant; a symbol it follows.
+                weights = {
+                    name: tf.keras.Input(batch_shape=v.shape, dtype=v.dtype)
+                    for name, v in own.items()
+                }
+                vars(layer).update(weights)
                 outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
-                model = tf.keras.Model(symbols, outputs)
+                model = tf.keras.Model([*symbols, *weights.values()], outputs)
         except UnsupportedLayerError:
             raise
         except Exception as error:  # Whatever a user's own code raises on symbols.
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            lines = str(error).strip().splitlines() or [repr(error)]
             raise UnsupportedLayerError(
-                layer, f"its call does not work on Keras' symbolic tensors: {reason}"
+                layer, f"its call does not work on Keras' symbolic tensors: {' '.join(lines[:3])}"
             ) from error
+        finally:
+            vars(layer).update(own)
         traces[key] = model
     return traces[key]
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.layers.core import tf_op_layer
 
 from tfdist.strategies.mesh.alignment import aligned
-from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
 
@@ -49,9 +49,12 @@ def convert_operator(
     if symbol == "cast":
         x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
         return context.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype)
-    if any(isinstance(value, tf.Variable) for value in flat):
-        raise UnsupportedLayerError(layer, f"{symbol} of a weight")
+    if not all(has_batch(x) for x in on_mesh):
+        raise UnsupportedLayerError(layer, f"{symbol} of a tensor without a batch (a weight)")
     _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
+    if isinstance(layer, tf_op_layer.SlicingOpLambda):
+        arguments = (on_mesh[0], _slices(_argument(arguments, options, 1, "slice_spec")))
+        options = {}
     if symbol == "reshape":
         arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
     return _each_row(context, layer, node, arguments, options)
@@ -61,9 +64,11 @@ def _elementwise(context: Context, layer: Any, arguments: Any, options: dict[str
     structure = (list(arguments), dict(options))
     flat = tf.nest.flatten(structure)
     places = [i for i, value in enumerate(flat) if _is_operand(value)]
-    tensors, output = aligned(context, [flat[i] for i in places])
-    if len({len(x.shape.dims) for x in flat if isinstance(x, mtf.Tensor)}) > 1:
+    batches = [x for x in flat if isinstance(x, mtf.Tensor) and has_batch(x)]
+    rank = max(len(flat[i].shape) for i in places)
+    if any(len(x.shape) < rank for x in batches):
         raise UnsupportedLayerError(layer, "its operands have different numbers of dimensions")
+    tensors, output = aligned(context, [flat[i] for i in places])
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
         values = list(flat)
@@ -131,6 +136,13 @@ def _check_keeps_rows(
         raise UnsupportedLayerError(layer, f"the operator {symbol} is not known")
     if not kept:
         raise UnsupportedLayerError(layer, f"{symbol} works over the rows of the batch")
+
+
+def _slices(spec: Any) -> Any:
+    """Returns the slices that Keras has written as dictionaries."""
+    if isinstance(spec, dict):
+        return slice(spec["start"], spec["stop"], spec["step"])
+    return tuple(_slices(item) for item in spec) if isinstance(spec, (tuple, list)) else spec
 
 
 def _is_all(spec: Any) -> bool:

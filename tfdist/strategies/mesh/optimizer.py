@@ -85,23 +85,20 @@ def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
 
 
 def clip(
-    optimizer: Any, gradients: list[list[tf.Tensor]], replications: list[float]
+    optimizer: Any, gradients: list[list[tf.Tensor]], squares: list[tf.Tensor]
 ) -> list[list[tf.Tensor]]:
     """Clips as Keras does, by the norms of whole gradients.
 
     Args:
         gradients: of each weight, one slice for each device.
-        replications: of each weight, how many devices hold the same slice.
+        squares: squared norm of each weight's whole gradient; not read when clipping by value.
     """
     if optimizer.clipnorm and optimizer.clipnorm > 0:
-        scales = [
-            optimizer.clipnorm / tf.maximum(tf.sqrt(square), optimizer.clipnorm)
-            for square in _squares(gradients, replications)
-        ]
+        limit = optimizer.clipnorm
+        scales = [limit / tf.maximum(tf.sqrt(square), limit) for square in squares]
     elif optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
-        norm = tf.sqrt(tf.add_n(_squares(gradients, replications)))
         limit = optimizer.global_clipnorm
-        scales = [limit / tf.maximum(norm, limit)] * len(gradients)
+        scales = [limit / tf.maximum(tf.sqrt(tf.add_n(squares)), limit)] * len(gradients)
     elif optimizer.clipvalue and optimizer.clipvalue > 0:
         limit = optimizer.clipvalue
         return [[tf.clip_by_value(g, -limit, limit) for g in slices] for slices in gradients]
@@ -113,7 +110,12 @@ def clip(
     ]
 
 
-def _squares(gradients: list[list[tf.Tensor]], replications: list[float]) -> list[tf.Tensor]:
+def squared_norms(gradients: list[list[tf.Tensor]], replications: list[float]) -> list[tf.Tensor]:
+    """Returns the squared norm of each weight's whole gradient.
+
+    Args:
+        replications: of each weight, how many devices hold the same slice.
+    """
     return [
         tf.add_n([tf.reduce_sum(tf.square(g)) for g in slices]) / replication
         for slices, replication in zip(gradients, replications, strict=True)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import clip
+from tfdist.strategies.mesh.optimizer import clip, squared_norms
 from tfdist.strategies.mesh.state import SlicedState
 
 
@@ -24,7 +26,8 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
         OptionError: the layout does not fit the model.
         ModelError: a weight that no layer of the graph uses.
     """
-    with tf.Graph().as_default():
+
+    def convert_once() -> None:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
 
         def read(variable: Any, dims: list[Any]) -> Any:
@@ -46,6 +49,8 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
                 for symbol in model.inputs
             ]
             convert(model, context, inputs)
+
+    tf.function(convert_once, autograph=False).get_concrete_function()
     layout.check_complete(model.weights)
     unused = [v.name for v in model.weights if id(v) not in layout.settled]
     if unused:
@@ -129,12 +134,32 @@ class Program:
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:
         weights = self.context.weight_tensors()
         trained = [v for v in self._model.trainable_variables if id(v) in weights]
+        found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
         gradients = mtf.gradients(
             [*self.outputs, *self.context.losses],
-            [weights[id(v)] for v in trained],
+            [*(weights[id(v)] for v in trained), *found],
             grad_ys=bridge.outputs,
         )
-        return {id(v): g for v, g in zip(trained, gradients, strict=True) if g is not None}
+        self._of_look_ups = dict(zip(found, gradients[len(trained) :], strict=True))
+        pairs = zip(trained, gradients, strict=False)
+        return {id(v): g for v, g in pairs if g is not None}
+
+    def look_up_squares(self) -> dict[int, tf.Tensor]:
+        """Returns weight id -> the squared norm of its gradient as Keras takes it for clipping.
+
+        Keras keeps the gradient of a look-up as one row for each id, and does not add the rows of
+        equal ids up before it takes the norm.
+        """
+        squares = {}
+        for key, look_ups in self.context.look_ups.items():
+            total = []
+            for found in look_ups:
+                slices = self.slices_of(self._of_look_ups[found])
+                whole = found.shape.size
+                replication = len(slices) * slices[0].shape.num_elements() / whole
+                total.append(tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication)
+            squares[key] = tf.add_n(total)
+        return squares
 
     def _lower(self) -> Any:
         return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
@@ -146,6 +171,11 @@ class Program:
 def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     # Copies of a real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
     return tf.concat([tensor, tf.repeat(tensor[-1:], rows, axis=0)], 0) if rows else tensor
+
+
+def _with_autograph(function: Callable) -> Callable:
+    """Returns ``function`` as Keras' own train function would call it: a user may write ``if``."""
+    return autograph.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
 
 
 class WeightRegularizers:
@@ -181,6 +211,9 @@ class WeightRegularizers:
                 "regularizers of weights",
                 mend="Write it as a kernel_regularizer or activity_regularizer, or into the loss",
             )
+
+    def has(self, variable: Any) -> bool:
+        return any(variable is regularized for regularized, _ in self._pairs)
 
     def losses(self) -> list[tf.Tensor]:
         result = []
@@ -218,9 +251,10 @@ class MeshSteps:
         self._regularizers = WeightRegularizers(model, state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64)
-        self.train = tf.function(self._train)
-        self.test = tf.function(self._test)
-        self.predict = tf.function(self._predict)
+        # Conversion is plain Python; only the user's loss and metrics may need AutoGraph.
+        self.train = tf.function(self._train, autograph=False)
+        self.test = tf.function(self._test, autograph=False)
+        self.predict = tf.function(self._predict, autograph=False)
 
     def _program(self, x: Any, training: bool) -> Program:
         seed = None
@@ -237,30 +271,38 @@ class MeshSteps:
         def loss(y_pred: Any, activity: list[tf.Tensor]) -> tf.Tensor:
             y_preds.append(y_pred)
             added = [*self._regularizers.losses(), *activity]
-            return self._model.compiled_loss(y, y_pred, weight, regularization_losses=added)
+            compiled_loss = _with_autograph(self._model.compiled_loss)
+            return compiled_loss(y, y_pred, weight, regularization_losses=added)
 
         program.run(loss)
-        return self._model.compute_metrics(x, y, y_preds[0], weight)
+        return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
 
     def _train(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         program = self._program(x, training=True)
         logs = self._evaluate(program, x, y, weight)
         gradients = {key: program.slices_of(g) for key, g in program.gradients.items()}
         self._regularizers.add_to(gradients)
-        self._apply(gradients)
+        self._apply(gradients, program)
         for variable, tensor in program.context.updates:
             slices = self._state.of(variable).slices
             for part, value in zip(slices, program.slices_of(tensor), strict=True):
                 part.assign(value)
         return logs
 
-    def _apply(self, gradients: dict[int, list[tf.Tensor]]) -> None:
+    def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
         optimizer = self._model.optimizer
+        by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
         sliced = [self._state.of(v) for v in variables]
-        clipped = clip(
-            optimizer, [gradients[id(v)] for v in variables], [s.replication for s in sliced]
-        )
+        given = [gradients[id(v)] for v in variables]
+        squares = squared_norms(given, [s.replication for s in sliced]) if by_norm else []
+        if by_norm:
+            of_look_ups = program.look_up_squares()
+            squares = [
+                square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
+                for v, square in zip(variables, squares, strict=True)
+            ]
+        clipped = clip(optimizer, given, squares)
         pairs = [
             pair
             for slices, variable in zip(clipped, sliced, strict=True)

@@ -75,12 +75,14 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     table = context.weight(layer.embeddings, axes)
     output = [*ids.shape.dims, context.dimension(layer.output_dim, split=axes[1] is not None)]
     if not by_vocabulary:
-        return context.local(
+        found = context.local(
             lambda table, ids: tf.gather(table, tf.cast(ids, tf.int32)),
             [table, ids],
             output,
             name=layer.name,
         )
+        context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+        return found
     own_rows = layer.input_dim // context.model
 
     def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any) -> tf.Tensor:
@@ -89,7 +91,7 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         found = tf.gather(table, tf.where(is_own, own, 0))
         return tf.where(is_own[..., None], found, tf.zeros([], table.dtype))
 
-    return context.local(
+    found = context.local(
         look_up,
         [table, ids],
         output,
@@ -97,6 +99,8 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         partial_over=[MODEL],
         model_coordinate=True,
     )
+    context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+    return found
 
 
 @register_layer(L.Dropout)
