@@ -50,7 +50,7 @@ class Job:
     strategy: str
     options: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
-    timeout_s: float = 280
+    timeout_s: float = 560
     _results: list[dict[str, str]] | None = None
     _output: str = ""
 

@@ -11,6 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 from scenarios import Job
 
+# The first scenario of a job waits for all, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(580)
 _FILE = Path(__file__).with_name("fit_scenarios.py")
 _NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
 
 # The step that is being traced. Replicas of one process are traced in threads of their own, which
@@ -66,6 +67,12 @@ class _Synchronized:
             if not self._layer.trainable:
                 training = False
             if training is True and hasattr(_step, "is_real"):
+                if mask is not None and not self._layer.fused:  # Keras' fused code ignores it too.
+                    raise ModelError(
+                        "BatchNormalization after a mask cannot be shared by several replicas",
+                        received=f"layer '{self._layer.name}' with a mask",
+                        mend="Use LayerNormalization, or strategy 'single'",
+                    )
                 return self._train(inputs)
             return self._call_alone(inputs, training=training, mask=mask)
 
