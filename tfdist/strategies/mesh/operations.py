@@ -67,6 +67,10 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
         self._record("all-to-all", x, [mesh_axis])
         return super().alltoall(x, mesh_axis, split_axis, concat_axis)
 
+    def record_gather(self, x: Any) -> None:
+        """An output is brought to the first device, where the loss is evaluated."""
+        self._record("gather for the loss", x, [self.axis_index(BATCH)])
+
     def _record(self, kind: str, x: Any, mesh_axes: list[int]) -> None:
         axes = [self.shape[axis] for axis in mesh_axes]
         if all(axis.size == 1 for axis in axes):
@@ -213,6 +217,8 @@ class LossBridge(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
+        for output in self.inputs:
+            devices.record_gather(lowering.tensors[output])
         whole = [lowering.export_to_tf_tensor(output) for output in self.inputs]
         with tf.GradientTape() as tape:
             tape.watch(whole)

@@ -178,8 +178,8 @@ class SlicedState:
 
     def release_host(self) -> None:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
-        for variable in self._model.weights:
+        host = self._host_slots.values() if self._host_optimizer is not None else []
+        for variable in [*self._model.weights, *host]:
             # A variable cannot be emptied by its own assign, which insists on its shape.
             nothing = tf.zeros([0], variable.dtype)
             tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
-        self._host_optimizer = None

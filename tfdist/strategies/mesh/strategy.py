@@ -123,6 +123,8 @@ class Mesh(Strategy):
             UnsupportedLayerError: a layer that has no conversion to Mesh-TensorFlow.
             OptionError: the layout does not fit the model.
         """
+        import tensorflow as tf
+
         from tfdist.strategies.base import clone
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
@@ -131,9 +133,10 @@ class Mesh(Strategy):
         from tfdist.training.fit import install
 
         assert self._devices is not None, "start() comes first"
-        model = called(model_fn)
-        if model is model_fn:
-            model = clone(model)
+        with tf.device("CPU:0"):  # The whole of a large model fits on the host only.
+            model = called(model_fn)
+            if model is model_fn:
+                model = clone(model)
         if not getattr(model, "_is_graph_network", False):
             raise ModelError(
                 "strategy 'mesh' needs a Functional or Sequential model: it reads its graph",
@@ -153,6 +156,27 @@ class Mesh(Strategy):
         )
         model.sharded = on_mesh
         return model
+
+    def describe(self, model: Any, *, global_batch_size: int = 32) -> Any:
+        """Prints and returns where each weight of a built model lies, and what a step sends.
+
+        Returns:
+            A ``tfdist.strategies.mesh.description.Description``.
+
+        Raises:
+            ModelError: the model was not built by this strategy.
+        """
+        from tfdist.strategies.mesh.description import describe
+
+        on_mesh = getattr(model, "sharded", None)
+        if on_mesh is None:
+            raise ModelError(
+                "describe takes a model that strategy.build returned",
+                received=getattr(model, "name", type(model).__name__),
+            )
+        description = describe(on_mesh, global_batch_size)
+        description.print()
+        return description
 
     def dataset(
         self,
