@@ -6,6 +6,7 @@ read without unpickling anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -107,14 +108,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
         damaged = []
         for path in paths:
             try:
-                _read(checkpoint, path)
+                with self._sharded.restored() if self._sharded else contextlib.nullcontext():
+                    _read(checkpoint, path)
             except _DAMAGED as error:
                 damaged.append(Path(path).name)
                 reason = str(error).splitlines()[0]
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
                 continue
-            if self._sharded:
-                self._sharded.scatter()
             return self._state.start(data, path)
         raise CheckpointError(
             "resuming needs a checkpoint that can be read",
@@ -151,10 +151,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
-        if self._sharded:
-            self._sharded.gather()
         number = position.epoch * self._state.data.steps_per_epoch + position.step
-        self._manager.save(checkpoint_number=number)
+        with self._sharded.written() if self._sharded else contextlib.nullcontext():
+            self._manager.save(checkpoint_number=number)
 
 
 @dataclass(frozen=True)

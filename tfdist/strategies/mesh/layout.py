@@ -111,14 +111,12 @@ class Layout:
             )
         if self.model > 1 and variables and not any(any(axes) for axes in self.settled.values()):
             sizes = ", ".join(f"{path_of(v)} {tuple(v.shape)}" for v in variables)
-            largest = max(size for v in variables for size in v.shape)
-            choices = {d for v in variables for size in v.shape for d in divisors(size)}
-            useful = sorted(d for d in choices if d * MIN_SPLIT <= largest)
             raise OptionError(
-                "mesh axis 'model' must divide a dimension of some weight, and leave at least "
-                f"{MIN_SPLIT} of it on each device",
+                "mesh axis 'model' must divide a dimension of some weight before the output "
+                f"layer, and leave at least {MIN_SPLIT} of it on each device",
                 received=f"model={self.model} for {sizes}",
-                mend=f"Choose model from {useful or [1]}, or use strategy 'mirrored'",
+                mend="Choose a model axis that divides a layer before the output, ask for a split "
+                "with layout, or take model=1",
             )
 
 

@@ -6,7 +6,8 @@ before a fit is trained on, and what is read after it is what was trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -139,14 +140,10 @@ class MeshModel:
         """Keras writes the model and its optimizer: both whole, as on one device."""
 
         def run(*args: Any, **options: Any) -> Any:
-            self.gather()
-            model = self.model
-            own = model.optimizer
-            model.optimizer = self.state.host_optimizer()
             try:
-                return method(*args, **options)
+                with self.written():
+                    return method(*args, **options)
             finally:
-                model.optimizer = own
                 self._settle()
 
         return run
@@ -179,15 +176,30 @@ class MeshModel:
         """The optimizer on the host whose state is checkpointed."""
         return self.state.host_optimizer()
 
-    def gather(self) -> None:
-        """Brings weights and optimizer of the host up to date."""
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Encloses the writing of the model: it and its optimizer are whole, as on one device."""
         self.to_host()
         self.state.gather_optimizer()
+        with self._with_whole_optimizer():
+            yield
 
-    def scatter(self) -> None:
-        """Weights and optimizer of the host were restored: the slices follow."""
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Encloses the reading of the model from a file: the slices follow."""
+        self.to_host()
+        with self._with_whole_optimizer():
+            yield
         self.state.scatter_optimizer()
         self.set_from_host()
+
+    @contextlib.contextmanager
+    def _with_whole_optimizer(self) -> Iterator[None]:
+        own, self.model.optimizer = self.model.optimizer, self.state.host_optimizer()
+        try:
+            yield
+        finally:
+            self.model.optimizer = own
 
     # Steps --------------------------------------------------------------------------------------
     # Batches are taken from the iterator outside of the traced step, so that their shape is known.

@@ -34,7 +34,13 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
     sizes = layer.compute_output_shape([None, *(d.size for d in x.shape.dims[1:])])[1:]
     output = context.dimensions(sizes, split_last=axes[-1] is not None)
     inputs = [x, context.weight(layer.kernel, axes)]
-    return product_and_bias(context, layer, inputs, output, axes, layer.convolution_op)
+
+    def convolve(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        if layer.padding == "causal":
+            x = tf.pad(x, layer._compute_causal_padding(x))
+        return layer.convolution_op(x, kernel)
+
+    return product_and_bias(context, layer, inputs, output, axes, convolve)
 
 
 @register_layer(L.DepthwiseConv2D)
