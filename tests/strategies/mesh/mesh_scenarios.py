@@ -289,6 +289,12 @@ def sequential(*layers, shape=(6,), **options):
     return model
 
 
+class AddsLoss(L.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x))
+        return x * 2.0
+
+
 class Mean(keras.regularizers.Regularizer):
     def __call__(self, x):
         return tf.reduce_mean(x)
@@ -318,6 +324,16 @@ def refusals():
         "rank": (mlp, {"layout": {"kernel": ("model",)}}),
         "axis": (mlp, {"layout": {"kernel": (None, "modle")}}),
         "divides": (lambda: sequential(L.Dense(15)), {"layout": {"kernel": (None, "model")}}),
+        "constraint": (
+            lambda: sequential(L.Dense(16, kernel_constraint="max_norm"), L.Dense(2)),
+            {},
+        ),
+        "added loss": (lambda: sequential(L.Dense(16), AddsLoss(), L.Dense(2)), {}),
+        "mask": (lambda: sequential(L.Embedding(16, 8, mask_zero=True), L.Flatten()), {}),
+        "unknown shape": (
+            lambda: sequential(L.Dense(16), L.Dense(2), shape=(None, 4)),
+            {},
+        ),
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
     }
     result = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -123,6 +124,13 @@ def _own_weights(layer: Any) -> dict[str, tf.Variable]:
     return {name: v for name, v in vars(layer).items() if isinstance(v, tf.Variable)}
 
 
+def _refuse_added(layer: Any) -> Callable:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedLayerError(layer, "its call adds a loss or a metric")
+
+    return refuse
+
+
 def _has_tensor(options: dict[str, Any]) -> bool:
     return any(isinstance(value, mtf.Tensor) for value in _flat(options))
 
@@ -149,7 +157,8 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
                     name: tf.keras.Input(batch_shape=v.shape, dtype=v.dtype)
                     for name, v in own.items()
                 }
-                vars(layer).update(weights)
+                refused = dict.fromkeys(("add_loss", "add_metric"), _refuse_added(layer))
+                vars(layer).update(weights | refused)
                 outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
                 model = tf.keras.Model([*symbols, *weights.values()], outputs)
         except UnsupportedLayerError:
@@ -160,6 +169,8 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
                 layer, f"its call does not work on Keras' symbolic tensors: {' '.join(lines[:3])}"
             ) from error
         finally:
+            for name in ("add_loss", "add_metric"):
+                vars(layer).pop(name, None)
             vars(layer).update(own)
         traces[key] = model
     return traces[key]

@@ -42,6 +42,20 @@ def check_model(model: tf.keras.Model) -> None:
             received=f"mixed precision in {', '.join(mixed[:3])}",
             mend='Leave the policy at "float32", or use strategy "mirrored"',
         )
+    constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
+    if constrained:
+        raise ModelError(
+            "weights on a mesh have no constraints: a slice does not know the norm of the whole",
+            received=f"a constraint of {', '.join(constrained[:3])}",
+            mend="Leave the constraint out, or use a regularizer",
+        )
+    unknown = [symbol.name for symbol in model.inputs if None in symbol.shape[1:]]
+    if unknown:
+        raise ModelError(
+            "a mesh needs to know the shape of a record",
+            received=f"input {unknown[0]} with an unknown dimension",
+            mend="Give keras.Input the whole shape",
+        )
     check_optimizer(model.optimizer)
 
 

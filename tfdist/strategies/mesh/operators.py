@@ -68,6 +68,9 @@ def _elementwise(context: Context, layer: Any, arguments: Any, options: dict[str
     rank = max(len(flat[i].shape) for i in places)
     if any(len(x.shape) < rank for x in batches):
         raise UnsupportedLayerError(layer, "its operands have different numbers of dimensions")
+    others = [flat[i] for i in places if not isinstance(flat[i], mtf.Tensor)]
+    if batches and any(len(x.shape) == rank and x.shape[0] != 1 for x in others):
+        raise UnsupportedLayerError(layer, "an operand has a row for each record, but is constant")
     tensors, output = aligned(context, [flat[i] for i in places])
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
