@@ -201,8 +201,7 @@ class MeshModel:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Encloses the reading of the model from a file: the slices follow."""
-        self.to_host()
-        with self._with_whole_optimizer():
+        with self.written():
             yield
         self.state.scatter_optimizer()
         self.set_from_host()

@@ -144,7 +144,7 @@ class SlicedState:
 
     def gather_weights(self) -> None:
         for variable in self._model.weights:
-            variable.assign(self.of(variable).gather())
+            _replace(variable, self.of(variable).gather())
 
     def scatter_weights(self) -> None:
         for variable in self._model.weights:
@@ -153,7 +153,7 @@ class SlicedState:
     def gather_optimizer(self) -> None:
         self.host_optimizer()
         for key, slot in self._host_slots.items():
-            slot.assign(self.slots[key].gather())
+            _replace(slot, self.slots[key].gather())
         for own, host in self._scalars():
             host.assign(own)
 
@@ -180,6 +180,10 @@ class SlicedState:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
         host = self._host_slots.values() if self._host_optimizer is not None else []
         for variable in [*self._model.weights, *host]:
-            # A variable cannot be emptied by its own assign, which insists on its shape.
-            nothing = tf.zeros([0], variable.dtype)
-            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+            _replace(variable, tf.zeros([0], variable.dtype))
+
+
+def _replace(variable: tf.Variable, value: Any) -> None:
+    # A variable's own assign insists on its shape: it can neither be emptied nor filled again.
+    value = tf.convert_to_tensor(value, variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
