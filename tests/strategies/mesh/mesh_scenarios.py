@@ -220,8 +220,8 @@ def files():
     reference.fit(*data, batch_size=8, epochs=4, shuffle=False, verbose=0)
     expected = reference.get_weights()
 
-    def fit(batch, model, epochs, **options):
-        with mesh(batch, model) as strategy:
+    def fit(batch, model, epochs, *, keep_host_copy=True, **options):
+        with mesh(batch, model, keep_host_copy=keep_host_copy) as strategy:
             built = strategy.build(mlp)
             built.set_weights(start)
             feed = strategy.dataset(data, global_batch_size=8, training=False)
@@ -229,7 +229,7 @@ def files():
             built.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
             return strategy, built
 
-    strategy, built = fit(1, 2, 2)
+    strategy, built = fit(1, 2, 2, keep_host_copy=False)
     strategy.save(built, folder / "model.keras")
     _, resumed = fit(2, 1, 4, resume=True)
     loaded = keras.models.load_model(folder / "model.keras")
@@ -241,6 +241,26 @@ def files():
             [w for layer in resumed.layers for w in layer.get_weights()], expected
         ),
     }
+
+
+@scenario
+def dropout():
+    def model_fn():
+        inputs = keras.Input((6,))
+        x = L.Dropout(0.3)(L.Dense(16, "tanh")(L.Dropout(0.5)(L.Dense(16, "tanh")(inputs))))
+        return compiled(inputs, L.Dense(2)(x))
+
+    with mesh(2, 2) as strategy:
+        model = strategy.build(model_fn)
+        start = model.get_weights()
+        model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)
+        unequal = []
+        for variable in model.weights:
+            slices = [part.numpy().tolist() for part in model.sharded.state.of(variable).slices]
+            # Devices 0, 2 and 1, 3 hold the same part of the weights.
+            if slices[0] != slices[2] or slices[1] != slices[3]:
+                unequal.append(variable.name)
+        return {"moved": difference(start, model.get_weights()), "unequal": unequal}
 
 
 @scenario

@@ -79,6 +79,11 @@ def test_files_are_those_of_one_device(what, results):
     assert of(results, "files")[what] <= _TOLERANCE
 
 
+def test_dropout_draws_the_same_where_devices_hold_the_same(results):
+    assert of(results, "dropout")["moved"] > 0
+    assert of(results, "dropout")["unequal"] == []
+
+
 def test_callbacks_see_what_they_see_on_one_device(results):
     callbacks = of(results, "callbacks")
     assert callbacks["epochs"][0] == callbacks["epochs"][1]
