@@ -6,6 +6,7 @@ hundredth counts, is measured by fits in turn within one job.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import sys
@@ -20,6 +21,8 @@ from tfdist.launch.supervisor import Job
 _ROOT = Path(__file__).parents[1]
 _WORKERS = 2
 _ATTEMPTS = 3
+# Longest time without an epoch, on a busy machine too.
+_SILENCE_S = 300.0
 # A step may take 1.02 times as long as the best one by hand.
 _STEP_TARGET = 0.98
 
@@ -125,7 +128,7 @@ def _row(work: str, pairs: list[_Pair], target: float) -> dict[str, Any]:
 def _events(job: Job, name: str) -> list[dict[str, Any]]:
     found = []
     outcome = supervisor.run(
-        job,
+        dataclasses.replace(job, stall_timeout_s=_SILENCE_S),
         on_line=lambda rank, stream, text: None,
         on_event=lambda rank, event: (
             found.append(event) if rank == 0 and event["event"] == name else None

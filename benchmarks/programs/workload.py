@@ -75,6 +75,7 @@ class Stopwatch(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if epoch > 0:
             self.seconds.append(time.perf_counter() - self._begun_at)
+        emit({"event": "alive"})
 
 
 def report(steps: int, stopwatch: Stopwatch) -> None:
@@ -89,7 +90,7 @@ def report_pairs(steps: int, pairs: int, by_hand: Fit, ours: Fit) -> None:
     """
     fits = {"baseline": by_hand, "ours": ours}
     for fit in fits.values():  # Traces the steps.
-        fit([], 1)
+        fit([Stopwatch()], 1)
     for pair in range(pairs):
         speeds = {}
         with machine.OthersWatch(machine.of_session) as others:
