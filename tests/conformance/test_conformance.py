@@ -52,6 +52,7 @@ ROWS = (
         launcher=(sys.executable, *_TWO_RANKS),
         num_replicas=2,
     ),
+    Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
 )
 
 

@@ -25,6 +25,11 @@ REGISTRY = {
         "Horovod",
         "one process per GPU or core, over MPI or Gloo",
     ),
+    "mesh": (
+        "tfdist.strategies.mesh.strategy",
+        "Mesh",
+        "batches and weights divided over a mesh of devices (Mesh-TensorFlow), in one process",
+    ),
 }
 
 __all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]

@@ -6,6 +6,7 @@ read without unpickling anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -74,8 +75,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self._start = Start()
         self._state = _State(data)
+        # A model whose weights lie in slices on several devices gathers them to be written.
+        self._sharded = getattr(model, "sharded", None)
+        optimizer = self._sharded.whole_optimizer if self._sharded else model.optimizer
         checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=model.optimizer, state=self._state.trackable()
+            model=model, optimizer=optimizer, state=self._state.trackable()
         )
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
@@ -104,7 +108,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         damaged = []
         for path in paths:
             try:
-                _read(checkpoint, path)
+                with self._sharded.restored() if self._sharded else contextlib.nullcontext():
+                    _read(checkpoint, path)
             except _DAMAGED as error:
                 damaged.append(Path(path).name)
                 reason = str(error).splitlines()[0]
@@ -147,7 +152,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
         number = position.epoch * self._state.data.steps_per_epoch + position.step
-        self._manager.save(checkpoint_number=number)
+        with self._sharded.written() if self._sharded else contextlib.nullcontext():
+            self._manager.save(checkpoint_number=number)
 
 
 @dataclass(frozen=True)

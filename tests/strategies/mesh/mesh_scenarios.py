@@ -1,0 +1,385 @@
+"""What the tests of the mesh look at, in a process of its own: it has four logical CPUs.
+
+Usage: python mesh_scenarios.py OUT_JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import TfdistError
+from tfdist.strategies.mesh import register_layer
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+SCENARIOS = {}
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def mesh(batch, model, **options):
+    return tfdist.strategy("mesh", batch=batch, model=model, **options)
+
+
+def compiled(inputs, outputs, optimizer=None, loss="mse"):
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer or keras.optimizers.Adam(0.01, epsilon=1e-3), loss, metrics=["mae"])
+    return model
+
+
+def mlp(optimizer=None):
+    inputs = keras.Input((6,))
+    x = L.Dense(16, "tanh")(inputs)
+    x = L.Dense(16, "tanh")(x)
+    return compiled(inputs, L.Dense(2)(x), optimizer)
+
+
+def rows(count, *shape):
+    return RNG.normal(size=(count, *shape)).astype(np.float32)
+
+
+def difference(a, b):
+    return max(float(np.max(np.abs(x - y))) for x, y in zip(a, b, strict=True))
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+@scenario
+def memory():
+    def model_fn():
+        inputs = keras.Input((1024,))
+        x = inputs
+        for _ in range(5):
+            x = L.Dense(1440, "tanh")(x)
+        return compiled(inputs, L.Dense(8)(x))
+
+    with mesh(1, 2, keep_host_copy=False) as strategy:
+        model = strategy.build(model_fn)
+        state = model.sharded.state
+        kernel = model.layers[1].kernel
+        slot = state.slots[id(kernel), "m"]
+        whole = sum(np.prod(v.shape) for v in model.weights) * 4 * 3
+        devices = [[part.device for part in s.slices] for s in (state.of(kernel), slot)]
+        before = model.get_weights()
+        host = sum(v.numpy().nbytes for v in model.weights)
+        model.fit(rows(8, 1024), rows(8, 8), verbose=0)
+        after = sum(v.numpy().nbytes for v in model.weights)
+        return {
+            "whole": int(whole),
+            "per_device": sorted(state.bytes_per_device().values()),
+            "slices": [list(part.shape) for part in state.of(kernel).slices],
+            "slots": [list(part.shape) for part in slot.slices],
+            "devices": devices,
+            "host": [host, after],
+            "readable": [list(w.shape) for w in before] == [list(v.shape) for v in model.weights],
+            "moved": difference(before, model.get_weights()),
+        }
+
+
+# Exactness --------------------------------------------------------------------------------------
+
+
+class Composite(L.Layer):
+    """Sublayers, a weight of its own, and operators."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = L.Dense(16, "tanh")
+        self.back = L.Dense(8)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(1, shape[-1]), initializer="ones", name="scale")
+        super().build(shape)
+
+    def call(self, x, training=None):
+        y = self.back(self.dense(x)) * 2.0 + x * self.scale
+        if training:
+            y = y + 0.1
+        return tf.concat([y, -x], axis=-1)[:, :12] - tf.reduce_mean(x, axis=-1, keepdims=True)
+
+
+class Twice(L.Layer):
+    """A layer of the user's with a conversion of the user's."""
+
+    def call(self, x):
+        return tf.add(*[tf.raw_ops.Identity(input=x)] * 2)
+
+
+@register_layer(Twice)
+def _twice(context, layer, x):
+    return context.local(lambda x: x + x, [x], x.shape.dims)
+
+
+def images():
+    inputs = keras.Input((9, 9, 3))
+    x = L.ZeroPadding2D(1)(inputs)
+    x = L.Conv2D(16, 3, activation="elu", kernel_regularizer="l2")(x)
+    x = L.DepthwiseConv2D(3, padding="same", depth_multiplier=2)(x)
+    x = L.BatchNormalization(momentum=0.9)(x)
+    x = L.LeakyReLU()(x)
+    x = L.AveragePooling2D()(x)
+    y = L.Conv2D(16, 1)(x)
+    z = L.Conv2D(16, 3, dilation_rate=2, padding="same")(x)
+    x = L.Concatenate()([L.Multiply()([y, z]), L.Average()([y, z]), L.Subtract()([y, z])])
+    x = L.GlobalMaxPooling2D()(x)
+    return compiled(inputs, L.Dense(2)(x)), rows(30, 9, 9, 3)
+
+
+def sequences():
+    inputs = keras.Input((6, 8))
+    mask = keras.Input((6, 6), dtype="bool")
+    x = L.Conv1D(16, 3, padding="causal")(inputs)
+    x = L.TimeDistributed(L.Dense(8, "tanh"))(x)
+    x = L.MultiHeadAttention(2, 4)(x, inputs, attention_mask=mask)
+    x = L.Softmax()(L.Reshape((3, 16))(x))
+    model = compiled([inputs, mask], L.Dense(2)(L.Flatten()(x)))
+    masks = np.tile(np.tril(np.ones((6, 6), bool)), (30, 1, 1))
+    return model, (rows(30, 6, 8), masks)
+
+
+def nested():
+    inner_inputs = keras.Input((8,))
+    inner = keras.Model(inner_inputs, L.Dense(16, "tanh")(inner_inputs))
+    inputs = keras.Input((8,))
+    x = Composite()(inputs)
+    x = Twice()(L.Dense(8)(x))
+    x = L.Add()([inner(x), inner(inputs)])
+    return compiled(inputs, L.Dense(2)(x), keras.optimizers.SGD(0.05, momentum=0.9)), rows(30, 8)
+
+
+def clipped():
+    inputs = keras.Input((5,), dtype="int32")
+    x = L.Flatten()(L.Embedding(16, 8)(inputs))
+    optimizer = keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=0.05)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return compiled(inputs, L.Dense(2)(L.Dense(16, "tanh")(x)), optimizer), RNG.integers(
+        0, 16, (30, 5)
+    )
+
+
+@scenario
+def exact():
+    result = {}
+    for batch, model in ((1, 2), (2, 2)):
+        with mesh(batch, model) as strategy:
+            for make in (images, sequences, nested, clipped):
+                _, x = make()
+                y = rows(30, 2)
+                report = tfdist.verify(
+                    lambda make=make: make()[0], (x, y), strategy, steps=4, global_batch_size=8
+                )
+                result[f"{make.__name__} {batch}x{model}"] = report.difference
+    return result
+
+
+@scenario
+def layout():
+    with mesh(1, 2, layout={"first/kernel": ("model", None)}) as strategy:
+
+        def model_fn():
+            inputs = keras.Input((6,))
+            x = L.Dense(16, "tanh", name="first")(inputs)
+            return compiled(inputs, L.Dense(2)(L.Dense(16, name="second")(x)))
+
+        report = tfdist.verify(model_fn, (rows(30, 6), rows(30, 2)), strategy, steps=4)
+        description = strategy.describe(strategy.build(model_fn), global_batch_size=8)
+        return {
+            "difference": report.difference,
+            "splits": {row.path: row.split for row in description.weights},
+            "collectives": [[c.kind, c.axis, c.count] for c in description.collectives],
+        }
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+@scenario
+def files():
+    folder = Path(tempfile.mkdtemp())
+    data = rows(30, 6), rows(30, 2)
+    keras.utils.set_random_seed(1)
+    reference = mlp()
+    start = reference.get_weights()
+    reference.fit(*data, batch_size=8, epochs=4, shuffle=False, verbose=0)
+    expected = reference.get_weights()
+
+    def fit(batch, model, epochs, *, keep_host_copy=True, **options):
+        with mesh(batch, model, keep_host_copy=keep_host_copy) as strategy:
+            built = strategy.build(mlp)
+            built.set_weights(start)
+            feed = strategy.dataset(data, global_batch_size=8, training=False)
+            keep = tfdist.Checkpoints(folder / "checkpoints", **options)
+            built.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
+            return strategy, built
+
+    strategy, built = fit(1, 2, 2, keep_host_copy=False)
+    strategy.save(built, folder / "model.keras")
+    _, resumed = fit(2, 1, 4, resume=True)
+    loaded = keras.models.load_model(folder / "model.keras")
+    loaded.fit(*data, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return {
+        "resumed on another mesh": difference(resumed.get_weights(), expected),
+        "gone on with in plain Keras": difference(loaded.get_weights(), expected),
+        "weights of the layers": difference(
+            [w for layer in resumed.layers for w in layer.get_weights()], expected
+        ),
+    }
+
+
+@scenario
+def dropout():
+    def model_fn():
+        inputs = keras.Input((6,))
+        x = L.Dropout(0.3)(L.Dense(16, "tanh")(L.Dropout(0.5)(L.Dense(16, "tanh")(inputs))))
+        return compiled(inputs, L.Dense(2)(x))
+
+    with mesh(2, 2) as strategy:
+        model = strategy.build(model_fn)
+        start = model.get_weights()
+        model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)
+        unequal = []
+        for variable in model.weights:
+            slices = [part.numpy().tolist() for part in model.sharded.state.of(variable).slices]
+            # Devices 0, 2 and 1, 3 hold the same part of the weights.
+            if slices[0] != slices[2] or slices[1] != slices[3]:
+                unequal.append(variable.name)
+        return {"moved": difference(start, model.get_weights()), "unequal": unequal}
+
+
+@scenario
+def callbacks():
+    folder = Path(tempfile.mkdtemp())
+    data, held_out = (rows(30, 6), rows(30, 2)), (rows(9, 6), rows(9, 2))
+    reference = mlp()
+    start = reference.get_weights()
+    results = []
+    with mesh(2, 2) as strategy:
+        for name, model in (("keras", reference), ("mesh", strategy.build(mlp))):
+            model.set_weights(start)
+            stop = keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True)
+            history = model.fit(
+                *data,
+                batch_size=8,
+                epochs=6,
+                shuffle=False,
+                validation_data=held_out,
+                verbose=0,
+                callbacks=[
+                    stop,
+                    keras.callbacks.ModelCheckpoint(folder / f"{name}.h5", save_weights_only=True),
+                    keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1)),
+                    keras.callbacks.TensorBoard(folder / name, histogram_freq=1),
+                ],
+            ).history
+            kept = mlp()
+            kept.load_weights(folder / f"{name}.h5")
+            results.append((history, model.get_weights(), kept.get_weights()))
+    (history, weights, kept), (other, other_weights, other_kept) = results
+    return {
+        "epochs": [len(history["loss"]), len(other["loss"])],
+        "val_loss": float(np.max(np.abs(np.subtract(history["val_loss"], other["val_loss"])))),
+        "weights": difference(weights, other_weights),
+        "kept": difference(kept, other_kept),
+    }
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+def sequential(*layers, shape=(6,), **options):
+    model = keras.Sequential([keras.Input(shape), *layers])
+    model.compile(options.pop("optimizer", "adam"), "mse", **options)
+    return model
+
+
+class AddsLoss(L.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x))
+        return x * 2.0
+
+
+class Mean(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return tf.reduce_mean(x)
+
+
+@scenario
+def refusals():
+    cases = {
+        "rnn": (lambda: sequential(L.LSTM(16), shape=(4, 6)), {}),
+        "adafactor": (
+            lambda: sequential(L.Dense(16), optimizer=keras.optimizers.Adafactor()),
+            {},
+        ),
+        "legacy": (
+            lambda: sequential(L.Dense(16), optimizer=keras.optimizers.legacy.Adam()),
+            {},
+        ),
+        "ema": (
+            lambda: sequential(L.Dense(16), optimizer=keras.optimizers.Adam(use_ema=True)),
+            {},
+        ),
+        "regularizer": (lambda: sequential(L.Dense(16, kernel_regularizer=Mean()), L.Dense(2)), {}),
+        "activation": (lambda: sequential(L.Dense(16, activation=lambda x: x[::-1])), {}),
+        "eagerly": (lambda: sequential(L.Dense(16), run_eagerly=True), {}),
+        "mixed": (lambda: sequential(L.Dense(16, dtype="mixed_bfloat16")), {}),
+        "nothing matches": (mlp, {"layout": {"conv.*": (None, "model")}}),
+        "rank": (mlp, {"layout": {"kernel": ("model",)}}),
+        "axis": (mlp, {"layout": {"kernel": (None, "modle")}}),
+        "divides": (lambda: sequential(L.Dense(15)), {"layout": {"kernel": (None, "model")}}),
+        "constraint": (
+            lambda: sequential(L.Dense(16, kernel_constraint="max_norm"), L.Dense(2)),
+            {},
+        ),
+        "added loss": (lambda: sequential(L.Dense(16), AddsLoss(), L.Dense(2)), {}),
+        "mask": (lambda: sequential(L.Embedding(16, 8, mask_zero=True), L.Flatten()), {}),
+        "unknown shape": (
+            lambda: sequential(L.Dense(16), L.Dense(2), shape=(None, 4)),
+            {},
+        ),
+        "nothing to split": (lambda: sequential(L.Dense(5)), {}),
+    }
+    result = {}
+    for name, (model_fn, options) in cases.items():
+        try:
+            with mesh(1, 2, **options) as strategy:
+                strategy.build(model_fn)
+            result[name] = "accepted"
+        except TfdistError as error:
+            result[name] = f"{type(error).__name__}: {error}"
+    return result
+
+
+def main(out, *names):
+    with mesh(2, 2):
+        pass  # All four devices must be there before any of them is used.
+    results = {}
+    for name in names or SCENARIOS:
+        function = SCENARIOS[name]
+        keras.utils.set_random_seed(0)
+        try:
+            results[name] = function()
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+    Path(out).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,131 @@
+"""The mesh: slices, memory, layouts, files and refusals. Its fit is in tests/conformance too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tfdist.errors import OptionError
+
+_SCRIPT = Path(__file__).with_name("mesh_scenarios.py")
+_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Runs all scenarios in one process: it needs logical CPUs, which this one may not have."""
+    out = tmp_path_factory.mktemp("mesh") / "results.json"
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT), str(out)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(out.read_text())
+
+
+def of(results, scenario):
+    result = results[scenario]
+    assert "error" not in result, result["error"]
+    return result
+
+
+def test_each_device_holds_half_of_weights_and_slots(results):
+    memory = of(results, "memory")
+    assert memory["whole"] > 100e6
+    assert len(memory["per_device"]) == 2
+    for num_bytes in memory["per_device"]:
+        assert num_bytes == pytest.approx(memory["whole"] / 2, rel=0.02)
+    assert memory["slices"] == memory["slots"] == [[1024, 720], [1024, 720]]
+    for devices in memory["devices"]:
+        assert [name.rpartition("device:")[2] for name in devices] == ["CPU:0", "CPU:1"]
+
+
+def test_the_host_copy_can_be_released(results):
+    memory = of(results, "memory")
+    assert memory["host"] == [0, 0]
+    assert memory["readable"]
+    assert memory["moved"] > 0
+
+
+@pytest.mark.parametrize("model", ["images", "sequences", "nested", "clipped"])
+@pytest.mark.parametrize("shape", ["1x2", "2x2"])
+def test_layers_are_exact(model, shape, results):
+    assert of(results, "exact")[f"{model} {shape}"] <= _TOLERANCE
+
+
+def test_a_layout_is_the_users_where_he_gives_one(results):
+    layout = of(results, "layout")
+    assert layout["difference"] <= _TOLERANCE
+    assert layout["splits"]["first/kernel"] == ["model", None]
+    assert layout["splits"]["first/bias"] == [None]
+    assert layout["splits"]["second/kernel"] == [None, "model"]
+    # Forward: the rows of the first and the last layer; backward: the columns of the second.
+    assert layout["collectives"] == [["all-reduce", "model", 3]]
+
+
+@pytest.mark.parametrize(
+    "what", ["resumed on another mesh", "gone on with in plain Keras", "weights of the layers"]
+)
+def test_files_are_those_of_one_device(what, results):
+    assert of(results, "files")[what] <= _TOLERANCE
+
+
+def test_dropout_draws_the_same_where_devices_hold_the_same(results):
+    assert of(results, "dropout")["moved"] > 0
+    assert of(results, "dropout")["unequal"] == []
+
+
+def test_callbacks_see_what_they_see_on_one_device(results):
+    callbacks = of(results, "callbacks")
+    assert callbacks["epochs"][0] == callbacks["epochs"][1]
+    for what in ("val_loss", "weights", "kept"):
+        assert callbacks[what] <= _TOLERANCE, what
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("rnn", ["UnsupportedLayerError", "'lstm' (LSTM)", "Supported: Activation"]),
+        ("adafactor", ["Adafactor", "SGD, Adam"]),
+        ("legacy", ["Choose one of tf.keras.optimizers"]),
+        ("ema", ["use_ema=True"]),
+        ("regularizer", ["Mean of dense", "L1, L2 or L1L2"]),
+        ("activation", ["activation '<lambda>'"]),
+        ("eagerly", ["run_eagerly"]),
+        ("mixed", ["mixed precision"]),
+        ("constraint", ["constraint of dense"]),
+        ("added loss", ["adds a loss"]),
+        ("mask", ["mask_zero"]),
+        ("unknown shape", ["unknown dimension"]),
+        ("nothing matches", ["'conv.*'", "The paths are: dense"]),
+        ("rank", ["each dimension of dense", "which has 2"]),
+        ("axis", ["'modle'", "Did you mean 'model'?"]),
+        ("divides", ["dimension 1 of dense", "is 15", "[1, 3, 5, 15]"]),
+        ("nothing to split", ["mesh axis 'model' must divide"]),
+    ],
+)
+def test_what_a_mesh_cannot_do_is_refused_when_the_model_is_built(case, words, results):
+    message = of(results, "refusals")[case]
+    assert message.startswith(("OptionError", "ModelError", "UnsupportedLayerError"))
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"model": "two"}, {"model": True}])
+def test_an_axis_is_a_whole_number(options):
+    with pytest.raises(OptionError, match="whole number of at least 1"):
+        tfdist.strategy("mesh", **options)
+
+
+def test_a_mesh_larger_than_its_devices_is_refused():
+    with pytest.raises(OptionError, match=r"needs 4 different devices. Received: 2: CPU:0, CPU:1"):
+        tfdist.strategy("mesh", batch=2, model=2, devices=["CPU:0", "CPU:1"])

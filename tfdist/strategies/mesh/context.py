@@ -1,0 +1,208 @@
+"""What the conversion of a layer works with: tensors on the mesh, and how to make more of them.
+
+An activation is a Mesh-TensorFlow tensor [batch, ...]. Its first dimension lies on mesh axis
+"batch"; its last may be split on "model"; all others are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.layout import Axes, Layout
+from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
+
+
+class Context:
+    """One conversion of a model.
+
+    Args:
+        mesh: of the graph that is being built.
+        layout: where weights are split.
+        training: whether this is a training step.
+        read: (weight, its mtf dimensions) -> the weight as a tensor on the mesh.
+        num_rows: true rows of the batch; ``padded_rows`` counts those added to divide it evenly.
+        seed: int64 tensor [2], new in each training step; None outside of training.
+
+    Attributes:
+        updates: (weight, its new value on the mesh) of weights that are not trained.
+        losses: scalars on the mesh that belong to the loss.
+        final_layers: ids of the layers that give the model's outputs.
+    """
+
+    def __init__(
+        self,
+        mesh: Any,
+        layout: Layout,
+        *,
+        training: bool,
+        read: Callable[[Any, list[Any]], Any],
+        num_rows: int,
+        padded_rows: int = 0,
+        seed: tf.Tensor | None = None,
+    ):
+        self.mesh = mesh
+        self.layout = layout
+        self.training = training
+        self.num_rows = num_rows
+        self.seed = seed
+        self.updates: list[tuple[Any, Any]] = []
+        self.losses: list[Any] = []
+        self.final_layers: set[int] = set()
+        #: weight id -> what was looked up in it, for weights that are only looked up.
+        self.look_ups: dict[int, list[Any]] = {}
+        self._batch = mtf.Dimension(BATCH, num_rows + padded_rows)
+        self._padded_rows = padded_rows
+        self._read = read
+        self._weights: dict[int, Any] = {}
+        self._num_dimensions = 0
+        self._num_random = 0
+
+    # Dimensions ---------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> int:
+        """Devices on the model axis."""
+        return self.layout.model
+
+    def dimension(self, size: int, *, split: bool = False) -> Any:
+        """Returns a new dimension, split on the model axis or whole."""
+        self._num_dimensions += 1
+        suffix = f"@{MODEL}" if split and self.model > 1 else ""
+        return mtf.Dimension(f"d{self._num_dimensions}{suffix}", int(size))
+
+    def dimensions(self, sizes: Sequence[int], *, split_last: bool = False) -> list[Any]:
+        """Returns the dimensions of an activation: [batch, *sizes]."""
+        whole = [self.dimension(size) for size in sizes]
+        if split_last:
+            whole[-1] = self.dimension(sizes[-1], split=True)
+        return [self._batch, *whole]
+
+    # Tensors ------------------------------------------------------------------------------------
+
+    def activation(self, tensor: tf.Tensor) -> Any:
+        """Brings a batch onto the mesh. tensor: [num_rows + padded rows, ...]."""
+        return self._import(tensor, self.dimensions(tensor.shape[1:]))
+
+    def constant(self, tensor: Any, like: Sequence[Any] | None = None) -> Any:
+        """Brings a tensor without a batch onto the mesh, split as the last dimensions ``like``."""
+        tensor = tf.convert_to_tensor(tensor)
+        dims = self.dims_like(tensor.shape, like or [])
+        return self._import(tensor, dims)
+
+    def dims_like(self, sizes: Sequence[int], like: Sequence[Any]) -> list[Any]:
+        """Returns dimensions of ``sizes``, split where the last ones of ``like`` are."""
+        like = [None] * (len(sizes) - len(like)) + list(like)[max(0, len(like) - len(sizes)) :]
+        return [
+            self.dimension(size, split=d is not None and d.size == size and is_split(d))
+            for size, d in zip(sizes, like, strict=True)
+        ]
+
+    def _import(self, tensor: tf.Tensor, dims: list[Any]) -> Any:
+        return mtf.import_tf_tensor(self.mesh, tensor, mtf.Shape(dims))
+
+    def weight(self, variable: Any, axes: Axes | None = None) -> Any:
+        """Returns a weight on the mesh.
+
+        Args:
+            variable: of the Keras layer.
+            axes: "model" or None for each of its dimensions; None: whole.
+        """
+        axes = tuple(axes or [None] * len(variable.shape))
+        settled = self.layout.settle(variable, axes)
+        if id(variable) not in self._weights:
+            dims = [
+                self.dimension(size, split=axis is not None)
+                for size, axis in zip(variable.shape, settled, strict=True)
+            ]
+            self._weights[id(variable)] = self._read(variable, dims)
+        tensor = self._weights[id(variable)]
+        if settled == axes:
+            return tensor
+        dims = [
+            self.dimension(size, split=axis is not None)
+            for size, axis in zip(variable.shape, axes, strict=True)
+        ]
+        return mtf.reshape(tensor, mtf.Shape(dims))
+
+    def weight_tensors(self) -> dict[int, Any]:
+        """Returns the weights that were used: id -> tensor on the mesh."""
+        return self._weights
+
+    def whole(self, x: Any) -> Any:
+        """Brings the last dimension together, where it is split."""
+        return self.with_last(x, split=False)
+
+    def with_last(self, x: Any, *, split: bool) -> Any:
+        """Returns ``x`` with its last dimension split or whole, as asked."""
+        last = x.shape.dims[-1]
+        if is_split(last) == (split and self.model > 1):
+            return x
+        return mtf.reshape(
+            x, mtf.Shape([*x.shape.dims[:-1], self.dimension(last.size, split=split)])
+        )
+
+    # Operations ---------------------------------------------------------------------------------
+
+    def local(
+        self,
+        fn: Callable,
+        inputs: Sequence[Any],
+        dims: Sequence[Any],
+        *,
+        dtype: tf.DType | None = None,
+        name: str = "local",
+        partial_over: Sequence[str] = (),
+        slice_number_of: Sequence[Any] | None = None,
+        model_coordinate: bool = False,
+    ) -> Any:
+        """Runs ``fn`` on each device's slices of ``inputs``; see ``LocalOperation``.
+
+        Args:
+            fn: tf.Tensors -> tf.Tensor; it must not mix rows of the batch.
+            dims: of the whole output.
+        """
+        operation = LocalOperation(
+            fn,
+            inputs,
+            mtf.Shape(list(dims)),
+            dtype or inputs[0].dtype,
+            name=name,
+            partial_over=[axis for axis in partial_over if axis == BATCH or self.model > 1],
+            slice_number_of=None if slice_number_of is None else mtf.Shape(list(slice_number_of)),
+            model_coordinate=model_coordinate,
+        )
+        return operation.outputs[0]
+
+    def random_seed(self, slice_number: Any, number: int) -> tf.Tensor:
+        """Returns the seed of one slice: equal on devices that hold the same slice."""
+        own = tf.stack([tf.cast(number, tf.int64), tf.cast(slice_number, tf.int64)])
+        return self.seed + own * tf.constant([1_000_003, 1], tf.int64)
+
+    def next_random(self) -> int:
+        """Returns the number of one use of random numbers within a step."""
+        self._num_random += 1
+        return self._num_random
+
+    def row_mask(self, dtype: tf.DType) -> Any | None:
+        """Returns [batch] with 1 for true rows and 0 for padding; None where all are true."""
+        if not self._padded_rows:
+            return None
+        mask = tf.concat([tf.ones([self.num_rows]), tf.zeros([self._padded_rows])], 0)
+        return self._import(tf.cast(mask, dtype), [self._batch])
+
+
+def is_split(dimension: Any) -> bool:
+    """Whether a dimension is split on the model axis."""
+    return dimension.name.endswith(f"@{MODEL}")
+
+
+def has_batch(x: Any) -> bool:
+    """Whether a tensor on the mesh has a row for each record."""
+    return bool(x.shape.dims) and x.shape.dims[0].name == BATCH
+
+
+def last_is_split(x: Any) -> bool:
+    return is_split(x.shape.dims[-1])

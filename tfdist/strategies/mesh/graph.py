@@ -1,0 +1,211 @@
+"""Walks the graph of a Keras model and converts it, layer by layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.context import Context, has_batch
+from tfdist.strategies.mesh.operations import mtf
+from tfdist.strategies.mesh.operators import convert_operator, is_operator
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
+
+# Where the functional form of a composite layer is kept: (training, shapes) -> model.
+_TRACES = "_tfdist_mesh_traces"
+
+
+def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[Any]:
+    """Returns the outputs of ``model`` on the mesh, flat, for flat ``inputs`` on the mesh.
+
+    Raises:
+        UnsupportedLayerError: a layer that has no conversion.
+    """
+    context.final_layers |= {id(tensor.node.layer) for tensor in tf.nest.flatten(model.outputs)}
+    return _run(model, context, inputs)
+
+
+def _run(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[Any]:
+    # The traversal of Keras' own Functional._run_internal_graph.
+    if not getattr(model, "_is_graph_network", False):
+        raise UnsupportedLayerError(model, "a model of a class of its own has no graph of layers")
+    values: dict[str, list[Any]] = {}
+
+    def put(symbols: Any, results: Any) -> None:
+        symbols, results = tf.nest.flatten(symbols), _flat(results)
+        assert len(symbols) == len(results), (symbols, results)
+        for symbol, result in zip(symbols, results, strict=True):
+            key = str(id(symbol))
+            values[key] = [result] * model._tensor_usage_count[key]
+
+    put(model.inputs, inputs)
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if not node.is_input:
+                arguments, options = node.map_arguments(values)
+                put(node.outputs, _call(context, node, arguments, options))
+    return [values[str(id(symbol))].pop() for symbol in tf.nest.flatten(model.outputs)]
+
+
+def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    layer = node.layer
+    if is_operator(layer):
+        return convert_operator(context, layer, node, arguments, options)
+    options = {name: value for name, value in options.items() if value is not None}
+    training = options.pop("training", None)
+    if "mask" in options:
+        raise UnsupportedLayerError(layer, "it is called with a mask")
+    before = context.training
+    if training is not None:
+        context.training = context.training and bool(training)
+    result = _call_layer(context, layer, arguments, options)
+    _add_activity_loss(context, layer, result)
+    context.training = before
+    return result
+
+
+def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    rule = rule_of(layer)
+    if rule is not None:
+        arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
+        return rule(context, layer, *arguments, **options)
+    if getattr(layer, "_is_graph_network", False):
+        flat = _flat(layer._flatten_to_reference_inputs(arguments[0]))
+        outputs = _run(layer, context, flat)
+        return tf.nest.pack_sequence_as(layer._nested_outputs, outputs)
+    return _call_composite(context, layer, arguments, options)
+
+
+#: Layers that keep the dimensions of their input, so it may be one without a batch (positions).
+_ALSO_WITHOUT_BATCH = (
+    tf.keras.layers.Activation,
+    tf.keras.layers.Dense,
+    tf.keras.layers.Dropout,
+    tf.keras.layers.Embedding,
+    tf.keras.layers.LayerNormalization,
+)
+
+
+def _on_mesh(context: Context, layer: Any, value: Any) -> Any:
+    if isinstance(value, tf.Tensor):
+        value = context.constant(value)
+    lacks_batch = isinstance(value, mtf.Tensor) and not has_batch(value)
+    if lacks_batch and not isinstance(layer, _ALSO_WITHOUT_BATCH):
+        raise UnsupportedLayerError(layer, "it is called on a tensor without a batch")
+    return value
+
+
+def _flat(values: Any) -> list[Any]:
+    return list(tf.nest.flatten(values))
+
+
+# Composite layers -------------------------------------------------------------------------------
+
+
+def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Converts a layer of the user's by the layers and operators that its ``call`` uses."""
+    is_own = type(layer).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
+    if is_own or isinstance(layer, (tf.keras.Model, tf.keras.layers.RNN)):
+        raise UnsupportedLayerError(layer, "it has no conversion")
+    flat = _flat((arguments, options))
+    tensors = [value for value in flat if isinstance(value, mtf.Tensor)]
+    if not tensors or len(tensors) != len(_flat(arguments)) or _has_tensor(options):
+        raise UnsupportedLayerError(layer, "a composite layer is called on tensors of the model")
+    model = _trace(context, layer, arguments, options)
+    weights = [context.weight(variable) for variable in _own_weights(layer).values()]
+    outputs = _run(model, context, [*tensors, *weights])
+    return tf.nest.pack_sequence_as(model._nested_outputs, outputs)
+
+
+def _own_weights(layer: Any) -> dict[str, tf.Variable]:
+    """Returns the weights that are attributes of the layer itself: name -> weight."""
+    return {name: v for name, v in vars(layer).items() if isinstance(v, tf.Variable)}
+
+
+def _refuse_added(layer: Any) -> Callable:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedLayerError(layer, "its call adds a loss or a metric")
+
+    return refuse
+
+
+def _has_tensor(options: dict[str, Any]) -> bool:
+    return any(isinstance(value, mtf.Tensor) for value in _flat(options))
+
+
+def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Returns ``layer.call`` as a functional model over the layer's own sublayers and weights."""
+    traces = layer.__dict__.setdefault(_TRACES, {})
+    flat = _flat(arguments)
+    shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
+    key = (context.training, shapes, repr(options))
+    if key not in traces:
+        options = dict(options)
+        if "training" in inspect.signature(layer.call).parameters:
+            options["training"] = context.training
+        own = _own_weights(layer)
+        try:
+            with tf.init_scope():  # Symbols are Keras' own: they belong to no graph.
+                symbols = [
+                    tf.keras.Input(shape, dtype=x.dtype)
+                    for shape, x in zip(shapes, flat, strict=True)
+                ]
+                # An operator would take a weight's value for a constant; a symbol it follows.
+                weights = {
+                    name: tf.keras.Input(batch_shape=v.shape, dtype=v.dtype)
+                    for name, v in own.items()
+                }
+                refused = dict.fromkeys(("add_loss", "add_metric"), _refuse_added(layer))
+                vars(layer).update(weights | refused)
+                outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
+                model = tf.keras.Model([*symbols, *weights.values()], outputs)
+        except UnsupportedLayerError:
+            raise
+        except Exception as error:  # Whatever a user's own code raises on symbols.
+            lines = str(error).strip().splitlines() or [repr(error)]
+            raise UnsupportedLayerError(
+                layer, f"its call does not work on Keras' symbolic tensors: {' '.join(lines[:3])}"
+            ) from error
+        finally:
+            for name in ("add_loss", "add_metric"):
+                vars(layer).pop(name, None)
+            vars(layer).update(own)
+        traces[key] = model
+    return traces[key]
+
+
+# Regularizers of activations --------------------------------------------------------------------
+
+
+def _add_activity_loss(context: Context, layer: Any, outputs: Any) -> None:
+    regularizer = getattr(layer, "activity_regularizer", None)
+    if regularizer is None:
+        return
+    if type(regularizer) not in SEPARABLE_REGULARIZERS:
+        raise UnsupportedLayerError(layer, "activity regularizers are L1, L2 or L1L2 on a mesh")
+    for y in _flat(outputs):
+        context.losses.append(_mean_over_rows(context, regularizer, y))
+
+
+#: Sums over elements: the parts of the devices add up.
+SEPARABLE_REGULARIZERS = (
+    tf.keras.regularizers.L1,
+    tf.keras.regularizers.L2,
+    tf.keras.regularizers.L1L2,
+)
+
+
+def _mean_over_rows(context: Context, regularizer: Any, y: Any) -> Any:
+    mask = context.row_mask(y.dtype)
+    rows = float(context.num_rows)
+
+    def penalty(y: tf.Tensor, *mask: tf.Tensor) -> tf.Tensor:
+        if mask:
+            y *= tf.reshape(mask[0], [-1] + [1] * (y.shape.rank - 1))
+        return tf.reshape(regularizer(y) / rows, [1])
+
+    axes = ["batch", *(["model"] if y.shape.dims[-1].name.endswith("@model") else [])]
+    inputs = [y] if mask is None else [y, mask]
+    return context.local(penalty, inputs, [context.dimension(1)], partial_over=axes)

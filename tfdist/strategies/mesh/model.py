@@ -1,0 +1,267 @@
+"""Puts a compiled Keras model on a mesh: its own methods, replaced on the instance.
+
+Outside of a fit the host's weights are the truth, inside of it the slices are. So what a user sets
+before a fit is trained on, and what is read after it is what was trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.strategies.mesh.layout import Layout
+from tfdist.strategies.mesh.operations import MeshDevices
+from tfdist.strategies.mesh.optimizer import check_optimizer
+from tfdist.strategies.mesh.state import SlicedState
+from tfdist.strategies.mesh.steps import MeshSteps, plan
+
+
+def check_model(model: tf.keras.Model) -> None:
+    """Raises ModelError for a model whose steps would not be those of Keras."""
+    for step in ("train_step", "test_step", "predict_step", "compute_loss"):
+        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
+            raise ModelError(
+                f"strategy 'mesh' brings its own {step}",
+                received=f"{type(model).__name__} with a {step} of its own",
+                mend="Move the custom part into a loss or a layer, or use strategy 'single'",
+            )
+    if model.run_eagerly:
+        raise ModelError(
+            "a model on a mesh runs as a graph",
+            received="compile(run_eagerly=True)",
+            mend="Leave out run_eagerly",
+        )
+    mixed = [layer.name for layer in model._flatten_layers() if _is_mixed(layer)]
+    if mixed:
+        raise ModelError(
+            "a model on a mesh computes in the precision of its weights",
+            received=f"mixed precision in {', '.join(mixed[:3])}",
+            mend='Leave the policy at "float32", or use strategy "mirrored"',
+        )
+    constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
+    if constrained:
+        raise ModelError(
+            "weights on a mesh have no constraints: a slice does not know the norm of the whole",
+            received=f"a constraint of {', '.join(constrained[:3])}",
+            mend="Leave the constraint out, or use a regularizer",
+        )
+    unknown = [symbol.name for symbol in model.inputs if None in symbol.shape[1:]]
+    if unknown:
+        raise ModelError(
+            "a mesh needs to know the shape of a record",
+            received=f"input {unknown[0]} with an unknown dimension",
+            mend="Give keras.Input the whole shape",
+        )
+    check_optimizer(model.optimizer)
+
+
+def _is_mixed(layer: Any) -> bool:
+    return bool(layer.weights) and layer.compute_dtype != layer.variable_dtype
+
+
+class MeshModel:
+    """What a model on a mesh has beside the Keras model itself; see ``attach``."""
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        devices: MeshDevices,
+        layout: Layout,
+        *,
+        keep_host_copy: bool,
+    ):
+        check_model(model)
+        plan(model, layout, devices.axis_size("batch") * 2)
+        self.model = model
+        self.devices = devices
+        self.layout = layout
+        self.state = SlicedState(model, devices, layout.settled)
+        self.steps = MeshSteps(model, devices, layout, self.state)
+        self._keep_host_copy = keep_host_copy
+        self._slices_are_newer = False
+        self._depth = 0
+        self._replace_methods()
+        if not keep_host_copy:
+            self.state.release_host()
+            self._slices_are_newer = True
+
+    # Which side is the truth --------------------------------------------------------------------
+
+    def to_devices(self) -> None:
+        """Before a step: the slices become the truth."""
+        if not self._slices_are_newer:
+            self.state.scatter_weights()
+            self._slices_are_newer = True
+
+    def to_host(self) -> None:
+        """Brings the host's weights up to date."""
+        if self._slices_are_newer:
+            self.state.gather_weights()
+
+    def set_from_host(self) -> None:
+        """The host's weights were written: the slices follow."""
+        self.state.scatter_weights()
+        self._slices_are_newer = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """After a run: the host's weights become the truth, or are released."""
+        if self._depth:
+            return
+        if self._keep_host_copy:
+            self.to_host()
+            self._slices_are_newer = False
+        else:
+            self.state.release_host()
+
+    # Keras' methods -----------------------------------------------------------------------------
+
+    def _replace_methods(self) -> None:
+        model = self.model
+        for name in ("fit", "evaluate", "predict"):
+            setattr(model, name, self._run(getattr(model, name)))
+        for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+            setattr(model, name, self._run(getattr(model, name)))
+        for name in ("save", "save_weights"):
+            setattr(model, name, self._reads_all(getattr(model, name)))
+        model.get_weights = self._get_weights
+        for name in ("set_weights", "load_weights"):
+            setattr(model, name, self._writes_weights(getattr(model, name)))
+        self._compile = model.compile
+        model.compile = self._compile_anew
+        model.make_train_function = self._make_train_function
+        model.make_test_function = self._make_test_function
+        model.make_predict_function = self._make_predict_function
+
+    def _run(self, method: Callable) -> Callable:
+        def run(*args: Any, **options: Any) -> Any:
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    self.to_devices()
+                return method(*args, **options)
+            finally:
+                self._depth -= 1
+                self._settle()
+
+        return run
+
+    def _reads_all(self, method: Callable) -> Callable:
+        """Keras writes the model and its optimizer: both whole, as on one device."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            try:
+                with self.written():
+                    return method(*args, **options)
+            finally:
+                self._settle()
+
+        return run
+
+    def _get_weights(self) -> list[Any]:
+        if self._slices_are_newer:
+            return [self.state.of(variable).gather() for variable in self.model.weights]
+        return [variable.numpy() for variable in self.model.weights]
+
+    def _writes_weights(self, method: Callable) -> Callable:
+        def run(*args: Any, **options: Any) -> Any:
+            if not self._keep_host_copy:
+                self.state.gather_weights()
+            result = method(*args, **options)
+            self.set_from_host()
+            return result
+
+        return run
+
+    def _compile_anew(self, *args: Any, **options: Any) -> None:
+        self._compile(*args, **options)
+        check_model(self.model)
+        self.state.attach_optimizer()
+        self.steps = MeshSteps(self.model, self.devices, self.layout, self.state)
+
+    # The protocol of tfdist.training.checkpoint -------------------------------------------------
+
+    @property
+    def whole_optimizer(self) -> Any:
+        """The optimizer on the host whose state is checkpointed."""
+        return self.state.host_optimizer()
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Encloses the writing of the model: it and its optimizer are whole, as on one device."""
+        self.to_host()
+        self.state.gather_optimizer()
+        with self._with_whole_optimizer():
+            yield
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Encloses the reading of the model from a file: the slices follow."""
+        with self.written():
+            yield
+        self.state.scatter_optimizer()
+        self.set_from_host()
+
+    @contextlib.contextmanager
+    def _with_whole_optimizer(self) -> Iterator[None]:
+        own, self.model.optimizer = self.model.optimizer, self.state.host_optimizer()
+        try:
+            yield
+        finally:
+            self.model.optimizer = own
+
+    # Steps --------------------------------------------------------------------------------------
+    # Batches are taken from the iterator outside of the traced step, so that their shape is known.
+
+    def _make_train_function(self, force: bool = False) -> Callable:
+        def step(batch: Any) -> Any:
+            x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+            logs = self.steps.train(x, y, weight)
+            self.model._train_counter.assign_add(1)
+            return logs
+
+        self.model.train_function = self._repeated(step)
+        self.model.train_tf_function = self.model.train_function
+        return self.model.train_function
+
+    def _make_test_function(self, force: bool = False) -> Callable:
+        def step(batch: Any) -> Any:
+            x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+            logs = self.steps.test(x, y, weight)
+            self.model._test_counter.assign_add(1)
+            return logs
+
+        self.model.test_function = self._repeated(step)
+        return self.model.test_function
+
+    def _make_predict_function(self, force: bool = False) -> Callable:
+        def step(batch: Any) -> Any:
+            x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+            outputs = self.steps.predict(x)
+            self.model._predict_counter.assign_add(1)
+            return outputs
+
+        def run(iterator: Any) -> Any:
+            parts = [step(next(iterator)) for _ in range(self._steps_per_execution())]
+            if len(parts) == 1:
+                return parts[0]
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+
+        self.model.predict_function = run
+        return run
+
+    def _repeated(self, step: Callable) -> Callable:
+        def run(iterator: Any) -> Any:
+            for _ in range(self._steps_per_execution()):
+                logs = step(next(iterator))
+            return logs
+
+        return run
+
+    def _steps_per_execution(self) -> int:
+        steps = self.model._steps_per_execution
+        return 1 if steps is None else int(steps.numpy())

@@ -1,0 +1,229 @@
+"""The Mesh-TensorFlow operations that everything on a mesh is made of.
+
+``mtf.slicewise`` is not used: its gradient leaves out the sum over the mesh axes on which an
+operand is whole while another is split, and weights then come out wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import import_mesh_tensorflow
+
+mtf = import_mesh_tensorflow()
+
+from mesh_tensorflow import placement_mesh_impl  # noqa: E402 - only after the mend above
+from mesh_tensorflow.ops import LazyAllreduceSum  # noqa: E402
+
+BATCH, MODEL = "batch", "model"
+
+
+class SuffixRules(mtf.LayoutRules):
+    """Dimension "batch" lies on mesh axis "batch", dimension "anything@model" on axis "model"."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def tensor_dimension_to_mesh_axis(self, dimension: Any, mesh_shape: Any) -> int | None:
+        axis = dimension.name.rpartition("@")[2]
+        names = [mesh_dimension.name for mesh_dimension in mesh_shape]
+        if axis not in names:
+            return None
+        index = names.index(axis)
+        assert dimension.size % mesh_shape[index].size == 0, (dimension, mesh_shape[index])
+        return index
+
+
+class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
+    """The devices of a mesh; it keeps a record of the collectives that a program was lowered to.
+
+    Attributes:
+        collectives: (kind, mesh axes, bytes that each device holds before it), in order.
+    """
+
+    def __init__(self, batch: int, model: int, devices: Sequence[str]):
+        shape = mtf.Shape([mtf.Dimension(BATCH, batch), mtf.Dimension(MODEL, model)])
+        super().__init__(shape, SuffixRules(), list(devices))
+        self.collectives: list[tuple[str, str, int]] = []
+
+    def axis_size(self, name: str) -> int:
+        return self.shape[self.axis_index(name)].size
+
+    def axis_index(self, name: str) -> int:
+        return [dimension.name for dimension in self.shape].index(name)
+
+    def allreduce(self, x: Any, mesh_axes: list[int], reduction_fn_string: str) -> Any:
+        self._record("all-reduce", x, mesh_axes)
+        return super().allreduce(x, mesh_axes, reduction_fn_string)
+
+    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
+        self._record("all-gather", x, [mesh_axis])
+        return super().allconcat(x, mesh_axis, concat_axis)
+
+    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+        self._record("all-to-all", x, [mesh_axis])
+        return super().alltoall(x, mesh_axis, split_axis, concat_axis)
+
+    def record_gather(self, x: Any) -> None:
+        """An output is brought to the first device, where the loss is evaluated."""
+        self._record("gather for the loss", x, [self.axis_index(BATCH)])
+
+    def _record(self, kind: str, x: Any, mesh_axes: list[int]) -> None:
+        axes = [self.shape[axis] for axis in mesh_axes]
+        if all(axis.size == 1 for axis in axes):
+            return
+        part = x.to_laid_out_tensor().tensor_list[0]
+        num_bytes = part.shape.num_elements() * part.dtype.size
+        self.collectives.append((kind, " x ".join(a.name for a in axes), num_bytes))
+
+
+class LocalOperation(mtf.Operation):
+    """``fn`` on the slices of each device, with gradients that are right for every layout.
+
+    Args:
+        fn: slices of ``inputs``, then what ``coordinates`` ask for -> a slice of the output.
+        output_shape: mtf.Shape of the whole output.
+        partial_over: mesh axes over which the outputs of the devices add up to the output.
+        slice_number_of: a shape; fn also gets the number of the device's slice of such a tensor.
+        model_coordinate: whether fn also gets the device's place on the model axis.
+    """
+
+    def __init__(
+        self,
+        fn: Callable,
+        inputs: Sequence[Any],
+        output_shape: Any,
+        dtype: tf.DType,
+        *,
+        name: str,
+        partial_over: Sequence[str] = (),
+        slice_number_of: Any = None,
+        model_coordinate: bool = False,
+    ):
+        super().__init__(list(inputs), name=name)
+        self._fn = fn
+        self.partial_over = tuple(partial_over)
+        self._slice_number_of = slice_number_of
+        self._model_coordinate = model_coordinate
+        self._outputs = [mtf.Tensor(self, output_shape, dtype)]
+        self.float_inputs = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
+        # Filled by lower(): per device its tape, the slices of the float inputs, and the output.
+        self.tapes: list[tf.GradientTape] = []
+        self.input_slices: list[list[tf.Tensor]] = []
+        self.output_slices: list[tf.Tensor] = []
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        gradients = iter(LocalGradient(self, grad_ys[0]).outputs)
+        is_float = [tensor.dtype.is_floating for tensor in self.inputs]
+        return [next(gradients) if floating else None for floating in is_float]
+
+    def lower(self, lowering: Any) -> None:
+        devices = lowering.mesh_impl(self)
+        inputs = [lowering.tensors[tensor].to_laid_out_tensor() for tensor in self.inputs]
+        more = []
+        if self._slice_number_of is not None:
+            more.append(devices.laid_out_slice_num(self._slice_number_of))
+        if self._model_coordinate:
+            more.append(devices.laid_out_pcoord(devices.axis_index(MODEL)))
+
+        def run(*slices: Any) -> tf.Tensor:
+            # One tape for each device: tf.gradients would walk the whole graph for every operation.
+            own = [tf.convert_to_tensor(slices[i]) for i in self.float_inputs]
+            slices = list(slices)
+            with tf.GradientTape() as tape:
+                for index, tensor in zip(self.float_inputs, own, strict=True):
+                    tape.watch(tensor)
+                    slices[index] = tensor
+                output = self._fn(*slices)
+            self.tapes.append(tape)
+            self.input_slices.append(own)
+            self.output_slices.append(output)
+            return output
+
+        output = devices.slicewise(run, *inputs, *more)
+        axes = [devices.axis_index(axis) for axis in self.partial_over]
+        if axes:
+            output = LazyAllreduceSum(devices, output, axes)
+        lowering.set_tensor_lowering(self.outputs[0], output)
+
+
+class LocalGradient(mtf.Operation):
+    """The gradients of a ``LocalOperation`` with respect to its float inputs."""
+
+    def __init__(self, forward: LocalOperation, grad_y: Any):
+        super().__init__([*forward.inputs, grad_y], name="local_gradient")
+        self._forward = forward
+        self._grad_y = grad_y
+        tensors = [forward.inputs[i] for i in forward.float_inputs]
+        self._outputs = [
+            mtf.Tensor(self, tensor.shape, tensor.dtype, index=i)
+            for i, tensor in enumerate(tensors)
+        ]
+
+    def lower(self, lowering: Any) -> None:
+        devices, forward = lowering.mesh_impl(self), self._forward
+        grad_ys = lowering.tensors[self._grad_y].to_laid_out_tensor().tensor_list
+        by_device = []
+        for place, grad_y in enumerate(grad_ys):
+            with tf.device(devices.devices[place]):
+                by_device.append(
+                    forward.tapes[place].gradient(
+                        forward.output_slices[place],
+                        forward.input_slices[place],
+                        output_gradients=grad_y,
+                        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                    )
+                )
+        split_over = {devices.axis_index(axis) for axis in forward.partial_over}
+        for tensor in [*forward.inputs, *forward.outputs]:
+            split_over |= _axes_of(devices, tensor)
+        for index, output in enumerate(self.outputs):
+            slices = [tf.convert_to_tensor(gradients[index]) for gradients in by_device]
+            gradient = devices.LaidOutTensor(slices)
+            # An input that is whole on an axis was used by every device on it: their parts add up.
+            axes = sorted(split_over - _axes_of(devices, output))
+            if axes:
+                gradient = LazyAllreduceSum(devices, gradient, axes)
+            lowering.set_tensor_lowering(output, gradient)
+
+
+def _axes_of(devices: MeshDevices, tensor: Any) -> set[int]:
+    layout = devices.tensor_layout(tensor).tensor_axis_to_mesh_axis
+    return {axis for axis in layout if axis is not None}
+
+
+class LossBridge(mtf.Operation):
+    """Takes outputs off the mesh, evaluates any Keras loss, and brings its gradients back.
+
+    Args:
+        outputs: the outputs of the model, and scalars that belong to its loss.
+        loss_fn: whole tf.Tensors of ``outputs`` -> the scalar to differentiate.
+    """
+
+    def __init__(self, outputs: Sequence[Any], loss_fn: Callable):
+        super().__init__(list(outputs), name="loss")
+        self._loss_fn = loss_fn
+        self._outputs = [
+            mtf.Tensor(self, output.shape, output.dtype, index=i)
+            for i, output in enumerate(outputs)
+        ]
+
+    @property
+    def has_gradient(self) -> bool:
+        return False
+
+    def lower(self, lowering: Any) -> None:
+        devices = lowering.mesh_impl(self)
+        for output in self.inputs:
+            devices.record_gather(lowering.tensors[output])
+        whole = [lowering.export_to_tf_tensor(output) for output in self.inputs]
+        with tf.GradientTape() as tape:
+            tape.watch(whole)
+            loss = self._loss_fn(whole)
+        gradients = tape.gradient(loss, whole, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for output, gradient in zip(self.outputs, gradients, strict=True):
+            laid_out = devices.import_tf_tensor(output, tf.convert_to_tensor(gradient))
+            lowering.set_tensor_lowering(output, laid_out)

@@ -1,0 +1,160 @@
+"""Operators between the tensors of a Keras model: ``x + y``, ``x[:, 0]``, ``tf.concat`` and such.
+
+Keras records each as a layer of its own that holds the TensorFlow function. Each is converted only
+where it is certain that it does not mix rows of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from keras.src.layers.core import tf_op_layer
+
+from tfdist.strategies.mesh.alignment import aligned
+from tfdist.strategies.mesh.context import Context, has_batch
+from tfdist.strategies.mesh.operations import mtf
+from tfdist.strategies.mesh.registry import UnsupportedLayerError
+
+_ELEMENTWISE = {
+    "__operators__.add", "__operators__.sub", "__operators__.mul", "__operators__.truediv",
+    "__operators__.pow", "__operators__.neg", "__operators__.abs",
+    "math.add", "math.subtract", "math.multiply", "math.divide", "math.truediv", "math.pow",
+    "math.negative", "math.abs", "math.sqrt", "math.rsqrt", "math.square", "math.exp", "math.log",
+    "math.tanh", "math.sigmoid", "math.softplus", "math.maximum", "math.minimum", "math.erf",
+    "math.squared_difference", "nn.relu", "nn.gelu", "nn.elu", "nn.selu", "nn.silu", "nn.relu6",
+    "nn.leaky_relu", "nn.softplus", "nn.tanh", "identity",
+}  # fmt: skip
+_REDUCTIONS = {"math.reduce_mean", "math.reduce_sum", "math.reduce_max", "math.reduce_min"}
+_ALONG_AXIS = {"nn.softmax", "nn.log_softmax", "expand_dims"}
+
+
+def is_operator(layer: Any) -> bool:
+    return isinstance(layer, (tf_op_layer.TFOpLambda, tf_op_layer.SlicingOpLambda))
+
+
+def convert_operator(
+    context: Context, layer: Any, node: Any, arguments: Any, options: dict[str, Any]
+) -> Any:
+    """Returns what the operator gives: a tensor on the mesh, or a constant of constants."""
+    flat = tf.nest.flatten((arguments, options))
+    on_mesh = [value for value in flat if isinstance(value, mtf.Tensor)]
+    symbol = layer.symbol
+    if not on_mesh:
+        return layer.function(*arguments, **options)
+    if symbol in ("shape", "compat.v1.shape"):
+        return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
+    if symbol in _ELEMENTWISE:
+        return _elementwise(context, layer, arguments, options)
+    if symbol == "cast":
+        x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
+        return context.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype)
+    if not all(has_batch(x) for x in on_mesh):
+        raise UnsupportedLayerError(layer, f"{symbol} of a tensor without a batch (a weight)")
+    _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
+    if isinstance(layer, tf_op_layer.SlicingOpLambda):
+        arguments = (on_mesh[0], _slices(_argument(arguments, options, 1, "slice_spec")))
+        options = {}
+    if symbol == "reshape":
+        arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
+    return _each_row(context, layer, node, arguments, options)
+
+
+def _elementwise(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    structure = (list(arguments), dict(options))
+    flat = tf.nest.flatten(structure)
+    places = [i for i, value in enumerate(flat) if _is_operand(value)]
+    batches = [x for x in flat if isinstance(x, mtf.Tensor) and has_batch(x)]
+    rank = max(len(flat[i].shape) for i in places)
+    if any(len(x.shape) < rank for x in batches):
+        raise UnsupportedLayerError(layer, "its operands have different numbers of dimensions")
+    others = [flat[i] for i in places if not isinstance(flat[i], mtf.Tensor)]
+    if batches and any(len(x.shape) == rank and x.shape[0] != 1 for x in others):
+        raise UnsupportedLayerError(layer, "an operand has a row for each record, but is constant")
+    tensors, output = aligned(context, [flat[i] for i in places])
+
+    def run(*slices: tf.Tensor) -> tf.Tensor:
+        values = list(flat)
+        for place, tensor in zip(places, slices, strict=True):
+            values[place] = tensor
+        positional, named = tf.nest.pack_sequence_as(structure, values)
+        return layer.function(*positional, **named)
+
+    dtype = next(x.dtype for x in flat if isinstance(x, mtf.Tensor))
+    return context.local(run, tensors, output, dtype=dtype, name=layer.name)
+
+
+def _is_operand(value: Any) -> bool:
+    if isinstance(value, (mtf.Tensor, tf.Variable)):
+        return True
+    return hasattr(value, "shape") and len(value.shape) > 0
+
+
+def _each_row(
+    context: Context, layer: Any, node: Any, arguments: Any, options: dict[str, Any]
+) -> Any:
+    structure = (list(arguments), dict(options))
+    flat = tf.nest.flatten(structure)
+    places = [i for i, value in enumerate(flat) if isinstance(value, mtf.Tensor)]
+    tensors = [context.whole(flat[i]) for i in places]
+    symbol = node.outputs
+    if not hasattr(symbol, "shape") or None in symbol.shape[1:] or symbol.shape[0] is not None:
+        raise UnsupportedLayerError(layer, "it does not give one tensor [batch, ...]")
+
+    def run(*slices: tf.Tensor) -> tf.Tensor:
+        values = list(flat)
+        for place, tensor in zip(places, slices, strict=True):
+            values[place] = tensor
+        positional, named = tf.nest.pack_sequence_as(structure, values)
+        return layer.function(*positional, **named)
+
+    output = context.dimensions(list(symbol.shape[1:]))
+    return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
+
+
+def _check_keeps_rows(
+    layer: Any, symbol: str, arguments: Any, options: dict[str, Any], x: Any
+) -> None:
+    """Raises UnsupportedLayerError unless each row of the output comes from its own row."""
+    rank = len(x.shape.dims)
+    if symbol in _REDUCTIONS:
+        axis = _argument(arguments, options, 1, "axis")
+        kept = axis is not None and all(a % rank for a in tf.nest.flatten(axis))
+    elif symbol in _ALONG_AXIS:
+        axis = _argument(arguments, options, 1, "axis")
+        axis = -1 if axis is None else axis
+        kept = axis > 0 or axis >= -rank + 1
+    elif symbol == "concat":
+        kept = _argument(arguments, options, 1, "axis") % rank != 0
+    elif symbol == "transpose":
+        perm = _argument(arguments, options, 1, "perm")
+        kept = perm is not None and next(iter(perm)) == 0
+    elif symbol == "reshape":
+        kept = True
+    elif isinstance(layer, tf_op_layer.SlicingOpLambda):
+        spec = _argument(arguments, options, 1, "slice_spec")
+        first = spec[0] if isinstance(spec, (tuple, list)) else spec
+        kept = first is Ellipsis or _is_all(first)
+    else:
+        raise UnsupportedLayerError(layer, f"the operator {symbol} is not known")
+    if not kept:
+        raise UnsupportedLayerError(layer, f"{symbol} works over the rows of the batch")
+
+
+def _slices(spec: Any) -> Any:
+    """Returns the slices that Keras has written as dictionaries."""
+    if isinstance(spec, dict):
+        return slice(spec["start"], spec["stop"], spec["step"])
+    return tuple(_slices(item) for item in spec) if isinstance(spec, (tuple, list)) else spec
+
+
+def _is_all(spec: Any) -> bool:
+    if isinstance(spec, dict):
+        return all(spec.get(name) is None for name in ("start", "stop", "step"))
+    return isinstance(spec, slice) and spec == slice(None)
+
+
+def _argument(arguments: Any, options: dict[str, Any], place: int, name: str) -> Any:
+    return (
+        options[name] if name in options else (arguments[place] if len(arguments) > place else None)
+    )

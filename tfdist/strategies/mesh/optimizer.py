@@ -1,0 +1,122 @@
+"""Keras' own optimizers on slices of weights: which of them are right there, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+
+_K = tf.keras.optimizers
+#: Each element's update depends on that element alone, so a slice is updated like the whole.
+_ELEMENTWISE = (
+    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.Nadam, _K.RMSprop, _K.Ftrl,
+    _K.Lion,
+)  # fmt: skip
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Checks that ``optimizer`` is right on slices.
+
+    Raises:
+        ModelError: it is not elementwise, or an option of it is not known on a mesh.
+    """
+    known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
+    base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
+    if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
+        raise ModelError(
+            "an optimizer on a mesh updates each element of a weight by itself; one that works on "
+            "whole layers (LAMB, Adafactor), or a class of your own, does not see them there",
+            received=type(optimizer).__module__.partition(".src")[0]
+            + f" {type(optimizer).__name__}",
+            mend=f"Choose one of tf.keras.optimizers: {known}",
+        )
+    if optimizer.use_ema:
+        raise ModelError(
+            "averages of weights are not kept on a mesh",
+            received=f"{type(optimizer).__name__} with use_ema=True",
+            mend="Leave out use_ema",
+        )
+
+
+def _update_step_of(optimizer: Any) -> Any:
+    return next(cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)).update_step
+
+
+Slot = tuple[Any, str, Any]
+
+
+def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
+    """Builds ``optimizer`` on ``variables``.
+
+    Returns:
+        Its slots, as (variable, name of the slot, slot); each lies on its variable's device.
+    """
+    slots: list[Slot] = []
+    add = optimizer.add_variable_from_reference
+
+    def add_and_record(model_variable: Any, variable_name: str, *args: Any, **options: Any) -> Any:
+        with tf.device(model_variable.device):
+            slot = add(model_variable, variable_name, *args, **options)
+        assert slot.shape == model_variable.shape, (variable_name, slot.shape)
+        slots.append((model_variable, variable_name, slot))
+        return slot
+
+    optimizer.jit_compile = False  # XLA does not compile across logical devices.
+    optimizer.add_variable_from_reference = add_and_record
+    try:
+        optimizer.build(list(variables))
+    finally:
+        del optimizer.add_variable_from_reference
+    return slots
+
+
+def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
+    """Carries ``exclude_from_weight_decay(var_list=...)`` over from weights to their slices.
+
+    Args:
+        slices_of: key of a weight -> its slices.
+    """
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", [])
+    for key in list(excluded):
+        excluded += [optimizer._var_key(part) for part in slices_of.get(key, [])]
+
+
+def clip(
+    optimizer: Any, gradients: list[list[tf.Tensor]], squares: list[tf.Tensor]
+) -> list[list[tf.Tensor]]:
+    """Clips as Keras does, by the norms of whole gradients.
+
+    Args:
+        gradients: of each weight, one slice for each device.
+        squares: squared norm of each weight's whole gradient; not read when clipping by value.
+    """
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        limit = optimizer.clipnorm
+        scales = [limit / tf.maximum(tf.sqrt(square), limit) for square in squares]
+    elif optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        limit = optimizer.global_clipnorm
+        scales = [limit / tf.maximum(tf.sqrt(tf.add_n(squares)), limit)] * len(gradients)
+    elif optimizer.clipvalue and optimizer.clipvalue > 0:
+        limit = optimizer.clipvalue
+        return [[tf.clip_by_value(g, -limit, limit) for g in slices] for slices in gradients]
+    else:
+        return gradients
+    return [
+        [g * tf.cast(scale, g.dtype) for g in slices]
+        for slices, scale in zip(gradients, scales, strict=True)
+    ]
+
+
+def squared_norms(gradients: list[list[tf.Tensor]], replications: list[float]) -> list[tf.Tensor]:
+    """Returns the squared norm of each weight's whole gradient.
+
+    Args:
+        replications: of each weight, how many devices hold the same slice.
+    """
+    return [
+        tf.add_n([tf.reduce_sum(tf.square(g)) for g in slices]) / replication
+        for slices, replication in zip(gradients, replications, strict=True)
+    ]

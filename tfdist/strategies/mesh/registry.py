@@ -1,0 +1,64 @@
+"""Which Keras layers a mesh can run, and how a user adds one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import ModelError
+
+#: layer class -> rule(context, layer, *inputs, **options) that returns a Mesh-TensorFlow tensor.
+_RULES: dict[type, Callable] = {}
+
+# The modules that hold the rules of Keras' own layers.
+_OWN_RULES = ("dense", "images", "attention", "reshaping")
+
+
+class UnsupportedLayerError(ModelError):
+    """A layer, or an option of one, that a mesh cannot run."""
+
+    def __init__(self, layer: Any, reason: str):
+        self.layer = layer
+        supported = ", ".join(supported_layers())
+        super().__init__(
+            f"a layer on a mesh must have a conversion: layer '{layer.name}' "
+            f"({type(layer).__name__}): {reason}",
+            mend=f"Supported: {supported}. Add yours with "
+            "tfdist.strategies.mesh.register_layer, or use another strategy",
+        )
+
+
+def register_layer(*classes: type) -> Callable[[Callable], Callable]:
+    """Registers the decorated function as the conversion of Keras layer ``classes``.
+
+    The function is called as ``rule(context, layer, *inputs, **options)`` with the Mesh-TensorFlow
+    tensors that the layer would be called on, and returns its output tensors. ``context`` is a
+    ``tfdist.strategies.mesh.context.Context``; ``context.local(fn, inputs, dims)`` is what most
+    rules need. Classes match exactly, so a subclass with another ``call`` is never taken for its
+    parent.
+    """
+
+    def register(rule: Callable) -> Callable:
+        for cls in classes:
+            _RULES[cls] = rule
+        return rule
+
+    return register
+
+
+def rule_of(layer: Any) -> Callable | None:
+    """Returns the conversion of ``layer``, None if there is none."""
+    _load()
+    return _RULES.get(type(layer))
+
+
+def supported_layers() -> list[str]:
+    """Returns the names of all layers that have a conversion."""
+    _load()
+    return sorted(cls.__name__ for cls in _RULES)
+
+
+def _load() -> None:
+    for name in _OWN_RULES:
+        importlib.import_module(f"tfdist.strategies.mesh.rules.{name}")

@@ -1,0 +1,1 @@
+"""The conversions of Keras' own layers."""

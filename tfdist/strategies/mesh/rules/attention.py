@@ -1,0 +1,131 @@
+"""Attention, split by heads. Vaswani et al. 2017, arXiv:1706.03762, section 3.2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.operations import MODEL, mtf
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.rules.dense import drop_out
+
+
+@register_layer(tf.keras.layers.MultiHeadAttention)
+def multi_head_attention(
+    context: Context,
+    layer: Any,
+    query: Any,
+    value: Any,
+    key: Any = None,
+    attention_mask: Any = None,
+    return_attention_scores: bool = False,
+    use_causal_mask: bool = False,
+) -> Any:
+    """query: [batch, targets, n]; key, value: [batch, sources, n]; mask: [batch, targets, sources].
+
+    Each device computes its heads, and their outputs add up.
+    """
+    _check(layer, query, return_attention_scores)
+    key = value if key is None else key
+    by_heads = _by_heads(context, layer)
+    heads = MODEL if by_heads else None
+    # One operation on distinct inputs: self-attention then sums its input's gradient once.
+    given = [context.whole(x) for x in dict.fromkeys([query, value, key])]
+    places = [list(dict.fromkeys([query, value, key])).index(x) for x in (query, key, value)]
+    projections = [layer._query_dense, layer._key_dense, layer._value_dense]
+    weights = [context.weight(p.kernel, (None, heads, None)) for p in projections]
+    weights.append(context.weight(layer._output_dense.kernel, (heads, None, None)))
+    biases = []
+    if layer._use_bias:
+        biases = [context.weight(p.bias, (heads, None)) for p in projections]
+    mask = _mask(context, layer, query, value, attention_mask)
+    masks = [] if mask is None else [mask]
+    rate = layer._dropout if context.training else 0.0
+    number = context.next_random() if rate else 0
+    counts = (len(given), len(weights), len(biases))
+    scores = [
+        query.shape.dims[0],
+        context.dimension(layer._num_heads, split=by_heads),
+        query.shape.dims[1],
+        value.shape.dims[1],
+    ]
+
+    def attend(*slices: Any) -> tf.Tensor:
+        slices = list(slices)
+        slice_number = slices.pop() if rate else 0
+        num_given, num_weights, num_biases = counts
+        given = slices[:num_given]
+        kernels = slices[num_given : num_given + num_weights]
+        biases = slices[num_given + num_weights :][:num_biases]
+        mask = slices[sum(counts) :]
+        projected = [
+            tf.einsum("btn,nhd->bthd", given[place], kernel)
+            for place, kernel in zip(places, kernels, strict=False)
+        ]
+        if biases:
+            projected = [x + bias for x, bias in zip(projected, biases, strict=True)]
+        q, k, v = projected
+        q *= 1.0 / math.sqrt(float(layer._key_dim))
+        logits = tf.einsum("bshd,bthd->bhts", k, q)
+        allowed = _allowed(mask, logits, use_causal_mask)
+        if allowed is not None:  # As Keras' Softmax layer masks.
+            lowest = -3e4 if logits.dtype == tf.float16 else -1e9
+            logits += (1.0 - tf.cast(allowed, logits.dtype)) * lowest
+        attention = tf.nn.softmax(logits)
+        if rate:
+            attention = drop_out(attention, rate, context.random_seed(slice_number, number))
+        context_vectors = tf.einsum("bhts,bshd->bthd", attention, v)
+        return tf.einsum("bthd,hdn->btn", context_vectors, kernels[3])
+
+    width = layer._output_dense.kernel.shape[-1]
+    output = [*query.shape.dims[:2], context.dimension(width)]
+    y = context.local(
+        attend,
+        [*given, *weights, *biases, *masks],
+        output,
+        name=layer.name,
+        partial_over=[MODEL] if by_heads else [],
+        slice_number_of=scores if rate else None,
+    )
+    if not layer._use_bias:
+        return y
+    bias = context.weight(layer._output_dense.bias)
+    return context.local(lambda y, bias: y + bias, [y, bias], output, name=layer.name)
+
+
+def _check(layer: Any, query: Any, return_attention_scores: Any) -> None:
+    if return_attention_scores:
+        raise UnsupportedLayerError(layer, "return_attention_scores: the scores stay on the mesh")
+    if len(query.shape.dims) != 3 or list(layer._attention_axes or [1]) != [1]:
+        raise UnsupportedLayerError(layer, "attention is over one axis of [batch, time, features]")
+
+
+def _by_heads(context: Context, layer: Any) -> bool:
+    asked = context.layout.asked_for(layer._query_dense.kernel)
+    if asked is not None:
+        return asked == (None, MODEL, None)
+    # A head is wide: any number of them that divides evenly is worth splitting.
+    return context.model > 1 and layer._num_heads % context.model == 0
+
+
+def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> Any | None:
+    if mask is None or isinstance(mask, mtf.Tensor):
+        if mask is not None and len(mask.shape.dims) != 3:
+            raise UnsupportedLayerError(layer, "attention_mask is [batch, targets, sources]")
+        return mask
+    sizes = [query.shape.dims[1].size, value.shape.dims[1].size]
+    return context.constant(tf.broadcast_to(tf.convert_to_tensor(mask), [1, *sizes]))
+
+
+def _allowed(mask: list[tf.Tensor], logits: tf.Tensor, causal: bool) -> tf.Tensor | None:
+    """Returns what each target may look at, bool [batch or 1, 1, targets, sources]."""
+    allowed = tf.cast(mask[0], tf.bool)[:, None] if mask else None
+    if causal:
+        targets, sources = logits.shape[2], logits.shape[3]
+        past = tf.range(targets)[:, None] >= tf.range(sources)[None]
+        past = past[None, None]
+        allowed = past if allowed is None else allowed & past
+    return allowed

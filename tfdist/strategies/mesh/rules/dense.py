@@ -1,0 +1,220 @@
+"""Dense layers, embeddings, normalization, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.context import Context, last_is_split
+from tfdist.strategies.mesh.operations import BATCH, MODEL
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.rules.activations import activate, check, is_elementwise
+
+L = tf.keras.layers
+
+
+@register_layer(L.Dense)
+def dense(context: Context, layer: Any, x: Any) -> Any:
+    """Columns are split where the input is whole, rows where it is split already."""
+    check(layer, layer.activation)
+    axes = context.layout.asked_for(layer.kernel)
+    if axes is None:
+        by_columns = context.layout.can_split(layer.units) and id(layer) not in context.final_layers
+        rows = last_is_split(x)
+        axes = (MODEL if rows else None, MODEL if by_columns and not rows else None)
+    x = context.with_last(x, split=axes[0] is not None)
+    inputs = [x, context.weight(layer.kernel, axes)]
+    output = [*x.shape.dims[:-1], context.dimension(layer.units, split=axes[1] is not None)]
+    return product_and_bias(context, layer, inputs, output, axes, tf.linalg.matmul)
+
+
+def product_and_bias(
+    context: Context, layer: Any, inputs: list[Any], output: list[Any], axes: Any, product: Any
+) -> Any:
+    """Multiplies, adds the bias, activates; ``axes`` are those of the kernel's last two."""
+    by_rows = axes[-2] is not None and context.model > 1
+    bias = [context.weight(layer.bias, (axes[-1],))] if layer.use_bias else []
+    fused = layer.activation if is_elementwise(layer.activation) else None
+
+    def finish(y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        y = tf.nn.bias_add(y, bias[0]) if bias else y
+        return y if fused is None else fused(y)
+
+    if by_rows:  # The devices' products add up; what is not linear comes after that.
+        y = context.local(product, inputs, output, name=layer.name, partial_over=[MODEL])
+        y = context.local(finish, [y, *bias], output, name=layer.name)
+    else:
+        y = context.local(
+            lambda x, kernel, *bias: finish(product(x, kernel), *bias),
+            [*inputs, *bias],
+            output,
+            name=layer.name,
+        )
+    return y if fused is not None else activate(context, layer, layer.activation, y)
+
+
+@register_layer(L.TimeDistributed)
+def time_distributed(context: Context, layer: Any, x: Any) -> Any:
+    if type(layer.layer) is not L.Dense:
+        raise UnsupportedLayerError(layer, "TimeDistributed is known around Dense only")
+    return dense(context, layer.layer, x)
+
+
+@register_layer(L.Embedding)
+def embedding(context: Context, layer: Any, ids: Any) -> Any:
+    """The vocabulary is split: each device looks up the ids it holds, and the rest are zeros."""
+    if layer.mask_zero:
+        raise UnsupportedLayerError(
+            layer, "mask_zero=True is not carried on; give masks to the layers that need them"
+        )
+    axes = context.layout.asked_for(layer.embeddings)
+    if axes is None:
+        axes = (MODEL if context.layout.can_split(layer.input_dim) else None, None)
+    by_vocabulary = axes[0] is not None and context.model > 1
+    table = context.weight(layer.embeddings, axes)
+    output = [*ids.shape.dims, context.dimension(layer.output_dim, split=axes[1] is not None)]
+    if not by_vocabulary:
+        found = context.local(
+            lambda table, ids: tf.gather(table, tf.cast(ids, tf.int32)),
+            [table, ids],
+            output,
+            name=layer.name,
+        )
+        context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+        return found
+    own_rows = layer.input_dim // context.model
+
+    def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any) -> tf.Tensor:
+        own = tf.cast(ids, tf.int32) - tf.cast(place, tf.int32) * own_rows
+        is_own = (own >= 0) & (own < own_rows)
+        found = tf.gather(table, tf.where(is_own, own, 0))
+        return tf.where(is_own[..., None], found, tf.zeros([], table.dtype))
+
+    found = context.local(
+        look_up,
+        [table, ids],
+        output,
+        name=layer.name,
+        partial_over=[MODEL],
+        model_coordinate=True,
+    )
+    context.look_ups.setdefault(id(layer.embeddings), []).append(found)
+    return found
+
+
+@register_layer(L.Dropout)
+def dropout(context: Context, layer: Any, x: Any) -> Any:
+    if layer.noise_shape is not None:
+        raise UnsupportedLayerError(layer, "noise_shape is not known on a mesh")
+    if layer.seed is not None:
+        raise UnsupportedLayerError(
+            layer, "a seed of its own; give tf.keras.utils.set_random_seed one"
+        )
+    if not context.training or not layer.rate:
+        return x
+    number = context.next_random()
+
+    def drop(x: tf.Tensor, slice_number: Any) -> tf.Tensor:
+        return drop_out(x, layer.rate, context.random_seed(slice_number, number))
+
+    return context.local(drop, [x], x.shape.dims, name=layer.name, slice_number_of=x.shape.dims)
+
+
+def drop_out(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
+    keep = tf.random.stateless_uniform(tf.shape(x), seed) >= rate
+    return tf.where(keep, x / tf.cast(1 - rate, x.dtype), tf.zeros([], x.dtype))
+
+
+@register_layer(L.LayerNormalization)
+def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
+    rank = len(x.shape.dims)
+    given = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    axes = sorted(axis % rank for axis in given)
+    if 0 in axes or axes != list(range(axes[0], rank)):
+        raise UnsupportedLayerError(layer, "only the last dimensions can be normalized")
+    x = context.whole(x)
+    weights = [context.weight(v) for v in (layer.gamma, layer.beta) if v is not None]
+
+    def normalize(x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+        weights = list(weights)
+        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+        gamma = weights.pop(0) if layer.gamma is not None else None
+        beta = weights.pop(0) if layer.beta is not None else None
+        return tf.nn.batch_normalization(x, mean, variance, beta, gamma, layer.epsilon)
+
+    return context.local(normalize, [x, *weights], x.shape.dims, name=layer.name)
+
+
+@register_layer(L.BatchNormalization)
+def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
+    """Statistics of the global batch, without its padding. Ioffe and Szegedy 2015, Algorithm 1."""
+    rank = len(x.shape.dims)
+    axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
+    if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):
+        raise UnsupportedLayerError(layer, "only the last axis, and no renorm")
+    axes = (MODEL if last_is_split(x) else None,)
+    moving = [context.weight(v, axes) for v in (layer.moving_mean, layer.moving_variance)]
+    weights = [context.weight(v, axes) for v in (layer.gamma, layer.beta) if v is not None]
+    dtype = layer.moving_mean.dtype
+
+    def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> tf.Tensor:
+        weights = list(weights)
+        gamma = weights.pop(0) if layer.gamma is not None else None
+        beta = weights.pop(0) if layer.beta is not None else None
+        y = tf.nn.batch_normalization(tf.cast(x, dtype), mean, variance, beta, gamma, layer.epsilon)
+        return tf.cast(y, x.dtype)
+
+    if not context.training or not layer.trainable:
+        return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
+
+    positions = 1
+    for dimension in x.shape.dims[1:-1]:
+        positions *= dimension.size
+    count = tf.constant(float(context.num_rows * positions), dtype)
+    mask = context.row_mask(dtype)
+
+    # The sums are taken around the moving mean: E[d^2] - E[d]^2 then cancels little.
+    def sums(x: Any, center: Any, *mask: Any) -> tf.Tensor:
+        deviation = tf.cast(x, dtype) - tf.stop_gradient(center)
+        if mask:
+            deviation *= tf.reshape(mask[0], [-1] + [1] * (rank - 1))
+        over = list(range(rank - 1))
+        return tf.stack([tf.reduce_sum(deviation, over), tf.reduce_sum(tf.square(deviation), over)])
+
+    def moments(total: Any, center: Any) -> tuple[Any, Any]:
+        deviation = total[0] / count
+        variance = tf.nn.relu(total[1] / count - tf.square(deviation))
+        return deviation + tf.stop_gradient(center), variance
+
+    total = context.local(
+        sums,
+        [x, moving[0], *([] if mask is None else [mask])],
+        [context.dimension(2), moving[0].shape.dims[0]],
+        dtype=dtype,
+        name=layer.name,
+        partial_over=[BATCH],
+    )
+    y = context.local(
+        lambda x, total, center, *weights: normalize(x, *moments(total, center), *weights),
+        [x, total, moving[0], *weights],
+        x.shape.dims,
+        name=layer.name,
+    )
+    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
+    unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
+
+    def moved(old: Any, new: Any) -> tf.Tensor:
+        return old - (old - new) * (1.0 - layer.momentum)
+
+    dims = moving[0].shape.dims
+    mean = context.local(
+        lambda center, total: moved(center, moments(total, center)[0]), [moving[0], total], dims
+    )
+    variance = context.local(
+        lambda old, total, center: moved(old, moments(total, center)[1] * unbias),
+        [moving[1], total, moving[0]],
+        dims,
+    )
+    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
+    return y

@@ -1,0 +1,82 @@
+"""Activations, reshapes and merges: layers without weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.alignment import aligned
+from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.rules.activations import activate
+
+L = tf.keras.layers
+
+
+@register_layer(L.Activation)
+def activation(context: Context, layer: Any, x: Any) -> Any:
+    return activate(context, layer, layer.activation, x)
+
+
+@register_layer(L.ELU, L.LeakyReLU, L.ReLU, L.Rescaling, L.ThresholdedReLU)
+def elementwise(context: Context, layer: Any, x: Any) -> Any:
+    """Layers of each element by itself: Keras' own call, on each device."""
+    if isinstance(layer, L.Rescaling):
+        for value in (layer.scale, layer.offset):
+            if tf.convert_to_tensor(value).shape.rank:
+                x = context.whole(x)
+        dtype = layer.compute_dtype
+        return context.local(layer.call, [_cast(context, x, dtype)], x.shape.dims, name=layer.name)
+    return context.local(layer.call, [x], x.shape.dims, name=layer.name)
+
+
+def _cast(context: Context, x: Any, dtype: str) -> Any:
+    wanted = tf.as_dtype(dtype)
+    if x.dtype == wanted:
+        return x
+    return context.local(lambda x: tf.cast(x, wanted), [x], x.shape.dims, dtype=wanted)
+
+
+@register_layer(L.Flatten, L.Permute, L.RepeatVector, L.Reshape, L.Softmax)
+def each_row(context: Context, layer: Any, x: Any) -> Any:
+    """Layers of each row by itself, whose last dimension is brought together."""
+    if isinstance(layer, L.Softmax):
+        axes = layer.axis if isinstance(layer.axis, (tuple, list)) else [layer.axis]
+        if any(axis % len(x.shape.dims) == 0 for axis in axes):
+            raise UnsupportedLayerError(layer, "a softmax over the batch")
+    x = context.whole(x)
+    sizes = layer.compute_output_shape(tf.TensorShape([None, *(d.size for d in x.shape.dims[1:])]))[
+        1:
+    ]
+    output = context.dimensions(list(sizes))
+    return context.local(layer.call, [x], output, name=layer.name)
+
+
+@register_layer(L.Add, L.Average, L.Maximum, L.Minimum, L.Multiply, L.Subtract)
+def merge(context: Context, layer: Any, inputs: Any) -> Any:
+    ranks = {len(x.shape.dims) for x in inputs}
+    if len(ranks) > 1:
+        raise UnsupportedLayerError(layer, "its inputs have different numbers of dimensions")
+    tensors, output = aligned(context, list(inputs))
+    return context.local(
+        lambda *slices: layer._merge_function(list(slices)), tensors, output, name=layer.name
+    )
+
+
+@register_layer(L.Concatenate)
+def concatenate(context: Context, layer: Any, inputs: Any) -> Any:
+    rank = len(inputs[0].shape.dims)
+    axis = layer.axis % rank
+    if axis == 0:
+        raise UnsupportedLayerError(layer, "it joins along the batch")
+    return join(context, list(inputs), axis, layer.name)
+
+
+def join(context: Context, tensors: list[Any], axis: int, name: str) -> Any:
+    """Concatenates along ``axis``, which is not the batch."""
+    tensors = [context.whole(x) for x in tensors]
+    sizes = [d.size for d in tensors[0].shape.dims[1:]]
+    sizes[axis - 1] = sum(x.shape.dims[axis].size for x in tensors)
+    output = context.dimensions(sizes)
+    return context.local(lambda *slices: tf.concat(slices, axis), tensors, output, name=name)

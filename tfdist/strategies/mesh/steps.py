@@ -1,0 +1,321 @@
+"""The steps of training, evaluation and prediction as programs on the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+
+from tfdist.errors import ModelError
+from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
+from tfdist.strategies.mesh.layout import Layout
+from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf
+from tfdist.strategies.mesh.optimizer import clip, squared_norms
+from tfdist.strategies.mesh.state import SlicedState
+
+
+def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
+    """Converts the model once on a scratch graph: it settles the layout, or raises.
+
+    Raises:
+        UnsupportedLayerError: a layer or an option that a mesh cannot run.
+        OptionError: the layout does not fit the model.
+        ModelError: a weight that no layer of the graph uses.
+    """
+
+    def convert_once() -> None:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+        def read(variable: Any, dims: list[Any]) -> Any:
+            return mtf.import_tf_tensor(
+                mesh, tf.zeros(variable.shape, variable.dtype), mtf.Shape(dims)
+            )
+
+        for training in (True, False):
+            context = Context(
+                mesh,
+                layout,
+                training=training,
+                read=read,
+                num_rows=num_rows,
+                seed=tf.zeros([2], tf.int64),
+            )
+            inputs = [
+                context.activation(tf.zeros([num_rows, *symbol.shape[1:]], symbol.dtype))
+                for symbol in model.inputs
+            ]
+            convert(model, context, inputs)
+
+    tf.function(convert_once, autograph=False).get_concrete_function()
+    layout.check_complete(model.weights)
+    unused = [v.name for v in model.weights if id(v) not in layout.settled]
+    if unused:
+        raise ModelError(
+            "every weight of a model on a mesh is used by a layer that its graph reaches",
+            received=f"unused: {', '.join(unused)}",
+            mend="In the call of a layer of your own, call its layers on tensors that come from "
+            "its inputs: tf.range(tf.shape(x)[1]), not tf.range(n)",
+        )
+
+
+class Program:
+    """One forward pass on the mesh, and what it takes to go back; built while a step is traced."""
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        devices: MeshDevices,
+        layout: Layout,
+        state: SlicedState,
+        x: Any,
+        *,
+        training: bool,
+        seed: tf.Tensor | None = None,
+    ):
+        self._model = model
+        self._devices = devices
+        self._state = state
+        self._graph = mtf.Graph()
+        mesh = mtf.Mesh(self._graph, "mesh")
+        self._mesh = mesh
+        flat = [
+            model._conform_to_reference_input(tensor, symbol)
+            for tensor, symbol in zip(
+                model._flatten_to_reference_inputs(x), model.inputs, strict=True
+            )
+        ]
+        self.num_rows = int(flat[0].shape[0])
+        padded_rows = -self.num_rows % devices.axis_size(BATCH)
+        self.context = Context(
+            mesh,
+            layout,
+            training=training,
+            read=self._read,
+            num_rows=self.num_rows,
+            padded_rows=padded_rows,
+            seed=seed,
+        )
+        inputs = [self.context.activation(_padded(tensor, padded_rows)) for tensor in flat]
+        self.outputs = convert(model, self.context, inputs)
+
+    def _read(self, variable: Any, dims: list[Any]) -> Any:
+        parts = []
+        slices = self._state.of(variable).slices
+        for device, part in zip(self._devices.devices, slices, strict=True):
+            with tf.device(device):
+                parts.append(part.read_value())
+        laid_out = self._devices.LaidOutTensor(parts)
+        return mtf.import_laid_out_tensor(self._mesh, laid_out, mtf.Shape(dims))
+
+    def run(self, loss_fn: Callable[[Any, list[tf.Tensor]], tf.Tensor]) -> None:
+        """Lowers the program. loss_fn: (y_pred, losses of activities) -> the loss."""
+        num_outputs = len(self.outputs)
+
+        def loss_of(whole: list[tf.Tensor]) -> tf.Tensor:
+            activity = [tf.reshape(scalar, []) for scalar in whole[num_outputs:]]
+            return loss_fn(self._packed(whole[:num_outputs]), activity)
+
+        bridge = LossBridge([*self.outputs, *self.context.losses], loss_of)
+        self.gradients = self._backward(bridge) if self.context.training else {}
+        self._lowering = self._lower()
+
+    def predict(self) -> Any:
+        lowering = self._lower()
+        return self._packed([lowering.export_to_tf_tensor(output) for output in self.outputs])
+
+    def _packed(self, outputs: list[tf.Tensor]) -> Any:
+        rows = [output[: self.num_rows] for output in outputs]
+        return tf.nest.pack_sequence_as(self._model._nested_outputs, rows)
+
+    def _backward(self, bridge: LossBridge) -> dict[int, Any]:
+        weights = self.context.weight_tensors()
+        trained = [v for v in self._model.trainable_variables if id(v) in weights]
+        found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
+        gradients = mtf.gradients(
+            [*self.outputs, *self.context.losses],
+            [*(weights[id(v)] for v in trained), *found],
+            grad_ys=bridge.outputs,
+        )
+        self._of_look_ups = dict(zip(found, gradients[len(trained) :], strict=True))
+        pairs = zip(trained, gradients, strict=False)
+        return {id(v): g for v, g in pairs if g is not None}
+
+    def look_up_squares(self) -> dict[int, tf.Tensor]:
+        """Returns weight id -> the squared norm of its gradient as Keras takes it for clipping.
+
+        Keras keeps the gradient of a look-up as one row for each id, and does not add the rows of
+        equal ids up before it takes the norm.
+        """
+        squares = {}
+        for key, look_ups in self.context.look_ups.items():
+            total = []
+            for found in look_ups:
+                slices = self.slices_of(self._of_look_ups[found])
+                whole = found.shape.size
+                replication = len(slices) * slices[0].shape.num_elements() / whole
+                total.append(tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication)
+            squares[key] = tf.add_n(total)
+        return squares
+
+    def _lower(self) -> Any:
+        return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
+
+    def slices_of(self, tensor: Any) -> list[tf.Tensor]:
+        return self._lowering.tensors[tensor].to_laid_out_tensor().tensor_list
+
+
+def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
+    # Copies of a real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
+    return tf.concat([tensor, tf.repeat(tensor[-1:], rows, axis=0)], 0) if rows else tensor
+
+
+def _with_autograph(function: Callable) -> Callable:
+    """Returns ``function`` as Keras' own train function would call it: a user may write ``if``."""
+    return autograph.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
+
+
+class WeightRegularizers:
+    """The regularizers of a model's weights, on slices.
+
+    Raises:
+        ModelError: one that is not a sum over elements, or a loss that a layer adds otherwise.
+    """
+
+    def __init__(self, model: tf.keras.Model, state: SlicedState):
+        self._state = state
+        self._pairs = []
+        for layer in model._flatten_layers(include_self=False):
+            for name in dir(layer):
+                if not name.endswith("_regularizer") or name == "activity_regularizer":
+                    continue
+                regularizer = getattr(layer, name)
+                variable = getattr(layer, name.removesuffix("_regularizer"), None)
+                if regularizer is None or not isinstance(variable, tf.Variable):
+                    continue
+                if type(regularizer) not in SEPARABLE_REGULARIZERS:
+                    raise ModelError(
+                        "a regularizer of weights on a mesh is a sum over their elements",
+                        received=f"{type(regularizer).__name__} of {variable.name}",
+                        mend="Use L1, L2 or L1L2",
+                    )
+                self._pairs.append((variable, regularizer))
+        expected = sum(len(layer._callable_losses) for layer in model._flatten_layers())
+        if expected != len(self._pairs):
+            raise ModelError(
+                "a loss that a layer adds is not known on a mesh",
+                received=f"{expected} losses beside the compiled one, {len(self._pairs)} of them "
+                "regularizers of weights",
+                mend="Write it as a kernel_regularizer or activity_regularizer, or into the loss",
+            )
+
+    def has(self, variable: Any) -> bool:
+        return any(variable is regularized for regularized, _ in self._pairs)
+
+    def losses(self) -> list[tf.Tensor]:
+        result = []
+        for variable, regularizer in self._pairs:
+            sliced = self._state.of(variable)
+            parts = [regularizer(part) for part in sliced.slices]
+            result.append(tf.add_n(parts) / tf.cast(sliced.replication, parts[0].dtype))
+        return result
+
+    def add_to(self, gradients: dict[int, list[tf.Tensor]]) -> None:
+        for variable, regularizer in self._pairs:
+            if id(variable) not in gradients:
+                continue
+            slices = self._state.of(variable).slices
+            total = []
+            for part, gradient in zip(slices, gradients[id(variable)], strict=True):
+                with tf.device(part.device), tf.GradientTape() as tape:
+                    value = part.read_value()
+                    tape.watch(value)
+                    penalty = regularizer(value)
+                total.append(gradient + tape.gradient(penalty, value))
+            gradients[id(variable)] = total
+
+
+class MeshSteps:
+    """train, test and predict on one batch of known shape; each is traced once for each shape."""
+
+    def __init__(
+        self, model: tf.keras.Model, devices: MeshDevices, layout: Layout, state: SlicedState
+    ):
+        self._model = model
+        self._devices = devices
+        self._layout = layout
+        self._state = state
+        self._regularizers = WeightRegularizers(model, state)
+        # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
+        self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64)
+        # Conversion is plain Python; only the user's loss and metrics may need AutoGraph.
+        self.train = tf.function(self._train, autograph=False)
+        self.test = tf.function(self._test, autograph=False)
+        self.predict = tf.function(self._predict, autograph=False)
+
+    def _program(self, x: Any, training: bool) -> Program:
+        seed = None
+        if training:
+            step = tf.cast(self._model.optimizer.iterations, tf.int64)
+            seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
+        return Program(
+            self._model, self._devices, self._layout, self._state, x, training=training, seed=seed
+        )
+
+    def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
+        y_preds = []
+
+        def loss(y_pred: Any, activity: list[tf.Tensor]) -> tf.Tensor:
+            y_preds.append(y_pred)
+            added = [*self._regularizers.losses(), *activity]
+            compiled_loss = _with_autograph(self._model.compiled_loss)
+            return compiled_loss(y, y_pred, weight, regularization_losses=added)
+
+        program.run(loss)
+        return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
+
+    def _train(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
+        program = self._program(x, training=True)
+        logs = self._evaluate(program, x, y, weight)
+        gradients = {key: program.slices_of(g) for key, g in program.gradients.items()}
+        self._regularizers.add_to(gradients)
+        self._apply(gradients, program)
+        for variable, tensor in program.context.updates:
+            slices = self._state.of(variable).slices
+            for part, value in zip(slices, program.slices_of(tensor), strict=True):
+                part.assign(value)
+        return logs
+
+    def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
+        optimizer = self._model.optimizer
+        by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
+        variables = [v for v in self._model.trainable_variables if id(v) in gradients]
+        sliced = [self._state.of(v) for v in variables]
+        given = [gradients[id(v)] for v in variables]
+        squares = squared_norms(given, [s.replication for s in sliced]) if by_norm else []
+        if by_norm:
+            of_look_ups = program.look_up_squares()
+            squares = [
+                square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
+                for v, square in zip(variables, squares, strict=True)
+            ]
+        clipped = clip(optimizer, given, squares)
+        pairs = [
+            pair
+            for slices, variable in zip(clipped, sliced, strict=True)
+            for pair in zip(slices, variable.slices, strict=True)
+        ]
+        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda given: given
+        try:
+            optimizer.apply_gradients(pairs)
+        finally:
+            optimizer._clip_gradients = keras_clip
+
+    def _test(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
+        return self._evaluate(self._program(x, training=False), x, y, weight)
+
+    def _predict(self, x: Any) -> Any:
+        return self._program(x, training=False).predict()

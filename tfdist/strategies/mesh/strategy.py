@@ -1,0 +1,213 @@
+"""Strategy "mesh": batches divided on one axis of a mesh of devices, weights on the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.errors import EngineMissingError, ModelError, OptionError
+from tfdist.strategies.base import ModelOrFn, Strategy, called, make_feed, save_atomically
+from tfdist.topology import Topology
+
+
+class Mesh(Strategy):
+    """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
+
+    Args:
+        batch: parts that each batch is divided into.
+        model: parts that the weights are divided into.
+        devices: names such as ["GPU:0", "GPU:1"], batch x model of them; None takes GPUs, or
+            logical CPUs where there is none.
+        layout: regular expression of a weight's path ("dense_1/kernel") -> the mesh axis of each
+            dimension, as (None, "model"); weights that no rule matches are split automatically.
+        keep_host_copy: False frees the whole weights of the host while they are not read.
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``batch``.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+    """
+
+    name = "mesh"
+
+    def __init__(
+        self,
+        *,
+        batch: int = 1,
+        model: int = 2,
+        devices: Sequence[str] | None = None,
+        layout: Mapping[str, Sequence[str | None]] | None = None,
+        keep_host_copy: bool = True,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+    ):
+        from tfdist.training.scaling import Scaling
+
+        for axis, size in (("batch", batch), ("model", model)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise OptionError(
+                    f"mesh axis '{axis}' is a whole number of at least 1", received=repr(size)
+                )
+        if devices is not None:
+            check_devices(batch, model, list(devices))
+        self._batch = batch
+        self._model = model
+        self._device_names = None if devices is None else list(devices)
+        self._layout = layout
+        self._keep_host_copy = keep_host_copy
+        self._scaling = Scaling(lr_scaling, warmup_epochs, num_replicas=batch)
+        self._devices: list[str] | None = None
+
+    def start(self) -> None:
+        import tensorflow as tf
+
+        from tfdist.compat import import_mesh_tensorflow
+
+        try:
+            import_mesh_tensorflow()
+        except ImportError as error:
+            raise EngineMissingError(
+                "strategy 'mesh' needs mesh-tensorflow",
+                mend="Run `make setup` or `pip install tfdist[mesh]`",
+            ) from error
+        from tfdist.strategies.mesh.layout import Layout
+
+        Layout(self._layout, self._model)  # A rule that is not one is refused here.
+        count = self._batch * self._model
+        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+        if self._device_names is not None:
+            names = self._device_names
+        elif gpus:
+            check_devices(self._batch, self._model, gpus, exactly=False)
+            names = gpus[:count]
+        else:
+            names = [f"CPU:{i}" for i in range(count)]
+        cpus = [int(name.rpartition(":")[2]) for name in names if "CPU" in name.upper()]
+        if cpus:
+            from tfdist.strategies.mirrored import _make_logical_cpus
+
+            _make_logical_cpus(max(cpus) + 1)
+        known = {
+            device.name.rpartition("device:")[2] for device in tf.config.list_logical_devices()
+        }
+        unknown = [name for name in names if name.upper() not in known]
+        if unknown:
+            raise OptionError(
+                "the devices of a mesh must exist",
+                received=", ".join(unknown),
+                mend=f"Choose from {', '.join(sorted(known))}",
+            )
+        self._devices = [f"/job:localhost/replica:0/task:0/device:{name.upper()}" for name in names]
+
+    def close(self) -> None:
+        self._devices = None
+
+    @property
+    def topology(self) -> Topology:
+        return Topology()
+
+    @property
+    def num_replicas(self) -> int:
+        return self._batch
+
+    @property
+    def scaling(self) -> Any:
+        return self._scaling
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        return ()
+
+    def build(self, model_fn: ModelOrFn) -> Any:
+        """See ``Strategy.build``.
+
+        Raises:
+            UnsupportedLayerError: a layer that has no conversion to Mesh-TensorFlow.
+            OptionError: the layout does not fit the model.
+        """
+        import tensorflow as tf
+
+        from tfdist.strategies.base import clone
+        from tfdist.strategies.mesh.layout import Layout
+        from tfdist.strategies.mesh.model import MeshModel
+        from tfdist.strategies.mesh.operations import MeshDevices
+        from tfdist.strategies.single import Alone
+        from tfdist.training.fit import install
+
+        assert self._devices is not None, "start() comes first"
+        with tf.device("CPU:0"):  # The whole of a large model fits on the host only.
+            model = called(model_fn)
+            if model is model_fn:
+                model = clone(model)
+        if not getattr(model, "_is_graph_network", False):
+            raise ModelError(
+                "strategy 'mesh' needs a Functional or Sequential model: it reads its graph",
+                received=f"{type(model).__name__} '{model.name}'",
+                mend="Build it with keras.Input and keras.Model(inputs, outputs)",
+            )
+        model = install(
+            model,
+            Alone(),
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+        )
+        devices = MeshDevices(self._batch, self._model, self._devices)
+        on_mesh = MeshModel(
+            model, devices, Layout(self._layout, self._model), keep_host_copy=self._keep_host_copy
+        )
+        model.sharded = on_mesh
+        return model
+
+    def describe(self, model: Any, *, global_batch_size: int = 32) -> Any:
+        """Prints and returns where each weight of a built model lies, and what a step sends.
+
+        Returns:
+            A ``tfdist.strategies.mesh.description.Description``.
+
+        Raises:
+            ModelError: the model was not built by this strategy.
+        """
+        from tfdist.strategies.mesh.description import describe
+
+        on_mesh = getattr(model, "sharded", None)
+        if on_mesh is None:
+            raise ModelError(
+                "describe takes a model that strategy.build returned",
+                received=getattr(model, "name", type(model).__name__),
+            )
+        description = describe(on_mesh, global_batch_size)
+        description.print()
+        return description
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+    ) -> Any:
+        return make_feed(
+            source,
+            global_batch_size=global_batch_size,
+            training=training,
+            seed=seed,
+            map_fn=map_fn,
+        )
+
+    def from_chief(self, value: Any) -> Any:
+        return value
+
+    def save(self, model: Any, path: str | os.PathLike) -> None:
+        save_atomically(model, path)
+
+
+def check_devices(batch: int, model: int, names: list[str], *, exactly: bool = True) -> None:
+    """Raises OptionError unless ``names`` are enough devices for the mesh."""
+    need = batch * model
+    if len(names) < need or (exactly and len(names) != need) or len(set(names)) < len(names):
+        raise OptionError(
+            f"mesh batch={batch} x model={model} needs {need} different devices",
+            received=f"{len(names)}: {', '.join(names)}",
+            mend=f"Choose batch and model whose product is {len(set(names))}",
+        )
