@@ -49,6 +49,8 @@ ROWS = (
         launcher=(sys.executable, *_TWO_RANKS),
         num_replicas=2,
     ),
+    # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
+    Row(strategy="pipeline", options={"stages": 2, "microbatches": 4}, num_replicas=1),
 )
 
 

@@ -25,6 +25,11 @@ REGISTRY = {
         "Horovod",
         "one process per GPU or core, over MPI or Gloo",
     ),
+    "pipeline": (
+        "tfdist.strategies.pipeline.strategy",
+        "Pipeline",
+        "layers in stages on several devices, microbatches through them, in one process",
+    ),
 }
 
 __all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]

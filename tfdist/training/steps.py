@@ -24,7 +24,7 @@ class SharedSteps:
     def __init__(self, model: tf.keras.Model, collective: Collective):
         self._model = model
         self._collective = collective
-        _loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
+        loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
@@ -63,7 +63,7 @@ class SharedSteps:
             return self._model.compute_metrics(*batch)
 
     def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
-        if not _loss_is_sum(self._model):
+        if not loss_is_sum(self._model):
             y_pred, sample_weight = self._masks_as_weights(y_pred, sample_weight, share)
         return self._model.compute_loss(x, y, y_pred, sample_weight)
 
@@ -104,7 +104,7 @@ class SharedSteps:
         # Such that the mean over replicas is one device's mean.
         of_mean = rows * collective.num_replicas / of
         part = of_mean
-        if _loss_is_sum(self._model):
+        if loss_is_sum(self._model):
             part = float(collective.num_replicas) if collective.gradients_are_averaged else 1.0
         of_rows, of_weights = self._added_losses(loss.dtype)
         return (loss - of_rows - of_weights) * part + of_rows * of_mean + of_weights
@@ -141,7 +141,7 @@ def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
     return [tf.nest.map_structure(cut, structure) for structure in structures]
 
 
-def _loss_is_sum(model: tf.keras.Model) -> bool:
+def loss_is_sum(model: tf.keras.Model) -> bool:
     """Whether the compiled losses are sums over rows (True) or means (False).
 
     Raises:
