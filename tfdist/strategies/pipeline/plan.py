@@ -62,20 +62,68 @@ class Plan:
         ]
 
 
-def make_plan(model: tf.keras.Model, options: Options) -> Plan:
+@dataclass(frozen=True)
+class Named:
+    """Where the layers stand that a user has named.
+
+    Keras gives other names to the unnamed layers of each model it makes, so names are looked up
+    once, in the first of two equal models.
+
+    Attributes:
+        cuts: as asked for with ``cut_after``; None when they are to be chosen.
+        frozen: calls whose layers are not trained.
+    """
+
+    cuts: tuple[int, ...] | None
+    frozen: tuple[int, ...]
+
+
+def find_named(model: tf.keras.Model, options: Options) -> Named:
+    """Raises:
+    OptionError: the model has no such layers, or not in this order.
+    """
+    calls = calls_of(model)
+    names = [call.layer.name for call in calls]
+    cuts = None
+    if options.cut_names is not None:
+        cuts = partition.cuts_after(options.cut_names, names)
+    frozen = () if options.freeze_until is None else _leading_to(calls, options.freeze_until)
+    return Named(cuts, frozen)
+
+
+def _leading_to(calls: list[Call], last: str) -> tuple[int, ...]:
+    """Returns the calls of the layer called ``last``, and all that its inputs come from."""
+    names = list(dict.fromkeys(call.layer.name for call in calls))
+    if last not in names:
+        raise unknown_choice("layer in freeze_until", last, names)
+    wanted: set[int] = set()
+    found = []
+    for number, call in reversed(list(enumerate(calls))):
+        if call.layer.name == last or any(id(tensor) in wanted for tensor in call.outputs):
+            found.append(number)
+            wanted.update(id(tensor) for tensor in call.inputs)
+    return tuple(reversed(found))
+
+
+def freeze(model: tf.keras.Model, named: Named) -> None:
+    """Makes the named leading layers untrainable."""
+    calls = calls_of(model)
+    for number in named.frozen:
+        calls[number].layer.trainable = False
+
+
+def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
     """Raises:
     ModelError: this model cannot become a pipeline.
     OptionError: the options do not fit the model.
     """
     calls = calls_of(model)
     check_model(model, calls, options.batch_norm)
-    names = [call.layer.name for call in calls]
     if options.recompute:
         _refuse_other_numbers(calls)
     partition.check_enough(len(calls), options.parts, options.stages, model.name)
-    if options.cut_names is not None:
-        cuts = partition.cuts_after(options.cut_names, names)
-    else:
+    cuts = named.cuts
+    if cuts is None:
         crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
         cuts = partition.balance([_cost(call, options) for call in calls], crossing, options.parts)
     norm_starts = frozenset()
@@ -124,20 +172,3 @@ def _refuse_other_numbers(calls: list[Call]) -> None:
             received=", ".join(random),
             mend="Leave recompute out, or those layers",
         )
-
-
-def freeze(model: tf.keras.Model, last: str) -> None:
-    """Makes the layer called ``last``, and all that its inputs come from, untrainable.
-
-    Raises:
-        OptionError: the model has no such layer.
-    """
-    calls = calls_of(model)
-    names = list(dict.fromkeys(call.layer.name for call in calls))
-    if last not in names:
-        raise unknown_choice("layer in freeze_until", last, names)
-    wanted: set[int] = set()
-    for call in reversed(calls):
-        if call.layer.name == last or any(id(tensor) in wanted for tensor in call.outputs):
-            call.layer.trainable = False
-            wanted.update(id(tensor) for tensor in call.inputs)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.pipeline.options import Options
@@ -114,25 +114,28 @@ class Pipeline(Strategy):
 
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
-        from tfdist.strategies.pipeline.plan import freeze, make_plan
+        from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training.fit import install
 
         assert self._devices, "start() comes first"
 
+        named = None
+
         def make_model() -> tf.keras.Model:
+            nonlocal named
             is_model = isinstance(model_fn, tf.keras.Model)
             model = clone(called(model_fn)) if is_model else called(model_fn)
-            if self._options.freeze_until is not None:
-                freeze(model, self._options.freeze_until)
+            named = named or find_named(model, self._options)
+            freeze(model, named)
             return model
 
         def devices_of(model: tf.keras.Model) -> dict:
-            stages = make_plan(model, self._options).stage_of_variables()
+            stages = make_plan(model, self._options, named).stage_of_variables()
             return {ref: self._devices[stage] for ref, stage in stages.items()}
 
         model = place(make_model, devices_of)
-        plan = make_plan(model, self._options)
+        plan = make_plan(model, self._options, named)
         chunks = plan.chunks(model, self._devices)
         install_norms(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
@@ -169,6 +172,22 @@ class Pipeline(Strategy):
             seed=seed,
             map_fn=map_fn,
         )
+
+    def describe(self, model: Any) -> Any:
+        """Returns the stages of a built model and its schedule; print it, or ``draw`` it.
+
+        Raises:
+            ModelError: this strategy did not build the model.
+        """
+        from tfdist.strategies.pipeline.describe import Description
+
+        if model not in self._plans:
+            raise ModelError(
+                "describe takes a model that this strategy has built",
+                received=f"model '{model.name}'",
+                mend="Give what strategy.build returned",
+            )
+        return Description(self._plans[model], tuple(self._devices))
 
     def from_chief(self, value: Any) -> Any:
         return value
