@@ -57,8 +57,25 @@ class PipelineSteps:
                 compiled._user_loss_weights,
                 output_names=self.model.output_names,
             )
+            own.build(self.model.output)
             self._losses = (compiled, own)
         return self._losses[1]
+
+    def make_metrics(self, y: Any) -> None:
+        """Makes the variables of losses and metrics before a step makes them itself.
+
+        It would then be traced twice, and unrolled as it is, that takes long.
+
+        Args:
+            y: labels, or tf.TensorSpec of labels, [batch, ...].
+        """
+        compiled, symbolic = self.model.compiled_metrics, self.model.output
+        self.gradient_loss()
+        if not self.model.compiled_loss.built:
+            self.model.compiled_loss.build(symbolic)
+        if not compiled.built:
+            # Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
+            compiled.build(symbolic, compiled._conform_to_outputs(symbolic, y))
 
     def packed(self, outputs: list[tf.Tensor]) -> Any:
         """Returns outputs in the structure that the model gives them."""

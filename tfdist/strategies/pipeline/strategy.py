@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -144,6 +145,7 @@ class Pipeline(Strategy):
         model.train_step = steps.train_step
         model.test_step = steps.test_step
         model.predict_step = steps.predict_step
+        model.fit = _prepared(model.fit, steps)
         self._plans[model] = plan
         return model
 
@@ -194,6 +196,18 @@ class Pipeline(Strategy):
 
     def save(self, model: Any, path: str | os.PathLike) -> None:
         save_atomically(model, path)
+
+
+def _prepared(fit: Callable, steps: Any) -> Callable:
+    from tfdist.training.feed import Feed
+
+    @functools.wraps(fit)
+    def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(x, Feed) and len(x.records.element_spec) > 1:
+            steps.make_metrics(x.records.element_spec[1])
+        return fit(x, *args, **options)
+
+    return prepared
 
 
 def _let_all_stages_run(stages: int) -> None:
