@@ -19,7 +19,7 @@ import pipeline_models as models
 
 import tfdist
 
-EPOCHS = 3
+EPOCHS = 2
 
 
 def compare(case: str) -> dict[str, Any]:

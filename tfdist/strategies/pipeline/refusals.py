@@ -102,6 +102,7 @@ def random_layers(calls: Iterable[Call]) -> list[str]:
             kind = type(layer).__name__
             rates = (getattr(layer, name, None) for name in _RATES)
             drops = any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
-            if kind in _RANDOM or kind.startswith("Random") or drops:
+            is_random = kind in _RANDOM and getattr(layer, "rate", None) != 0
+            if is_random or kind.startswith("Random") or drops:
                 found[layer.name] = None
     return list(found)
