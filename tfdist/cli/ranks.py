@@ -102,7 +102,7 @@ def where_options(command: Callable) -> Callable:
             "--strategy",
             default="auto",
             show_default=True,
-            help="How to train: single, mirrored, horovod, or auto.",
+            help="How to train: single, mirrored, horovod, pipeline, or auto.",
         ),
     ):
         gathered = decorate(gathered)

@@ -36,6 +36,7 @@ def compare(case: str) -> dict[str, Any]:
         if case == "frozen":
             for layer in reference.layers[:3]:
                 layer.trainable = False
+            reference.compile(reference.optimizer, reference.loss, metrics=["accuracy"])
         model.set_weights(reference.get_weights())
         size = models.GLOBAL_BATCH_SIZE
         feed = strategy.dataset((x, y, weight), global_batch_size=size)

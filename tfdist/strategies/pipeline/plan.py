@@ -110,6 +110,10 @@ def freeze(model: tf.keras.Model, named: Named) -> None:
     calls = calls_of(model)
     for number in named.frozen:
         calls[number].layer.trainable = False
+    if named.frozen:
+        # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
+        # would need the user's arguments.
+        model._compiled_trainable_state = model._get_trainable_state()
 
 
 def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
