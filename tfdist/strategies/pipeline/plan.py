@@ -113,7 +113,7 @@ def freeze(model: tf.keras.Model, named: Named) -> None:
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
-        model._compiled_trainable_state = model._get_trainable_state()
+        model._reset_compile_cache()
 
 
 def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
