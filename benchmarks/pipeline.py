@@ -162,22 +162,26 @@ def memory(schedule: str, recompute: bool) -> float:
 
     def model_fn() -> Any:
         layers = tf.keras.layers
-        model = tf.keras.Sequential([tf.keras.Input((256,))])
-        for _ in range(24):
-            model.add(layers.Dense(256, "gelu"))
+        model = tf.keras.Sequential([tf.keras.Input((64,))])
+        for _ in range(8):
+            model.add(layers.Dense(64, "gelu"))
         model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
         return model
 
-    x = np.ones((8192, 256), np.float32)
+    x = np.ones((65536, 64), np.float32)
+
+    def batches_of(rows: int) -> Any:
+        # A dataset that may end on a short batch: one trace then serves all sizes.
+        return iter(tf.data.Dataset.from_tensor_slices((x, x)).batch(rows).repeat())
+
     with tfdist.strategy(
         "pipeline", stages=2, microbatches=8, schedule=schedule, recompute=recompute
     ) as strategy:
         model = strategy.build(model_fn)
         step = model.make_train_function()
-        batches = iter(tf.data.Dataset.from_tensors((x, x)).repeat())
+        batches, small = batches_of(len(x)), batches_of(64)
         process, peak, done = psutil.Process(), [0], threading.Event()
         next(batches)
-        small = iter(tf.data.Dataset.from_tensors((x[:8], x[:8])).repeat())
         step(small)  # Traced, and the kernels loaded.
         rest = process.memory_info().rss
 
