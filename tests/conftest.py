@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -16,9 +17,15 @@ import pytest
 def run_cli() -> Callable[..., subprocess.CompletedProcess]:
     """Runs ``tfdist`` in a process of its own: ``run_cli("launch", ..., cwd=..., env=...)``."""
 
-    def run(*arguments: object, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
+    # A user's shell does not have it: jax, which TensorFlow imports, puts it into this process.
+    clean = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+
+    def run(
+        *arguments: object, timeout_s: float = 120, env: dict[str, str] = clean, **options
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, "-m", "tfdist", *map(str, arguments)],
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import machine
 from tfdist.launch.events import emit
 
 ROWS_PER_REPLICA = 64
@@ -91,9 +92,10 @@ def report_pairs(steps: int, pairs: int, by_hand: Fit, ours: Fit) -> None:
         fit([], 1)
     for pair in range(pairs):
         speeds = {}
-        # Who goes first changes: a drift of the machine then favours neither.
-        for name in sorted(fits, reverse=pair % 2 == 0):
-            stopwatch = Stopwatch()
-            fits[name]([stopwatch], _EPOCHS_OF_A_PAIR)
-            speeds[name] = steps / statistics.median(stopwatch.seconds)
-        emit({"event": "pair", **speeds})
+        with machine.OthersWatch(machine.of_session) as others:
+            # Who goes first changes: a drift of the machine then favours neither.
+            for name in sorted(fits, reverse=pair % 2 == 0):
+                stopwatch = Stopwatch()
+                fits[name]([stopwatch], _EPOCHS_OF_A_PAIR)
+                speeds[name] = steps / statistics.median(stopwatch.seconds)
+        emit({"event": "pair", **speeds, "others": others.share})

@@ -5,6 +5,7 @@ Usage: python run_cases.py STRATEGY OPTIONS_JSON OUT_JSON; under a launcher ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -107,10 +108,8 @@ class Runner:
 
         broken = Pair(self._strategy, model, "adam")
         keep = tfdist.Checkpoints(folder, every_steps=3)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             broken.model.fit(feed, epochs=3, callbacks=[keep, Break()], verbose=0)
-        except KeyboardInterrupt:
-            pass
         resumed = Pair(self._strategy, model, "adam")
         go_on = tfdist.Checkpoints(folder, every_steps=3, resume=True)
         found = resumed.model.fit(

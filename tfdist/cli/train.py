@@ -182,22 +182,22 @@ def _print_results(folder: RunFolder, resumed_from: int) -> None:
     if len(rows) == resumed_from:
         click.echo(f"nothing left to train: all {len(rows)} epochs were done")
     draw(rows, folder.curves, f"{summary['strategy']}, {summary['replicas']} replicas")
-    table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch")
-    for part in ("train", "validation", "test"):
-        for name in summary[part]:
-            table.add_column(f"{part} {name}".replace("_", " "), justify="right")
-    table.add_row(
+    parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
+    names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
+    table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)
+    of_run = (
         summary["strategy"],
         str(summary["workers"]),
         str(summary["replicas"]),
         f"{summary['samples_per_s']:,.0f}",
         f"{summary['epoch_seconds']:.2f}",
-        *(
-            f"{value:.4f}"
-            for part in ("train", "validation", "test")
-            for value in summary[part].values()
-        ),
     )
+    for part, metrics in parts.items():
+        values = (f"{metrics[name]:.4f}" if name in metrics else "" for name in names)
+        table.add_row(*of_run, part, *values)
+        of_run = ("",) * len(of_run)
+    for column in (1, 2, 3, 4, *range(6, 6 + len(names))):
+        table.columns[column].justify = "right"
     console = stdout()
     console.print(table)
     console.print(f"model   {folder.model}")

@@ -6,13 +6,15 @@ Sergeev and Del Balso 2018, arXiv:1802.05799.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from tfdist import topology
-from tfdist.errors import EngineMissingError, OptionError, TfdistError, unknown_choice
-from tfdist.strategies.base import ModelOrFn, Strategy, called, make_feed, save_atomically
+from tfdist.errors import EngineMissingError, OptionError, unknown_choice
+from tfdist.strategies.base import ModelOrFn, called
+from tfdist.strategies.data_parallel import DataParallel
 from tfdist.topology import Topology
+from tfdist.training.collective import Collective
 
 _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
@@ -47,7 +49,7 @@ def choose_threads(available_cores: int, bound: bool, local_size: int) -> int:
     return max(1, available_cores if bound else available_cores // local_size)
 
 
-class Horovod(Strategy):
+class Horovod(DataParallel):
     """One rank for each GPU or core; gradients are averaged by ring all-reduce.
 
     Args:
@@ -73,25 +75,24 @@ class Horovod(Strategy):
         stall_timeout_s: float = 120,
         threads: int | None = None,
     ):
-        from tfdist.training.scaling import Scaling
-
+        super().__init__(lr_scaling, warmup_epochs)
         if op not in _OPS:
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
             raise unknown_choice("compression", compression, _COMPRESSIONS)
+        if not isinstance(stall_timeout_s, (int, float)) or stall_timeout_s < 1:
+            raise OptionError("stall_timeout_s must be at least 1", received=repr(stall_timeout_s))
         for option, value in (
             ("backward_passes_per_step", backward_passes_per_step),
-            ("stall_timeout_s", stall_timeout_s),
-            ("threads", threads if threads is not None else 1),
+            ("threads", 1 if threads is None else threads),
         ):
-            if not isinstance(value, (int, float)) or value < 1:
-                raise OptionError(f"{option} must be at least 1", received=repr(value))
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)
+            if type(value) is not int or value < 1:
+                raise OptionError(
+                    f"{option} must be a whole number of at least 1", received=repr(value)
+                )
         self._op = op
         self._compression = compression
         self._passes = backward_passes_per_step
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
         self._stall_timeout_s = stall_timeout_s
         self._threads = threads
         self._hvd: Any = None
@@ -141,17 +142,6 @@ class Horovod(Strategy):
         return topology.current()
 
     @property
-    def num_replicas(self) -> int:
-        assert self._hvd is not None, "start() comes first"
-        return self._hvd.size()
-
-    @property
-    def scaling(self) -> Any:
-        from tfdist.training.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
-
-    @property
     def approximations(self) -> tuple[str, ...]:
         found = []
         if self._op == "adasum":
@@ -162,54 +152,14 @@ class Horovod(Strategy):
             found.append(f"backward_passes_per_step={self._passes} updates less often")
         return tuple(found)
 
-    def build(self, model_fn: ModelOrFn) -> Any:
+    def connect(self) -> Collective:
         from tfdist.strategies.horovod_ring import Ring
-        from tfdist.training.fit import install
 
-        return install(
-            called(model_fn),
-            Ring(self._hvd, self._op, self._compression, self._passes),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-        )
+        assert self._hvd is not None, "start() comes first"
+        return Ring(self._hvd, self._op, self._compression, self._passes)
 
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-    ) -> Any:
-        return make_feed(
-            source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            parts=self.num_replicas,
-            part=self._hvd.rank(),
-        )
-
-    def from_chief(self, value: Any) -> Any:
-        if self.num_replicas == 1:
-            return value
-        # Not broadcast_object: its chief returns before the others have come.
-        return self._hvd.allgather_object(value, name="tfdist.from_chief")[0]
-
-    def save(self, model: Any, path: str | os.PathLike) -> None:
-        problem = None
-        if self._hvd.rank() == 0:
-            try:
-                save_atomically(model, path)
-            except TfdistError as error:
-                problem = error
-        # No rank returns before the file is there, or all raise.
-        problem = self.from_chief(problem)
-        if problem is not None:
-            raise problem
+    def make_model(self, model_fn: ModelOrFn) -> Any:
+        return called(model_fn)
 
 
 def _prepare_environment(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
+from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.strategies.data_parallel import DataParallel
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective
+from tfdist.training.collective import Collective, OneProcess
 
 _DEFAULT_LOGICAL_CPUS = 2
 
@@ -25,7 +25,7 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
     Raises:
         OptionError: fewer than one device, or more than there are GPUs.
     """
-    if devices is not None and (not isinstance(devices, int) or devices < 1):
+    if devices is not None and (type(devices) is not int or devices < 1):
         raise OptionError(f"{option} must be a whole number of at least 1", received=repr(devices))
     if not gpus:
         return [f"CPU:{i}" for i in range(devices or _DEFAULT_LOGICAL_CPUS)]
@@ -38,11 +38,9 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
     return list(gpus[:devices])
 
 
-class _Mirrors(Collective):
-    """The replicas of a MirroredStrategy, in one process."""
+class _Mirrors(OneProcess):
+    """The replicas of a MirroredStrategy."""
 
-    num_processes = 1
-    process = 0
     gradients_are_averaged = False  # Keras divides the loss, and the optimizer adds gradients up.
 
     def __init__(self, strategy: Any):
@@ -59,27 +57,12 @@ class _Mirrors(Collective):
     ) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    def finish_epoch(self, optimizer: Any) -> None:
-        pass
-
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         # One element for each replica in turn: the feed has divided the global batch already.
         return self._strategy.distribute_datasets_from_function(lambda _: dataset_fn())
 
-    def explain(self, error: Exception) -> Exception | None:
-        return None
 
-    def merge(self, values: list[Any]) -> list[Any]:
-        return values
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def broadcast(self, variables: Sequence[Any]) -> None:
-        pass
-
-
-class Mirrored(Strategy):
+class Mirrored(DataParallel):
     """All GPUs of this machine, or logical CPUs where there is none, in one process.
 
     Args:
@@ -97,13 +80,9 @@ class Mirrored(Strategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        from tfdist.training.scaling import Scaling
-
+        super().__init__(lr_scaling, warmup_epochs)
         choose_devices([], devices)
-        Scaling(lr_scaling, warmup_epochs, num_replicas=1)
         self._devices = devices
-        self._lr_scaling = lr_scaling
-        self._warmup_epochs = warmup_epochs
         self._strategy: Any = None
 
     def start(self) -> None:
@@ -128,60 +107,19 @@ class Mirrored(Strategy):
         return Topology()
 
     @property
-    def num_replicas(self) -> int:
-        assert self._strategy is not None, "start() comes first"
-        return self._strategy.num_replicas_in_sync
-
-    @property
-    def scaling(self) -> Any:
-        from tfdist.training.scaling import Scaling
-
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
-
-    @property
     def approximations(self) -> tuple[str, ...]:
         return ()
 
-    def build(self, model_fn: ModelOrFn) -> Any:
-        import tensorflow as tf
+    def connect(self) -> Collective:
+        assert self._strategy is not None, "start() comes first"
+        return _Mirrors(self._strategy)
 
-        from tfdist.training.fit import install
+    def make_model(self, model_fn: ModelOrFn) -> Any:
+        import tensorflow as tf
 
         with self._strategy.scope():
             model = called(model_fn)
-            if isinstance(model_fn, tf.keras.Model):
-                model = clone(model)
-        return install(
-            model,
-            _Mirrors(self._strategy),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-        )
-
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-    ) -> Any:
-        return make_feed(
-            source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            splits=self.num_replicas,
-        )
-
-    def from_chief(self, value: Any) -> Any:
-        return value
-
-    def save(self, model: Any, path: str | os.PathLike) -> None:
-        save_atomically(model, path)
+            return clone(model) if isinstance(model_fn, tf.keras.Model) else model
 
 
 def make_logical_cpus(count: int) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
 
 # The step that is being traced. Replicas of one process are traced in threads of their own, which
@@ -47,10 +49,10 @@ def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]
 def synchronize(model: tf.keras.Model, collective: Collective) -> None:
     """Makes every BatchNormalization layer of ``model`` use the statistics of the global batch."""
     for layer in layers_of(model):
-        layer.call = _SynchronizedCall(layer, collective)
+        layer.call = _Synchronized(layer, collective).as_method()
 
 
-class _SynchronizedCall:
+class _Synchronized:
     """Replaces ``layer.call``: in a shared train step it reduces, anywhere else nothing changes."""
 
     def __init__(self, layer: tf.keras.layers.BatchNormalization, collective: Collective):
@@ -58,13 +60,23 @@ class _SynchronizedCall:
         self._collective = collective
         self._call_alone = layer.call
 
-    def __call__(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
-        layer = self._layer
-        if not layer.trainable:
-            training = False
-        if training is True and hasattr(_step, "is_real"):
-            return self._train(inputs)
-        return self._call_alone(inputs, training=training, mask=mask)
+    def as_method(self) -> Callable:
+        """Returns a method of the layer: Keras' writer of SavedModels traces nothing else."""
+
+        def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
+            if not self._layer.trainable:
+                training = False
+            if training is True and hasattr(_step, "is_real"):
+                if mask is not None and not self._layer.fused:  # Keras' fused code ignores it too.
+                    raise ModelError(
+                        "BatchNormalization after a mask cannot be shared by several replicas",
+                        received=f"layer '{self._layer.name}' with a mask",
+                        mend="Use LayerNormalization, or strategy 'single'",
+                    )
+                return self._train(inputs)
+            return self._call_alone(inputs, training=training, mask=mask)
+
+        return types.MethodType(call, self._layer)
 
     def _train(self, inputs: tf.Tensor) -> tf.Tensor:
         local = local_sums(self._layer, inputs)

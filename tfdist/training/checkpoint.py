@@ -16,6 +16,9 @@ import tensorflow as tf
 from tfdist.errors import CheckpointError, OptionError
 from tfdist.training.collective import Collective
 
+# TensorFlow's reader raises plain Python errors for a file that is cut short.
+_DAMAGED = (tf.errors.OpError, IndexError, RuntimeError)
+
 
 @dataclass(frozen=True)
 class Position:
@@ -102,9 +105,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
         for path in paths:
             try:
                 _read(checkpoint, path)
-            except tf.errors.OpError as error:
+            except _DAMAGED as error:
                 damaged.append(Path(path).name)
-                reason = error.message.splitlines()[0]
+                reason = str(error).splitlines()[0]
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
                 continue
             return self._state.start(data, path)

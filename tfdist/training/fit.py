@@ -56,7 +56,14 @@ def install(
     model.fit = runs.fit
     model.evaluate = runs.evaluate
     model.predict = runs.predict
+    if not collective.is_chief:
+        for save in ("save", "save_weights", "export"):
+            setattr(model, save, _left_to_the_chief)
     return model
+
+
+def _left_to_the_chief(*args: Any, **options: Any) -> None:
+    """Replaces Keras' ways to write a file where another process writes it already."""
 
 
 def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:

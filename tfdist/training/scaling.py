@@ -35,8 +35,8 @@ class Scaling:
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in RULES:
             raise unknown_choice("lr_scaling", self.rule, RULES)
-        if self.warmup_epochs < 0:
-            raise OptionError("warmup_epochs must be 0 or more", received=self.warmup_epochs)
+        if not isinstance(self.warmup_epochs, (int, float)) or self.warmup_epochs < 0:
+            raise OptionError("warmup_epochs must be 0 or more", received=repr(self.warmup_epochs))
 
     @property
     def factor(self) -> float:

@@ -9,6 +9,7 @@ Both give one device's numbers on the global batch, whatever the shares of the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -41,14 +42,14 @@ class SharedSteps:
         else:
             gradients = tape.gradient(loss, variables)
         self._collective.apply(optimizer, gradients, variables, share[1])
-        return self._metrics(x, y, y_pred, sample_weight)
+        return self._metrics(x, y, y_pred, sample_weight, share)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
         y_pred = self._model(x, training=False)
         x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
         self._loss(x, y, y_pred, sample_weight, share)
-        return self._metrics(x, y, y_pred, sample_weight)
+        return self._metrics(x, y, y_pred, sample_weight, share)
 
     def predict_step(self, data: Any) -> Any:
         (x, _, _), share = self._batch(data)
@@ -58,14 +59,37 @@ class SharedSteps:
         batch, share = data
         return tf.keras.utils.unpack_x_y_sample_weight(batch), share
 
-    def _metrics(self, *batch: Any) -> dict[str, tf.Tensor]:
-        with self._model.get_metrics_result.within_step():
-            return self._model.compute_metrics(*batch)
+    def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
+        model = self._model
+        with model.get_metrics_result.within_step():
+            if _are_keras_own(model.compiled_metrics.metrics, model.compute_metrics):
+                return model.compute_metrics(x, y, y_pred, sample_weight)
+
+            def update() -> tf.Tensor:
+                model.compute_metrics(x, y, y_pred, sample_weight)
+                return tf.constant(True)
+
+            if not model.compiled_metrics.built:
+                model.compiled_metrics.build(y_pred, _in_order_of_outputs(model, y))
+            tf.cond(share[0] > 0, update, lambda: tf.constant(False))
+            return model.get_metrics_result()
 
     def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
-        if not loss_is_sum(self._model):
+        model = self._model
+        if loss_is_sum(model):
+            sample_weight = _weights_of_sum(sample_weight, share)
+        else:
             y_pred, sample_weight = self._masks_as_weights(y_pred, sample_weight, share)
-        return self._model.compute_loss(x, y, y_pred, sample_weight)
+
+        def loss() -> tf.Tensor:
+            return model.compute_loss(x, y, y_pred, sample_weight)
+
+        if _are_keras_own(tf.nest.flatten(model.loss), model.compute_loss):
+            return loss()
+        if not model.compiled_loss.built:  # Variables cannot be made within a branch.
+            model.compiled_loss.build(y_pred)
+        # Of no rows, a user's own mean would be NaN.
+        return tf.cond(share[0] > 0, loss, lambda: tf.zeros([], _dtype_of(y_pred)))
 
     def _masks_as_weights(self, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         """Returns outputs without Keras' masks, and sample weights that say the same.
@@ -99,31 +123,59 @@ class SharedSteps:
 
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         """Scales what depends on rows to this replica's part of the global batch."""
-        collective = self._collective
         rows, of = tf.cast(share[0], loss.dtype), tf.cast(share[1], loss.dtype)
         # Such that the mean over replicas is one device's mean.
-        of_mean = rows * collective.num_replicas / of
-        part = of_mean
-        if loss_is_sum(self._model):
-            part = float(collective.num_replicas) if collective.gradients_are_averaged else 1.0
-        of_rows, of_weights = self._added_losses(loss.dtype)
-        return (loss - of_rows - of_weights) * part + of_rows * of_mean + of_weights
+        part = rows * self._collective.num_replicas / of
+        of_weights = self._losses_of_weights(loss.dtype)
+        return (loss - of_weights) * part + of_weights
 
-    def _added_losses(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the sums of ``model.losses`` that Keras has added: those of rows, of weights.
+    def _losses_of_weights(self, dtype: tf.DType) -> tf.Tensor:
+        """Returns the sum of those ``model.losses`` that do not depend on rows.
 
         A regularizer of weights is computed anew whenever ``losses`` is read; what a forward pass
         added (an activity regularizer, ``add_loss`` in a layer) is the same tensor each time.
-        Keras has divided both by its own count of replicas.
         """
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        of_rows = of_weights = tf.zeros([], dtype)
-        for once, again in zip(self._model.losses, self._model.losses, strict=True):
-            if once is again:
-                of_rows += tf.cast(once, dtype) / replicas
-            else:
-                of_weights += tf.cast(once, dtype) / replicas
-        return of_rows, of_weights
+        model = self._model
+        total = tf.zeros([], dtype)
+        for once, again in zip(model.losses, model.losses, strict=True):
+            if once is not again:
+                total += tf.cast(once, dtype)
+        # Keras has divided them by its own count of replicas.
+        return total / tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _are_keras_own(parts: list[Any], method: Callable) -> bool:
+    """Whether losses or metrics are Keras' own, and so is the method that computes them."""
+    names = {method.__module__}
+    for part in parts:
+        if part is not None and not isinstance(part, str):
+            part = getattr(part, "_fn", getattr(part, "fn", part))
+            names.add(getattr(part, "__module__", None) or type(part).__module__)
+    return all(name.startswith("keras.") for name in names)
+
+
+def _in_order_of_outputs(model: tf.keras.Model, y: Any) -> Any:
+    return tuple(y[name] for name in model.output_names) if isinstance(y, dict) else y
+
+
+def _dtype_of(y_pred: Any) -> tf.DType:
+    return tf.nest.flatten(y_pred)[0].dtype
+
+
+def _weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
+    """Returns weights that turn the sum of a share into the mean share of the whole sum.
+
+    Sums and means then go the same way from here on, and Keras reports the loss of one device.
+    """
+    rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    factor = tf.math.divide_no_nan(of, rows * replicas)
+    if sample_weight is None:
+        return factor
+    return tf.nest.map_structure(
+        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
+        sample_weight,
+    )
 
 
 def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:

@@ -1,0 +1,151 @@
+"""What only Horovod has, on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import DataError, LaunchError, OptionError
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(45, 5)).astype(np.float32), RNG.integers(0, 3, 45)
+
+
+def model_fn():
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]
+    )
+    model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "sparse_categorical_crossentropy")
+    return model
+
+
+def other(strategy, **options):
+    """Returns a strategy with other options in the same job."""
+    made = tfdist.strategy("horovod", stall_timeout_s=20, **options)
+    made.start()
+    return made
+
+
+@scenario
+def gathered_batches_equal_larger_ones(strategy, folder):
+    """45 records in batches of 8, two of them an update: 16 + 16 + 13."""
+    gathered = other(strategy, backward_passes_per_step=2)
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = gathered.build(model_fn)
+    model.set_weights(reference.get_weights())
+    feed = gathered.dataset((X, Y), global_batch_size=8)
+    assert feed.steps_per_epoch == 6
+    odd = gathered.dataset((X[:37], Y[:37]), global_batch_size=8)  # Five steps: one is left over.
+    for each in (feed, odd):
+        model.fit(each, epochs=2, verbose=0)
+        for epoch in range(2):
+            rows = each.on_one_device().epochs(epoch, epoch + 1).unbatch().batch(16)
+            # A known end: Keras counts the step that finds none as an iteration.
+            reference.fit(rows, steps_per_epoch=3, verbose=0)
+    updates = [int(each.optimizer.iterations) for each in (model, reference)]
+    assert updates == [12, 12], updates
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@scenario
+def gathered_batches_are_whole_in_checkpoints(strategy, folder):
+    gathered = other(strategy, backward_passes_per_step=2)
+    model = gathered.build(model_fn)
+    feed = gathered.dataset((X, Y), global_batch_size=8)
+    model.fit(feed, callbacks=[tfdist.Checkpoints(folder, every_steps=3)], verbose=0)
+    strategy.from_chief(None)
+    assert {path.name for path in folder.glob("*.index")} == {"ckpt-4.index", "ckpt-6.index"}
+
+
+@scenario
+def coarse_options_train(strategy, folder):
+    for options in ({"compression": "fp16"}, {"op": "adasum"}):
+        coarse = other(strategy, **options)
+        assert coarse.approximations
+        keras.utils.set_random_seed(1)
+        model = coarse.build(model_fn)
+        feed = coarse.dataset((X, Y), global_batch_size=8)
+        losses = model.fit(feed, epochs=6, verbose=0).history["loss"]
+        assert losses[-1] < losses[0]
+        report = tfdist.verify(model_fn, (X, Y), coarse, steps=4, global_batch_size=8)
+        if strategy.topology.is_chief:
+            assert not report.exact
+            assert next(iter(options.values())) in " ".join(report.causes)
+
+
+@scenario
+def all_ranks_have_the_same_weights(strategy, folder):
+    keras.utils.set_random_seed(strategy.topology.rank)  # Each rank starts with its own.
+    model = strategy.build(model_fn)
+    model.fit(strategy.dataset((X, Y), global_batch_size=8), verbose=0)
+    for mine, chiefs in zip(
+        model.get_weights(), strategy.from_chief(model.get_weights()), strict=True
+    ):
+        np.testing.assert_array_equal(mine, chiefs)
+
+
+@scenario
+def a_model_that_one_rank_makes_more_deadlocks_nobody(strategy, folder):
+    if strategy.topology.is_chief:
+        model_fn().fit(X, Y, verbose=0)
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((X, Y), global_batch_size=8)
+    assert np.isfinite(model.fit(feed, verbose=0).history["loss"][0])
+
+
+@scenario
+def ranks_with_other_data_are_refused_on_all(strategy, folder):
+    rows = 40 + strategy.topology.rank
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((X[:rows], Y[:rows]), global_batch_size=8)
+    for method in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(DataError, match=r"rank 0: 40 records.*rank 1: 41 records"):
+            method(feed, verbose=0)
+    good = strategy.dataset((X, Y), global_batch_size=8)
+    with pytest.raises(DataError, match="rank 1: 41 records"):
+        model.fit(good, validation_data=feed, verbose=0)
+    model.fit(good, verbose=0)
+
+
+@scenario
+def a_chief_that_cannot_save_tells_all(strategy, folder):
+    model = strategy.build(model_fn)
+    with pytest.raises((OptionError, LaunchError), match="folder of a saved model must exist"):
+        strategy.save(model, folder / "missing" / "model.keras")
+
+
+@scenario
+def saving_by_keras_own_method_writes_once(strategy, folder):
+    model = strategy.build(model_fn)
+    model.save(folder / f"{strategy.topology.rank}.keras")
+    model.save_weights(folder / f"{strategy.topology.rank}.weights.h5")
+    strategy.from_chief(None)
+    assert {path.name for path in folder.iterdir()} == {"0.keras", "0.weights.h5"}
+
+
+@scenario
+def a_rank_whose_step_fails_ends_the_others(strategy, folder):
+    """Last: Horovod is shut down by it."""
+
+    def fail_on_rank_1(x, y):
+        def fail(x):
+            if strategy.topology.rank == 1 and x.max() > 1:
+                raise ValueError("broken row")
+            return x
+
+        return tf.ensure_shape(tf.numpy_function(fail, [x], tf.float32), x.shape), y
+
+    x = np.zeros((45, 5), np.float32)
+    x[-4] = 9
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((x, Y), global_batch_size=8, training=False, map_fn=fail_on_rank_1)
+    kind = LaunchError if strategy.topology.is_chief else tf.errors.OpError
+    with pytest.raises(kind):
+        model.fit(feed, verbose=0)

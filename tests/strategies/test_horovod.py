@@ -1,0 +1,58 @@
+"""Horovod: its choices, and what only it has; the scenarios stand in horovod_scenarios.py."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import OptionError
+from tfdist.strategies.horovod import _prepare_environment, choose_gpu, choose_threads
+from tfdist.topology import Topology
+
+sys.path.append(str(Path(__file__).parents[1]))
+from scenarios import Job
+
+# The first scenario of a job waits for all, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(580)
+_FILE = Path(__file__).with_name("horovod_scenarios.py")
+_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+
+
+def test_each_rank_pins_the_gpu_of_its_local_rank():
+    gpus = ["/physical_device:GPU:0", "/physical_device:GPU:1"]
+    assert [choose_gpu(gpus, rank) for rank in range(2)] == gpus
+    assert choose_gpu([], 5) is None
+    with pytest.raises(OptionError, match=r"local rank 2 with 2 visible GPUs.*at most 2 workers"):
+        choose_gpu(gpus, 2)
+
+
+def test_ranks_of_a_host_share_its_cores():
+    assert choose_threads(8, bound=False, local_size=2) == 4
+    assert choose_threads(4, bound=True, local_size=2) == 4
+    assert choose_threads(2, bound=False, local_size=4) == 1
+
+
+def test_what_the_user_has_set_stays():
+    environ = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}
+    _prepare_environment(environ, Topology(launcher="mpi", world_size=2), 60)
+    assert environ == {
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+    }
+    alone: dict[str, str] = {}
+    _prepare_environment(alone, Topology(), 60)
+    assert alone["HOROVOD_CONTROLLER"] == "gloo"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("horovod")
+    return Job(_FILE, folder, "horovod", {"stall_timeout_s": 10}, ranks=2)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_on_two_ranks(name, job):
+    job.check(name)

@@ -1,0 +1,82 @@
+"""Strategies by name, and their options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tfdist
+from tfdist.errors import OptionError
+from tfdist.strategies import REGISTRY, known_options, parse_options, strategy_class
+from tfdist.strategies.base import Strategy
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_registered_names_are_the_names_of_their_classes(name):
+    cls = strategy_class(name)
+    assert issubclass(cls, Strategy)
+    assert cls.name == name
+    assert isinstance(tfdist.strategy(name), cls)
+    assert set(known_options(name)) >= {"lr_scaling", "warmup_epochs"}
+
+
+def test_an_unknown_strategy_lists_the_known():
+    with pytest.raises(OptionError, match=r"Did you mean 'horovod'\? Known: single, mirrored"):
+        tfdist.strategy("horovot")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_an_unknown_option_lists_the_known(name):
+    with pytest.raises(OptionError, match=f"option of strategy '{name}'.*warmup_epochs"):
+        tfdist.strategy(name, warmup=2)
+    with pytest.raises(OptionError, match=f"option of strategy '{name}'.*warmup_epochs"):
+        parse_options(name, ["warmup=2"])
+
+
+def test_options_are_read_as_literals_or_words():
+    pairs = ["compression=fp16", "backward_passes_per_step=2", "warmup_epochs=0.5", "threads=none"]
+    assert parse_options("horovod", pairs) == {
+        "compression": "fp16",
+        "backward_passes_per_step": 2,
+        "warmup_epochs": 0.5,
+        "threads": None,
+    }
+    with pytest.raises(OptionError, match="key=value"):
+        parse_options("horovod", ["compression"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mirrored", {"devices": 0}),
+        ("mirrored", {"devices": "two"}),
+        ("mirrored", {"devices": True}),
+        ("horovod", {"op": "median"}),
+        ("horovod", {"compression": "int8"}),
+        ("horovod", {"backward_passes_per_step": 0}),
+        ("horovod", {"backward_passes_per_step": 1.5}),
+        ("horovod", {"stall_timeout_s": -1}),
+        ("horovod", {"threads": 0}),
+        ("horovod", {"threads": 1.5}),
+        *[(name, {"lr_scaling": "cubic"}) for name in REGISTRY],
+        *[(name, {"warmup_epochs": -1}) for name in REGISTRY],
+        *[(name, {"warmup_epochs": "soon"}) for name in REGISTRY],
+    ],
+    ids=str,
+)
+def test_values_that_cannot_hold_are_refused_before_anything_starts(name, options):
+    with pytest.raises(OptionError):
+        tfdist.strategy(name, **options)
+
+
+def test_making_a_strategy_takes_no_device_and_no_engine():
+    program = (
+        "import sys, tfdist\n"
+        "for name in ('single', 'mirrored', 'horovod'): tfdist.strategy(name)\n"
+        "assert 'horovod' not in sys.modules\n"
+        "context = sys.modules.get('tensorflow.python.eager.context')\n"
+        "assert context is None or context.context()._context_handle is None\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,563 @@
+"""What people do with fit, evaluate and predict; each on every strategy."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import DataError, LaunchError, ModelError, OptionError
+
+TOLERANCE = 1e-5
+layers = keras.layers
+
+
+def data(rows: int = 25, features: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, features)).astype(np.float32), rng.integers(0, 3, rows)
+
+
+def mlp(**compile_options: Any) -> keras.Model:
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]
+    )
+    options = {
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+    }
+    model.compile(**(options | compile_options))
+    return model
+
+
+def pair(strategy: Any, model_fn: Callable[[], keras.Model]) -> tuple[keras.Model, keras.Model]:
+    """Returns the model on the strategy, and the same on one device."""
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    return model, reference
+
+
+def assert_equals_one_device(
+    strategy: Any,
+    model_fn: Callable[[], keras.Model],
+    records: Any,
+    *,
+    global_batch_size: int = 8,
+    epochs: int = 2,
+    tolerance: float = TOLERANCE,
+    skip: tuple[str, ...] = (),
+) -> None:
+    model, reference = pair(strategy, model_fn)
+    feed = strategy.dataset(records, global_batch_size=global_batch_size, seed=2)
+    found = model.fit(feed, epochs=epochs, verbose=0).history
+    expected = reference.fit(
+        feed.on_one_device().epochs(0, epochs),
+        epochs=epochs,
+        steps_per_epoch=feed.steps_per_epoch,
+        verbose=0,
+    ).history
+    for name in set(expected) - set(skip):
+        np.testing.assert_allclose(found[name], expected[name], atol=tolerance, err_msg=name)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerance)
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+@scenario
+def sum_reduction(strategy, folder):
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+    optimizer = keras.optimizers.SGD
+    assert_equals_one_device(strategy, lambda: mlp(loss=loss, optimizer=optimizer(0.01)), data())
+
+
+@scenario
+def regularizers_count_once(strategy, folder):
+    def model_fn():
+        l2 = keras.regularizers.L2(0.1)
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(8, "tanh", kernel_regularizer=l2, activity_regularizer=l2),
+                layers.Dense(3, "softmax", bias_regularizer=l2),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+        return model
+
+    assert_equals_one_device(strategy, model_fn, data())
+
+
+@scenario
+def mask_of_an_embedding(strategy, folder):
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 6, (25, 7)) * (np.arange(7) < rng.integers(1, 8, (25, 1)))
+
+    def pooled():
+        model = keras.Sequential(
+            [
+                keras.Input((7,), dtype="int64"),
+                layers.Embedding(6, 4, mask_zero=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "sparse_categorical_crossentropy")
+        return model
+
+    assert_equals_one_device(strategy, pooled, (words, data()[1]))
+
+
+@scenario
+def mask_on_the_output(strategy, folder):
+    """The loss is a mean over unmasked positions; some replicas have rows without any."""
+    rng = np.random.default_rng(0)
+    lengths = np.where(np.arange(25) % 3, 0, 7)
+    words = rng.integers(1, 6, (25, 7)) * (np.arange(7) < lengths[:, None])
+    tags = rng.integers(0, 3, (25, 7))
+    weights = rng.uniform(0.5, 2, 25)
+
+    def tagger():
+        model = keras.Sequential(
+            [
+                keras.Input((7,), dtype="int64"),
+                layers.Embedding(6, 4, mask_zero=True),
+                layers.SimpleRNN(4, return_sequences=True, unroll=True),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            weighted_metrics=["sparse_categorical_crossentropy"],
+        )
+        return model
+
+    assert_equals_one_device(strategy, tagger, (words, tags))
+    assert_equals_one_device(strategy, tagger, (words, tags, weights))
+
+
+@scenario
+def sparse_gradients_and_unused_weights(strategy, folder):
+    class Unused(layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight("unused", (2,))
+
+        def call(self, x):
+            return x
+
+    def model_fn():
+        model = keras.Sequential(
+            [
+                keras.Input((7,), dtype="int64"),
+                layers.Embedding(50, 4),
+                Unused(),
+                layers.Flatten(),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "sparse_categorical_crossentropy")
+        return model
+
+    words = np.random.default_rng(0).integers(0, 50, (25, 7))
+    assert_equals_one_device(strategy, model_fn, (words, data()[1]))
+
+
+@scenario
+def custom_scalar_loss(strategy, folder):
+    """It gives a mean itself; a replica without a row in the tail must not turn it to NaN."""
+
+    def loss(y_true, y_pred):
+        one_hot = tf.one_hot(tf.cast(tf.reshape(y_true, [-1]), tf.int32), 3)
+        return tf.reduce_mean(tf.square(one_hot - y_pred))
+
+    assert_equals_one_device(strategy, lambda: mlp(loss=loss), data())
+
+
+@scenario
+def several_outputs(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,))
+        x = layers.Dense(8, "tanh")(inputs)
+        outputs = [layers.Dense(3, "softmax", name="kind")(x), layers.Dense(1, name="size")(x)]
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.3},
+            metrics={"kind": "accuracy", "size": "mae"},
+        )
+        return model
+
+    x, y = data()
+    size = x[:, :1] * 2
+    assert_equals_one_device(strategy, model_fn, (x, {"kind": y, "size": size}))
+    model, reference = pair(strategy, model_fn)
+    model.fit(x, [y, size], epochs=1, verbose=0)
+    found, expected = model.predict(x, verbose=0), reference.predict(x, verbose=0)
+    assert [part.shape for part in found] == [part.shape for part in expected]
+    found = model.evaluate(x, [y, size], verbose=0, return_dict=True)
+    reference.set_weights(model.get_weights())
+    expected = reference.evaluate(x, [y, size], verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+
+
+@scenario
+def nested_model_with_a_frozen_part(strategy, folder):
+    def model_fn():
+        def block(name, width):
+            inputs = keras.Input((width,))
+            x = layers.Dense(6)(inputs)
+            return keras.Model(inputs, layers.BatchNormalization()(x), name=name)
+
+        frozen = block("frozen", 5)
+        frozen.trainable = False
+        inputs = keras.Input((5,))
+        x = layers.Activation("tanh")(frozen(inputs))
+        x = layers.Activation("tanh")(block("trained", 6)(x))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy")
+        return model
+
+    assert_equals_one_device(strategy, model_fn, data())
+    model, _ = pair(strategy, model_fn)
+    before = model.get_layer("frozen").get_weights()
+    model.fit(*data(), verbose=0)
+    for old, new in zip(before, model.get_layer("frozen").get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@scenario
+def optimizers_of_all_kinds(strategy, folder):
+    for make in (
+        lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+        lambda: keras.optimizers.SGD(0.1, clipnorm=0.05, weight_decay=0.01),
+        lambda: keras.optimizers.legacy.Adam(0.01, epsilon=1e-3),
+        lambda: keras.optimizers.legacy.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
+        ),
+    ):
+        assert_equals_one_device(strategy, lambda make=make: mlp(optimizer=make()), data())
+
+
+@scenario
+def mixed_precision(strategy, folder):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model, _ = pair(strategy, mlp)
+        losses = model.fit(*data(), epochs=3, batch_size=8, verbose=0).history["loss"]
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+# Ways to run -------------------------------------------------------------------------------------
+
+
+@scenario
+def several_steps_per_execution(strategy, folder):
+    assert_equals_one_device(strategy, lambda: mlp(steps_per_execution=3), data(57))
+
+
+@scenario
+def eager_steps(strategy, folder):
+    assert_equals_one_device(strategy, lambda: mlp(run_eagerly=True), data(17), epochs=1)
+
+
+@scenario
+def compiled_by_xla(strategy, folder):
+    if strategy.num_replicas == 1:
+        assert_equals_one_device(strategy, lambda: mlp(jit_compile=True), data())
+        return
+    with pytest.raises(ModelError, match="jit_compile"):
+        strategy.build(lambda: mlp(jit_compile=True))
+
+
+@scenario
+def unbatched_dataset(strategy, folder):
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: y >= 0)
+    model, reference = pair(strategy, mlp)
+    from_dataset = strategy.dataset(dataset, global_batch_size=8, training=False)
+    found = model.evaluate(from_dataset, verbose=0, return_dict=True)
+    expected = reference.evaluate(x, y, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    assert_equals_one_device(strategy, mlp, dataset)
+
+
+@scenario
+def fewer_records_than_replicas(strategy, folder):
+    model, reference = pair(strategy, mlp)
+    x, y = data()
+    one = strategy.dataset((x[:1], y[:1]), global_batch_size=8, training=False)
+    history = model.fit(x, y, batch_size=8, epochs=2, validation_data=one, verbose=0).history
+    reference.set_weights(model.get_weights())
+    expected = reference.evaluate(x[:1], y[:1], verbose=0)
+    assert [history["val_loss"][-1], history["val_accuracy"][-1]] == pytest.approx(
+        expected, abs=TOLERANCE
+    )
+    assert model.predict(one, verbose=0).shape == (1, 3)
+
+
+@scenario
+def arrays_as_keras_takes_them(strategy, folder):
+    x, y = data(40)
+    model, reference = pair(strategy, mlp)
+    found = model.fit(x, y, 8, 3, verbose=0, shuffle=False, validation_split=0.25).history
+    expected = reference.fit(x, y, 8, 3, verbose=0, shuffle=False, validation_split=0.25).history
+    assert list(expected) == [name for name in found if name != "learning_rate"]
+    for name, values in expected.items():
+        if strategy.topology.world_size == 1:  # Ranks read ranges: other rows share a batch.
+            np.testing.assert_allclose(found[name], values, atol=TOLERANCE, err_msg=name)
+        assert len(found[name]) == 3
+    reference.set_weights(model.get_weights())
+    assert model.predict(x, 8, verbose=0).shape == (40, 3)
+    expected = reference.evaluate(x, y, 8, 0, np.arange(40))
+    assert model.evaluate(x, y, 8, 0, np.arange(40)) == pytest.approx(expected, abs=TOLERANCE)
+
+
+@scenario
+def several_inputs_as_a_list(strategy, folder):
+    def model_fn():
+        inputs = [keras.Input((5,)), keras.Input((5,))]
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.Add()(inputs)))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    x, y = data()
+    model, reference = pair(strategy, model_fn)
+    expected = reference.predict([x, -x], verbose=0)
+    np.testing.assert_allclose(model.predict([x, -x], verbose=0), expected, atol=TOLERANCE)
+    assert len(model.fit([x, x], y, epochs=2, verbose=0).history["loss"]) == 2
+
+
+@scenario
+def no_epochs_and_more_fits(strategy, folder):
+    x, y = data()
+    model, reference = pair(strategy, mlp)
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    assert model.fit(feed, epochs=0, verbose=0).history == {}
+    for _ in range(2):
+        history = model.fit(feed, epochs=2, verbose=0)
+        assert history is model.history
+        assert history.epoch == [0, 1]
+        batches = feed.on_one_device().epochs(0, 2)
+        reference.fit(batches, epochs=2, steps_per_epoch=len(feed), verbose=0)
+    assert model.fit(feed, initial_epoch=3, epochs=5, verbose=0).epoch == [3, 4]
+    batches = feed.on_one_device().epochs(3, 5)
+    reference.fit(batches, epochs=2, steps_per_epoch=len(feed), verbose=0)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+@scenario
+def compiled_anew_for_fine_tuning(strategy, folder):
+    x, y = data()
+    model, reference = pair(strategy, mlp)
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    for trainable in (False, True):
+        for each in (model, reference):
+            each.layers[0].trainable = trainable
+            each.compile(
+                "adam", keras.losses.SparseCategoricalCrossentropy(reduction="sum"), ["accuracy"]
+            )
+        model.fit(feed, verbose=0)
+        batches = feed.on_one_device().epochs(0, 1)
+        reference.fit(batches, steps_per_epoch=len(feed), verbose=0)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+# Callbacks ---------------------------------------------------------------------------------------
+
+
+@scenario
+def files_are_written_once(strategy, folder):
+    x, y = data()
+    model, _ = pair(strategy, mlp)
+    rank = strategy.topology.rank
+    callbacks = [
+        keras.callbacks.CSVLogger(folder / f"log-{rank}.csv"),
+        keras.callbacks.ModelCheckpoint(str(folder / f"best-{rank}-{{epoch}}.keras")),
+        keras.callbacks.TensorBoard(folder / f"board-{rank}"),
+    ]
+    model.fit(x, y, epochs=2, validation_data=(x, y), callbacks=callbacks, verbose=0)
+    strategy.from_chief(None)
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"log-0.csv", "best-0-1.keras", "best-0-2.keras", "board-0"}
+    with open(folder / "log-0.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2
+    assert {"loss", "val_loss"} <= set(rows[0])
+    loaded = keras.models.load_model(folder / "best-0-2.keras")
+    assert loaded.evaluate(x, y, verbose=0)[0] == pytest.approx(float(rows[1]["val_loss"]), 1e-4)
+
+
+@scenario
+def callbacks_that_decide(strategy, folder):
+    x, y = data()
+    model, _ = pair(strategy, mlp)
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1)
+    history = model.fit(feed, epochs=9, callbacks=stop, verbose=0)
+    assert history.epoch == [0, 1]
+    plan = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
+    rates = model.fit(feed, epochs=2, callbacks=[plan], verbose=0).history["learning_rate"]
+    np.testing.assert_allclose(rates, [0.5, 0.25])
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, min_delta=10.0)
+    rates = model.fit(feed, epochs=3, callbacks=[plateau], verbose=0).history["learning_rate"]
+    np.testing.assert_allclose(rates, [0.25, 0.25, 0.025], rtol=1e-5)
+
+
+@scenario
+def a_stop_within_an_epoch_hangs_nobody(strategy, folder):
+    class StopHere(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0 and strategy.topology.is_chief:
+                self.model.stop_training = True
+
+    model, _ = pair(strategy, mlp)
+    feed = strategy.dataset(data(), global_batch_size=8)
+    assert model.fit(feed, epochs=5, callbacks=[StopHere()], verbose=0).epoch == [0]
+    x, y = data()
+    x[3] = np.nan
+    feed = strategy.dataset((x, y), global_batch_size=8, training=False)
+    stop = keras.callbacks.TerminateOnNaN()
+    assert model.fit(feed, epochs=5, callbacks=[stop], verbose=0).epoch == [0]
+
+
+@scenario
+def checkpoints_with_arrays(strategy, folder):
+    x, y = data()
+    model, _ = pair(strategy, mlp)
+    model.fit(x, y, epochs=2, callbacks=[tfdist.Checkpoints(folder)], verbose=0)
+    go_on = tfdist.Checkpoints(folder, resume=True)
+    assert model.fit(x, y, epochs=3, callbacks=[go_on], verbose=0).epoch == [2]
+    go_on = tfdist.Checkpoints(folder, resume=True)
+    assert model.fit(x, y, epochs=3, callbacks=[go_on], verbose=0).history == {}
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+@scenario
+def saved_models_load(strategy, folder):
+    def model_fn():
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(8, "tanh"),
+                layers.BatchNormalization(),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    x, y = data()
+    model, _ = pair(strategy, model_fn)
+    model.fit(x, y, epochs=2, verbose=0)
+    expected = model.predict(x, verbose=0)
+    for name in ("model.keras", "model.h5", "saved_model"):
+        for _ in range(2):  # The second time it replaces.
+            strategy.save(model, folder / name)
+        loaded = keras.models.load_model(folder / name)
+        np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
+        loaded.fit(x, y, verbose=0)
+        strategy.from_chief(None)  # No rank replaces what another still reads.
+    with pytest.raises((OptionError, LaunchError), match="folder"):
+        strategy.save(model, folder / "missing" / "model.keras")
+    assert {path.name for path in folder.iterdir()} == {"model.keras", "model.h5", "saved_model"}
+    model.fit(x, y, verbose=0)
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+@scenario
+def refusals_say_what_to_do(strategy, folder):
+    x, y = data()
+    model, _ = pair(strategy, mlp)
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    batched = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    with pytest.raises(OptionError, match="batch_size, shuffle"):
+        model.fit(feed, batch_size=4, shuffle=False)
+    with pytest.raises(OptionError, match="steps_per_epoch"):
+        model.fit(feed, steps_per_epoch=3)
+    with pytest.raises(DataError, match=r"strategy\.dataset"):
+        model.fit(feed, validation_data=batched)
+    with pytest.raises(OptionError, match="Checkpoints"):
+        model.fit(feed, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
+    with pytest.raises(DataError, match="one label a record"):
+        model.fit(strategy.dataset((x, {"a": y}), global_batch_size=8), class_weight={0: 2.0})
+    with pytest.raises(OptionError, match="at least 1"):
+        strategy.dataset((x, y), global_batch_size=0)
+    with pytest.raises(ModelError, match="compiled"):
+        strategy.build(lambda: keras.Sequential([keras.Input((5,)), layers.Dense(1)]))
+    unbuilt = keras.Sequential([layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="input shape"):
+        strategy.build(lambda: unbuilt)
+    with pytest.raises(ModelError, match="must return"):
+        strategy.build(lambda: None)
+    with pytest.raises(ModelError, match="a function that returns it"):
+        strategy.build("model")
+    if strategy.num_replicas == 1:
+        model.fit(batched, verbose=0)
+        return
+    for method in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(DataError, match=r"strategy\.dataset"):
+            method(batched)
+    with pytest.raises(OptionError, match="at least the number of replicas"):
+        strategy.dataset((x, y), global_batch_size=1)
+    with pytest.raises(ModelError, match="reduction"):
+        strategy.build(lambda: mlp(loss=keras.losses.MeanSquaredError(reduction="none")))
+    with pytest.raises(ModelError, match="all be sums or all be means"):
+        strategy.build(_mixed_reductions)
+    with pytest.raises(ModelError, match="train_step"):
+        strategy.build(_custom_step)
+    alone = tfdist.strategy("single")
+    with pytest.raises(DataError, match="the strategy that built the model"):
+        model.fit(alone.dataset((x, y), global_batch_size=8))
+
+
+def _mixed_reductions() -> keras.Model:
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [layers.Dense(1)(inputs), layers.Dense(1)(inputs)])
+    losses = [keras.losses.MeanSquaredError(reduction=kind) for kind in ("sum", "auto")]
+    model.compile("sgd", losses)
+    return model
+
+
+def _custom_step() -> keras.Model:
+    class Custom(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    inputs = keras.Input((5,))
+    model = Custom(inputs, layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+@scenario
+def a_compiled_model_is_taken_as_it_is(strategy, folder):
+    keras.utils.set_random_seed(4)
+    given = mlp()
+    model = strategy.build(given)
+    for ours, theirs in zip(model.get_weights(), given.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert model.optimizer.momentum == 0.9
+    assert len(model.fit(*data(), epochs=2, verbose=0).history["accuracy"]) == 2

@@ -1,0 +1,203 @@
+"""Checkpoints: what they hold, what they refuse, and that a killed fit goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import CheckpointError, OptionError
+from tfdist.strategies import strategy
+from tfdist.training.checkpoint import Checkpoints
+
+keras = tf.keras
+_RNG = np.random.default_rng(0)
+X, Y = _RNG.normal(size=(21, 4)).astype(np.float32), _RNG.integers(0, 2, 21)
+STEPS = 6  # of 4 rows, the last of 1
+
+
+class Break(keras.callbacks.Callback):
+    """Ends the fit with an error after a step of the second epoch."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._epoch == 1 and batch + 1 >= self._step:
+            raise KeyboardInterrupt
+
+
+def new_model(width=3, **compile_options):
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(width, "tanh"), keras.layers.Dense(2, "softmax")]
+    )
+    options = {"optimizer": "adam", "metrics": ["accuracy"]} | compile_options
+    model.compile(loss="sparse_categorical_crossentropy", **options)
+    return model
+
+
+def fit(*callbacks, model=None, rows=21, batch=4, seed=0, epochs=3, **options):
+    alone = strategy("single")
+    built = alone.build(lambda: model or new_model())
+    feed = alone.dataset((X[:rows], Y[:rows]), global_batch_size=batch, seed=seed)
+    history = built.fit(feed, epochs=epochs, callbacks=list(callbacks), verbose=0, **options)
+    return built, history
+
+
+def broken_fit(folder, step=5, every_steps=2, model=None, **options):
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(folder, every_steps=every_steps, **options), Break(step), model=model)
+
+
+def numbers(folder):
+    """Returns the numbers of the checkpoints: steps since the start."""
+    return sorted(
+        int(re.search(r"ckpt-(\d+)\.index", path.name).group(1)) for path in folder.glob("*.index")
+    )
+
+
+def assert_same(model, other):
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_resuming_within_an_epoch_equals_the_unbroken_fit(tmp_path):
+    broken_fit(tmp_path)
+    assert numbers(tmp_path) == [STEPS, STEPS + 2, STEPS + 4]
+    held_out = (X[:5], Y[:5])
+    resumed, history = fit(Checkpoints(tmp_path, resume=True), validation_data=held_out)
+    unbroken, expected = fit(validation_data=held_out)
+    assert_same(resumed, unbroken)
+    assert history.epoch == [1, 2]
+    for name, values in history.history.items():
+        np.testing.assert_allclose(values, expected.history[name][1:], atol=1e-6, err_msg=name)
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    fit(Checkpoints(tmp_path, every_steps=1, keep=2))
+    assert numbers(tmp_path) == [3 * STEPS - 1, 3 * STEPS]
+
+
+def test_steps_that_run_together_pass_over_none(tmp_path):
+    fit(
+        Checkpoints(tmp_path, every_steps=3, keep=9),
+        model=new_model(steps_per_execution=4),
+        epochs=1,
+    )
+    assert numbers(tmp_path) == [4, 6]
+
+
+def test_a_finished_fit_has_nothing_to_do(tmp_path):
+    model, _ = fit(Checkpoints(tmp_path))
+    again, history = fit(Checkpoints(tmp_path, resume=True))
+    assert history.history == {}
+    assert_same(again, model)
+
+
+def test_resuming_from_an_empty_folder_starts(tmp_path):
+    _, history = fit(Checkpoints(tmp_path / "new", resume=True), epochs=1)
+    assert history.epoch == [0]
+
+
+def test_a_new_fit_refuses_a_used_folder(tmp_path):
+    broken_fit(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="resume=True"):
+        fit(Checkpoints(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"batch": 5}, {"rows": 20}, {"batch": 8}], ids=str)
+def test_other_data_is_refused(tmp_path, other):
+    broken_fit(tmp_path)
+    with pytest.raises(CheckpointError, match="same records, seed, global_batch_size"):
+        fit(Checkpoints(tmp_path, resume=True), **other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: new_model(width=7),
+        lambda: new_model(optimizer=keras.optimizers.SGD(0.1, momentum=0.9)),
+        lambda: keras.Sequential(
+            [*new_model().layers, keras.layers.Dense(2, "softmax")], name="deeper"
+        ),
+    ],
+    ids=["other width", "other optimizer", "another layer"],
+)
+def test_another_model_is_refused(tmp_path, make):
+    broken_fit(tmp_path)
+    model = make()
+    if not model.optimizer:
+        model.build((None, 4))
+        model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(CheckpointError, match="by the model that wrote it"):
+        fit(Checkpoints(tmp_path, resume=True), model=model)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
+@pytest.mark.parametrize("bytes_left", [0, 100])
+def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, capsys, suffix, bytes_left):
+    broken_fit(tmp_path)
+    newest = tmp_path / f"ckpt-{STEPS + 4}{suffix}"
+    newest.write_bytes(newest.read_bytes()[:bytes_left])
+    resumed, _ = fit(Checkpoints(tmp_path, resume=True))
+    assert f"ckpt-{STEPS + 4} is damaged" in capsys.readouterr().out
+    assert_same(resumed, fit()[0])
+
+
+def test_only_damaged_ones_are_an_error(tmp_path):
+    broken_fit(tmp_path)
+    for path in tmp_path.glob("*.index"):
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged: ckpt-10, ckpt-8, ckpt-6"):
+        fit(Checkpoints(tmp_path, resume=True))
+
+
+def test_options():
+    with pytest.raises(OptionError, match="every_steps"):
+        Checkpoints("folder", every_steps=0)
+    with pytest.raises(OptionError, match="keep"):
+        Checkpoints("folder", keep=0)
+
+
+@pytest.mark.parametrize("name", ["single", "horovod"])
+def test_a_killed_fit_goes_on_to_the_same_weights(name, tmp_path):
+    program = [sys.executable, str(Path(__file__).with_name("killed_fit.py"))]
+    options = {}
+    if name == "horovod":
+        launch = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
+        program = [sys.executable, *launch, *program]
+        options = {"stall_timeout_s": 20}
+
+    def run(mode):
+        return subprocess.run(
+            [*program, name, json.dumps(options), str(tmp_path), mode],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=140,
+            check=False,
+        )
+
+    killed = run("kill")
+    assert killed.returncode in (-9, 137), killed.stderr[-2000:]
+    # Seven steps an epoch; killed after the fifth of the second, or before its checkpoint ended.
+    assert numbers(tmp_path / "checkpoints")[-1] in (9, 11)
+    resumed = run("resume")
+    assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-2000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["epochs"] == [1, 2]
+    assert found["weights"] <= 1e-6
+    assert found["history"] <= 1e-5

@@ -1,0 +1,143 @@
+"""Who reads which record, and when."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.errors import DataError, OptionError
+from tfdist.training.feed import Division, Feed
+
+CASES = [
+    (records, batch, parts)
+    for records, batch, parts in itertools.product(
+        (1, 2, 5, 48, 49, 97), (1, 2, 3, 7, 12, 64), (1, 2, 3, 5)
+    )
+    if batch >= parts
+]
+
+
+@pytest.mark.parametrize(("records", "batch", "parts"), CASES)
+def test_every_record_falls_to_one_part_in_as_many_steps(records, batch, parts):
+    division = Division(records, batch, parts)
+    ranges = [division.record_range(part) for part in range(parts)]
+    assert [r for start, stop in ranges for r in range(start, stop)] == list(range(records))
+    assert division.steps == -(-records // batch)
+    for of in {batch, division.tail}:
+        shares = [division.rows(part, of) for part in range(parts)]
+        assert sum(shares) == of
+        assert max(shares) - min(shares) <= 1
+
+
+def _records(count):
+    import numpy as np
+
+    from tfdist.records.reader import open_records
+
+    return open_records((np.arange(count), np.arange(count) % 3))
+
+
+def _batches(feed, first=0, last=1, **options):
+    """Returns for each step (true rows read, rows of padding, rows of the global batch)."""
+    steps = []
+    for (x, _), (rows, of) in feed.epochs(first, last, **options).as_numpy_iterator():
+        steps.append((list(x[:rows]), len(x) - rows, of))
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "parts", "splits"),
+    [
+        (25, 8, 2, 1),
+        (25, 8, 1, 2),
+        (25, 8, 3, 1),
+        (1, 4, 2, 1),
+        (1, 4, 1, 3),
+        (24, 8, 2, 2),
+        (9, 9, 4, 2),
+    ],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_replicas_read_every_record_once(records, batch, parts, splits, shuffle):
+    source = _records(records)
+    read, totals = [], None
+    for part in range(parts):
+        feed = Feed(
+            records=source,
+            global_batch_size=batch,
+            parts=parts,
+            part=part,
+            splits=splits,
+            shuffle=shuffle,
+        )
+        steps = _batches(feed)
+        assert len(steps) == feed.steps_per_epoch * splits
+        for rows, padding, _ in steps:
+            assert padding == (0 if rows else 1), "only a replica without rows gets one of padding"
+        of = [step[2] for step in steps[::splits]]
+        counts = [
+            sum(len(s[0]) for s in steps[i : i + splits]) for i in range(0, len(steps), splits)
+        ]
+        totals = counts if totals is None else [a + b for a, b in zip(totals, counts, strict=True)]
+        read += [row for rows, _, _ in steps for row in rows]
+    assert totals == of, "shares add up to the global batch of each step"
+    assert sorted(read) == list(range(records))
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    source = _records(30)
+
+    def order(seed, epoch):
+        feed = Feed(records=source, global_batch_size=8, shuffle=True, seed=seed)
+        return [row for rows, _, _ in _batches(feed, epoch, epoch + 1) for row in rows]
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+@pytest.mark.parametrize(("parts", "splits"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_skipping_steps_is_dropping_them(parts, splits, skip):
+    feed = Feed(
+        records=_records(25),
+        global_batch_size=8,
+        parts=parts,
+        part=parts - 1,
+        splits=splits,
+        shuffle=True,
+        seed=4,
+    )
+    assert _batches(feed, 2, 4, skip_steps=skip) == _batches(feed, 2, 4)[skip * splits :]
+
+
+def test_one_device_sees_the_same_global_batches():
+    source = _records(25)
+    parts = [
+        Feed(records=source, global_batch_size=8, parts=2, part=part, shuffle=True)
+        for part in range(2)
+    ]
+    expected = [a[0] + b[0] for a, b in zip(*map(_batches, parts), strict=True)]
+    merged = parts[0].on_one_device().epochs(0, 1)
+    assert [list(x) for x, _ in merged.as_numpy_iterator()] == expected
+
+
+def test_class_weights_multiply_sample_weights():
+    import numpy as np
+
+    from tfdist.records.reader import open_records
+
+    x, y, weight = np.arange(6), np.array([0, 1, 2, 0, 1, 2]), np.full(6, 2.0)
+    one_hot = np.eye(3)[y]
+    for labels in (y, y[:, None], one_hot):
+        feed = Feed(records=open_records((x, labels, weight)), global_batch_size=6, shared=False)
+        batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0}).epochs(0, 1)))
+        np.testing.assert_allclose(batch[2], [1, 6, 2, 1, 6, 2])
+
+
+def test_batches_and_data_that_cannot_be_shared():
+    with pytest.raises(OptionError, match=r"replicas, here 4\. Received: 3"):
+        Feed(records=SimpleNamespace(num_records=9), global_batch_size=3, parts=2, splits=2)
+    with pytest.raises(DataError, match="at least one record"):
+        Feed(records=SimpleNamespace(num_records=0), global_batch_size=3)

@@ -1,0 +1,91 @@
+"""tfdist.verify on two devices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import OptionError
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+DATA = RNG.normal(size=(60, 5)).astype(np.float32), RNG.integers(0, 3, 60)
+
+
+def model_of(*inner, optimizer="adam"):
+    def model_fn():
+        hidden = [make() for make in inner]
+        model = keras.Sequential([keras.Input((5,)), *hidden, layers.Dense(3, "softmax")])
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    return model_fn
+
+
+def dense():
+    return layers.Dense(8, "tanh")
+
+
+@scenario
+def an_exact_model(strategy, folder):
+    report = tfdist.verify(model_of(dense), DATA, strategy, steps=5, global_batch_size=12)
+    assert report.exact, str(report)
+    assert report.causes == ()
+    assert (report.num_replicas, report.steps, report.tail) == (2, 5, 4)
+    assert sum(layer.size for layer in report.layers) == 5 * 8 + 8 + 8 * 3 + 3
+
+
+@scenario
+def a_compiled_model(strategy, folder):
+    model = model_of(dense, optimizer="sgd")()
+    before = model.get_weights()
+    assert tfdist.verify(model, DATA, strategy, steps=4, global_batch_size=12).exact
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new, "the user's model is left alone")
+
+
+@scenario
+def random_layers_are_named(strategy, folder):
+    model_fn = model_of(dense, lambda: layers.Dropout(0.5, name="drops"))
+    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12)
+    assert not report.exact
+    assert "layer 'drops' draws other random numbers" in str(report)
+
+
+@scenario
+def a_fault_without_a_known_cause_is_still_found(strategy, folder):
+    class MeanOfBatch(layers.Layer):
+        """Mixes the rows of the batch that it sees: no engine can know."""
+
+        def call(self, x):
+            return x - tf.reduce_mean(x, 0, keepdims=True)
+
+    model_fn = model_of(dense, MeanOfBatch)
+    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12)
+    assert not report.exact
+    assert report.float64_difference > 1e-6
+    assert report.causes == ("none known",)
+
+
+@scenario
+def scaled_rates_are_compared_like_for_like(strategy, folder):
+    scaled = tfdist.strategy("mirrored", devices=2, lr_scaling="linear", warmup_epochs=1)
+    scaled.start()
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((5,)), dense(), layers.Dense(3, "softmax")])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+        return model
+
+    report = tfdist.verify(model_fn, DATA, scaled, steps=5, global_batch_size=12)
+    assert report.exact, str(report)
+
+
+@scenario
+def no_steps_are_refused(strategy, folder):
+    with pytest.raises(OptionError, match="steps"):
+        tfdist.verify(model_of(dense), DATA, strategy, steps=0)

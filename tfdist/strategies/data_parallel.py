@@ -1,0 +1,103 @@
+"""What the data-parallel strategies share: each replica holds the whole model and sees a share of
+every global batch."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import LaunchError
+from tfdist.strategies.base import ModelOrFn, Strategy, make_feed, save_atomically
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.training.collective import Collective
+    from tfdist.training.feed import Feed
+    from tfdist.training.scaling import Scaling
+
+
+class DataParallel(Strategy):
+    """Trains the same model on every replica; an engine gives the ``Collective`` between them.
+
+    Args:
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+    """
+
+    def __init__(self, lr_scaling: str | None, warmup_epochs: float):
+        from tfdist.training.scaling import Scaling
+
+        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
+        self._lr_scaling = lr_scaling
+        self._warmup_epochs = warmup_epochs
+
+    @abc.abstractmethod
+    def connect(self) -> Collective:
+        """Returns the replicas, for one model; can be called from ``start`` on."""
+
+    @abc.abstractmethod
+    def make_model(self, model_fn: ModelOrFn) -> tf.keras.Model:
+        """Returns the user's own model, made where the engine needs it."""
+
+    @property
+    def num_replicas(self) -> int:
+        return self.connect().num_replicas
+
+    @property
+    def scaling(self) -> Scaling:
+        from tfdist.training.scaling import Scaling
+
+        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
+
+    def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
+        from tfdist.training.fit import install
+
+        return install(
+            self.make_model(model_fn),
+            self.connect(),
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+        )
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+    ) -> Feed:
+        collective = self.connect()
+        return make_feed(
+            source,
+            global_batch_size=global_batch_size,
+            training=training,
+            seed=seed,
+            map_fn=map_fn,
+            parts=collective.num_processes,
+            part=collective.process,
+            splits=collective.num_replicas // collective.num_processes,
+        )
+
+    def from_chief(self, value: Any) -> Any:
+        # Gathered, not broadcast: a chief that broadcasts returns before the others have come.
+        return self.connect().gather(value)[0]
+
+    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        problem = None
+        if self.connect().is_chief:
+            try:
+                save_atomically(model, path)
+            except Exception as error:
+                problem = error
+        # No rank returns before the file is there, and none waits for a file that does not come.
+        reason = self.from_chief(None if problem is None else str(problem).splitlines()[0])
+        if problem is not None:
+            raise problem
+        if reason is not None:
+            raise LaunchError("rank 0 must save the model", received=reason)
