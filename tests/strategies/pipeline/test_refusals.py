@@ -92,6 +92,10 @@ def masked() -> keras.Model:
     return sequential(layers.Masking(), layers.LSTM(3, return_sequences=True), shape=(5, 6))
 
 
+def masked_norm() -> keras.Model:
+    return sequential(layers.Masking(), layers.BatchNormalization(), layers.LSTM(3), shape=(5, 6))
+
+
 def stateful() -> keras.Model:
     inputs = keras.Input(batch_shape=(4, 5, 6))
     return keras.Model(inputs, layers.Dense(2)(layers.LSTM(3, stateful=True)(inputs)))
@@ -113,6 +117,7 @@ def stateful() -> keras.Model:
         (with_nested_norm, {}, ModelError, "inside 'inner'"),
         (masked, {}, ModelError, "mask"),
         (stateful, {}, ModelError, "stateful=False"),
+        (masked_norm, {}, ModelError, "after a mask"),
         (
             lambda: sequential(layers.Dense(2), layers.Dense(2), jit_compile=True),
             {},

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.training import batch_norm
 
 _running = threading.local()
@@ -44,7 +46,23 @@ def microbatch(
 def install(model: tf.keras.Model) -> None:
     """Lets every BatchNormalization of ``model`` follow ``microbatch``."""
     for layer in batch_norm.layers_of(model):
-        layer.call = _MicrobatchCall(layer)
+        # A method of the layer: Keras' writer of SavedModels traces nothing else.
+        layer.call = types.MethodType(_of_layer(_MicrobatchCall(layer)), layer)
+
+
+def _of_layer(replacement: Any) -> Any:
+    def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
+        return replacement(inputs, training=training, mask=mask)
+
+    return call
+
+
+def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
+    return ModelError(
+        "BatchNormalization after a mask cannot be divided into microbatches",
+        received=f"layer '{layer.name}' with a mask",
+        mend="Use LayerNormalization, or end the mask before it",
+    )
 
 
 class _MicrobatchCall:
@@ -60,6 +78,8 @@ class _MicrobatchCall:
             training = False
         if training is not True or not hasattr(_running, "now"):
             return self._call_alone(inputs, training=training, mask=mask)
+        if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
+            raise masked_norm_error(layer)
         given, is_real, moves = _running.now
         if given is not None and given[0] is layer:
             return batch_norm.normalized(layer, inputs, given[1])

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.strategies.pipeline.graph import Call
+from tfdist.strategies.pipeline.graph import Call, normalizes
+from tfdist.strategies.pipeline.norms import masked_norm_error
 from tfdist.training.fit import refuse_custom_steps, refuse_xla
 
 _ADDED = ("AddLoss", "AddMetric")
@@ -36,6 +37,10 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
             received=f"{type(model).__name__} with a compute_loss of its own",
             mend="Compile the model with that loss",
         )
+    for call in calls:
+        masked = getattr(call.inputs[0], "_keras_mask", None) is not None if call.inputs else False
+        if normalizes(call) and masked and not call.layer.fused:
+            raise masked_norm_error(call.layer)
     layers = {call.layer: None for call in calls}
     for layer in layers:
         _check_layer(layer)
