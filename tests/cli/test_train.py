@@ -141,7 +141,7 @@ def test_a_killed_horovod_training_resumes_to_the_weights_of_an_unbroken_one(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--strategy", "horvod"), ["horvod", "single, mirrored, horovod, auto"]),
+        (("--strategy", "horvod"), ["horvod", "single, mirrored, horovod", "auto"]),
         (("--strategy", "mirrored", "-o", "devces=2"), ["devces", "devices"]),
         (("--strategy", "mirrored", "-o", "devices"), ["key=value"]),
         (("--strategy", "mirrored", "--workers", "2"), ["one process", "horovod"]),

@@ -17,7 +17,7 @@ import click
 from tfdist.cli.launch import complain, show
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launch import events, jobs, supervisor
-from tfdist.strategies import parse_options
+from tfdist.strategies import REGISTRY, parse_options
 
 _USER_ERROR = 2
 
@@ -102,7 +102,7 @@ def where_options(command: Callable) -> Callable:
             "--strategy",
             default="auto",
             show_default=True,
-            help="How to train: single, mirrored, horovod, pipeline, or auto.",
+            help=f"How to train: {', '.join(REGISTRY)}, or auto.",
         ),
     ):
         gathered = decorate(gathered)
