@@ -18,7 +18,7 @@ from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows.
-MODULES = ("records", "horovod_fit", "mesh")
+MODULES = ("records", "horovod_fit", "mesh", "pipeline")
 
 
 @click.command()
@@ -52,7 +52,9 @@ def main(quick: bool, only: tuple[str, ...]) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="by hand and with tfdist: records/s or steps/s", title_justify="left")
+    table = Table(
+        title="by hand and with tfdist: records/s, steps/s, s or MB", title_justify="left"
+    )
     table.add_column("work", overflow="fold")
     for name in ("hand-written", "tfdist", "ratio", "target", "met"):
         table.add_column(name, justify="right")

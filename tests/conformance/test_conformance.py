@@ -53,6 +53,8 @@ ROWS = (
         num_replicas=2,
     ),
     Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
+    # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
+    Row(strategy="pipeline", options={"stages": 2, "microbatches": 4}, num_replicas=1),
 )
 
 

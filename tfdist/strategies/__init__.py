@@ -30,6 +30,11 @@ REGISTRY = {
         "Mesh",
         "batches and weights divided over a mesh of devices (Mesh-TensorFlow), in one process",
     ),
+    "pipeline": (
+        "tfdist.strategies.pipeline.strategy",
+        "Pipeline",
+        "layers in stages on several devices, microbatches through them, in one process",
+    ),
 }
 
 __all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]

@@ -14,25 +14,26 @@ from tfdist.training.collective import Collective, OneProcess
 _DEFAULT_LOGICAL_CPUS = 2
 
 
-def choose_devices(gpus: Sequence[str], devices: int | None) -> list[str]:
+def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devices") -> list[str]:
     """Returns the devices to train on: GPUs where there are any, logical CPUs otherwise.
 
     Args:
         gpus: names of the visible GPUs, such as "GPU:0".
         devices: how many are wanted; None takes all GPUs, or two logical CPUs.
+        option: what the user calls that number.
 
     Raises:
         OptionError: fewer than one device, or more than there are GPUs.
     """
     if devices is not None and (type(devices) is not int or devices < 1):
-        raise OptionError("devices must be a whole number of at least 1", received=repr(devices))
+        raise OptionError(f"{option} must be a whole number of at least 1", received=repr(devices))
     if not gpus:
         return [f"CPU:{i}" for i in range(devices or _DEFAULT_LOGICAL_CPUS)]
     if devices is not None and devices > len(gpus):
         raise OptionError(
-            "devices can be at most the number of visible GPUs",
-            received=f"devices={devices} with {len(gpus)} GPUs",
-            mend=f"Choose devices={len(gpus)} or fewer, or hide the GPUs: CUDA_VISIBLE_DEVICES=-1",
+            f"{option} can be at most the number of visible GPUs",
+            received=f"{option}={devices} with {len(gpus)} GPUs",
+            mend=f"Choose {option}={len(gpus)} or fewer, or hide the GPUs: CUDA_VISIBLE_DEVICES=-1",
         )
     return list(gpus[:devices])
 
@@ -92,7 +93,7 @@ class Mirrored(DataParallel):
         if gpus:
             self._strategy = tf.distribute.MirroredStrategy(devices)
             return
-        _make_logical_cpus(len(devices))
+        make_logical_cpus(len(devices))
         # Collectives on CPUs abort when a process makes a second strategy; a plain sum does not.
         self._strategy = tf.distribute.MirroredStrategy(
             devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
@@ -121,7 +122,12 @@ class Mirrored(DataParallel):
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model
 
 
-def _make_logical_cpus(count: int) -> None:
+def make_logical_cpus(count: int) -> None:
+    """Divides the CPU into ``count`` logical devices.
+
+    Raises:
+        OptionError: TensorFlow was used already, with fewer of them.
+    """
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

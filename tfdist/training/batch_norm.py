@@ -79,49 +79,91 @@ class _Synchronized:
         return types.MethodType(call, self._layer)
 
     def _train(self, inputs: tf.Tensor) -> tf.Tensor:
-        layer = self._layer
-        axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-        rank = inputs.shape.rank
-        kept = [axis % rank for axis in axes]
-        reduced = [axis for axis in range(rank) if axis not in kept]
-        shape = [inputs.shape[axis] if axis in kept else 1 for axis in range(rank)]
-
-        # The sums are taken around the moving mean: E[d^2] - E[d]^2 then cancels little.
-        x = tf.cast(inputs, layer.moving_mean.dtype)
-        center = tf.reshape(tf.stop_gradient(tf.convert_to_tensor(layer.moving_mean)), shape)
-        deviation = x - center
-        size = tf.size(layer.moving_mean)
-        count = tf.cast(tf.size(x) // size, x.dtype)
-        local = tf.concat(
-            [
-                tf.reshape(tf.reduce_sum(deviation, reduced), [-1]),
-                tf.reshape(tf.reduce_sum(tf.square(deviation), reduced), [-1]),
-                tf.reshape(count, [1]),
-            ],
-            axis=0,
-        )
+        local = local_sums(self._layer, inputs)
         local = tf.where(_step.is_real, local, tf.zeros_like(local))
         # One reduction for all three: latency is what costs.
         total = self._collective.sum(local, f"batch_norm.{_step.num_calls}")
         _step.num_calls += 1
-        count = tf.stop_gradient(total[-1])
-        mean_deviation = total[:size] / count
-        variance = tf.nn.relu(total[size : 2 * size] / count - tf.square(mean_deviation))
+        output = normalized(self._layer, inputs, total)
+        move_statistics(self._layer, total)
+        return output
 
-        mean = tf.reshape(mean_deviation, shape) + center
-        output = tf.nn.batch_normalization(
-            x,
-            mean,
-            tf.reshape(variance, shape),
-            tf.reshape(layer.beta, shape) if layer.center else None,
-            tf.reshape(layer.gamma, shape) if layer.scale else None,
-            layer.epsilon,
-        )
-        # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
-        kept_variance = variance * count / tf.maximum(count - 1, 1) if layer.fused else variance
-        self._move(layer.moving_mean, tf.reshape(mean, layer.moving_mean.shape))
-        self._move(layer.moving_variance, tf.reshape(kept_variance, layer.moving_variance.shape))
-        return tf.cast(output, inputs.dtype)
 
-    def _move(self, moving: tf.Variable, value: tf.Tensor) -> None:
-        moving.assign_sub((moving - tf.stop_gradient(value)) * (1.0 - self._layer.momentum))
+def local_sums(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns what parts of a batch add up to its statistics: float [2 * channels + 1].
+
+    The sums of deviations from the moving mean, of their squares, and the count. Around the moving
+    mean E[d^2] - E[d]^2 cancels little.
+    """
+    shape, reduced = _axes(layer, inputs)
+    x = tf.cast(inputs, layer.moving_mean.dtype)
+    deviation = x - _center(layer, shape)
+    count = tf.cast(tf.size(x) // tf.size(layer.moving_mean), x.dtype)
+    return tf.concat(
+        [
+            tf.reshape(tf.reduce_sum(deviation, reduced), [-1]),
+            tf.reshape(tf.reduce_sum(tf.square(deviation), reduced), [-1]),
+            tf.reshape(count, [1]),
+        ],
+        axis=0,
+    )
+
+
+def normalized(
+    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, total: tf.Tensor
+) -> tf.Tensor:
+    """Returns what ``layer`` makes of ``inputs`` with the statistics in ``total``.
+
+    Args:
+        total: the ``local_sums`` of all parts of the batch, added up.
+    """
+    shape, _ = _axes(layer, inputs)
+    mean_deviation, variance, _ = _statistics(layer, total)
+    output = tf.nn.batch_normalization(
+        tf.cast(inputs, layer.moving_mean.dtype),
+        tf.reshape(mean_deviation, shape) + _center(layer, shape),
+        tf.reshape(variance, shape),
+        tf.reshape(layer.beta, shape) if layer.center else None,
+        tf.reshape(layer.gamma, shape) if layer.scale else None,
+        layer.epsilon,
+    )
+    return tf.cast(output, inputs.dtype)
+
+
+def move_statistics(layer: tf.keras.layers.BatchNormalization, total: tf.Tensor) -> None:
+    """Moves the layer's moving mean and variance towards the statistics in ``total``."""
+    mean_deviation, variance, count = _statistics(layer, total)
+    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
+    kept_variance = variance * count / tf.maximum(count - 1, 1) if layer.fused else variance
+    shape = layer.moving_mean.shape
+    mean = tf.reshape(mean_deviation, shape) + _center(layer, shape)
+    for moving, value in (
+        (layer.moving_mean, mean),
+        (layer.moving_variance, tf.reshape(kept_variance, shape)),
+    ):
+        moving.assign_sub((moving - tf.stop_gradient(value)) * (1.0 - layer.momentum))
+
+
+def _statistics(
+    layer: tf.keras.layers.BatchNormalization, total: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    size = tf.size(layer.moving_mean)
+    count = tf.stop_gradient(total[-1])
+    mean_deviation = total[:size] / count
+    variance = tf.nn.relu(total[size : 2 * size] / count - tf.square(mean_deviation))
+    return mean_deviation, variance, count
+
+
+def _axes(
+    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor
+) -> tuple[list[int], list[int]]:
+    """Returns the shape of the statistics in terms of ``inputs``, and the axes that they sum."""
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    rank = inputs.shape.rank
+    kept = [axis % rank for axis in axes]
+    shape = [inputs.shape[axis] if axis in kept else 1 for axis in range(rank)]
+    return shape, [axis for axis in range(rank) if axis not in kept]
+
+
+def _center(layer: tf.keras.layers.BatchNormalization, shape: Any) -> tf.Tensor:
+    return tf.reshape(tf.stop_gradient(tf.convert_to_tensor(layer.moving_mean)), shape)

@@ -45,8 +45,8 @@ def install(
     """
     model.get_metrics_result = MergedResults(model, collective)
     if collective.num_replicas > 1:
-        _refuse_custom_steps(model, strategy_name)
-        _refuse_xla(model)
+        refuse_custom_steps(model, strategy_name)
+        refuse_xla(model)
         synchronize(model, collective)
         steps = SharedSteps(model, collective)
         model.train_step = steps.train_step
@@ -66,7 +66,10 @@ def _left_to_the_chief(*args: Any, **options: Any) -> None:
     """Replaces Keras' ways to write a file where another process writes it already."""
 
 
-def _refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
+def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
+    """Raises:
+    ModelError: the model's class has a train, test or predict step of its own.
+    """
     for step in ("train_step", "test_step", "predict_step"):
         if getattr(type(model), step) is not getattr(tf.keras.Model, step):
             raise ModelError(
@@ -77,7 +80,10 @@ def _refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
             )
 
 
-def _refuse_xla(model: tf.keras.Model) -> None:
+def refuse_xla(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the model is compiled with ``jit_compile=True``.
+    """
     if model.jit_compile:
         raise ModelError(
             "XLA cannot compile a step that several replicas share",
@@ -304,7 +310,7 @@ class _Runs:
     def _prepare(self, feed: Feed, callbacks: Any) -> Start:
         model = self._model
         if self._collective.num_replicas > 1:
-            _refuse_xla(model)  # It may have been compiled anew.
+            refuse_xla(model)  # It may have been compiled anew.
         with model.distribute_strategy.scope():
             if hasattr(model.optimizer, "build"):  # The slots must exist to be restored or sent.
                 model.optimizer.build(model.trainable_variables)

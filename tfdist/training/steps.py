@@ -25,7 +25,7 @@ class SharedSteps:
     def __init__(self, model: tf.keras.Model, collective: Collective):
         self._model = model
         self._collective = collective
-        _loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
+        loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
@@ -78,7 +78,7 @@ class SharedSteps:
 
     def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
         model = self._model
-        if _loss_is_sum(model):
+        if loss_is_sum(model):
             sample_weight = _weights_of_sum(sample_weight, share)
         else:
             y_pred, sample_weight = self._masks_as_weights(y_pred, sample_weight, share)
@@ -195,7 +195,7 @@ def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
     return [tf.nest.map_structure(cut, structure) for structure in structures]
 
 
-def _loss_is_sum(model: tf.keras.Model) -> bool:
+def loss_is_sum(model: tf.keras.Model) -> bool:
     """Whether the compiled losses are sums over rows (True) or means (False).
 
     Raises:

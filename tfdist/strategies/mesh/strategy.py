@@ -82,9 +82,9 @@ class Mesh(Strategy):
             names = [f"CPU:{i}" for i in range(count)]
         cpus = [int(name.rpartition(":")[2]) for name in names if "CPU" in name.upper()]
         if cpus:
-            from tfdist.strategies.mirrored import _make_logical_cpus
+            from tfdist.strategies.mirrored import make_logical_cpus
 
-            _make_logical_cpus(max(cpus) + 1)
+            make_logical_cpus(max(cpus) + 1)
         known = {
             device.name.rpartition("device:")[2] for device in tf.config.list_logical_devices()
         }

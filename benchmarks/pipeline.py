@@ -1,0 +1,206 @@
+"""How much of the ideal overlap a pipeline reaches, and what its schedules keep in memory.
+
+Overlap is measured with layers that sleep in proportion to their rows, so stages do not compete
+for cores: the schedule and what TensorFlow adds to it are all that is measured. Memory is the peak
+of the process's resident set, each schedule in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+_SECONDS_PER_ROW = 0.010
+_ROWS = 32
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Returns rows of work, baseline, ours, ratio and target.
+
+    For overlap: seconds a step without and with a pipeline, and the speed-up over the ideal
+    M S / (M + S - 1). For memory: MB at the peak with GPipe, with the schedule, and how many times
+    less that is.
+    """
+    rows = []
+    for stages, name in ((2, "gpipe"), (2, "1f1b"), (4, "gpipe"), (4, "1f1b")):
+        if quick and name == "1f1b":
+            continue
+        rows.append(_overlap(stages, 8, name, steps=3 if quick else 7))
+    if not quick:
+        rows += _memory()
+    return rows
+
+
+def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
+    alone = _in_process("overlap", stages=stages, microbatches=1, schedule="gpipe", steps=steps)
+    ours = _in_process(
+        "overlap", stages=stages, microbatches=microbatches, schedule=schedule, steps=steps
+    )
+    ideal = microbatches * stages / (microbatches + stages - 1)
+    return {
+        "work": f"overlap, {schedule}, S={stages} M={microbatches}, ideal {ideal:.2f}",
+        "baseline": round(alone, 4),
+        "ours": round(ours, 4),
+        "ratio": round(alone / ours / ideal, 3),
+        "target": 0.90,
+    }
+
+
+def _memory() -> list[dict]:
+    def peak(schedule: str, recompute: bool) -> float:
+        return _in_process("memory", schedule=schedule, recompute=recompute)
+
+    baseline = peak("gpipe", False)
+    rows = []
+    for schedule, recompute in (("gpipe", True), ("1f1b", False), ("1f1b", True)):
+        ours = peak(schedule, recompute)
+        rows.append(
+            {
+                "work": f"peak memory, {schedule}{', recompute' if recompute else ''}, S=2 M=8",
+                "baseline": round(baseline, 1),
+                "ours": round(ours, 1),
+                "ratio": round(baseline / ours, 3),
+                "target": 2.0,
+            }
+        )
+    return rows
+
+
+def _in_process(what: str, **options: Any) -> float:
+    """Devices and threads are settled once in a process."""
+    done = subprocess.run(
+        [sys.executable, __file__, what, json.dumps(options)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return float(done.stdout.split()[-1])
+
+
+def _sleeping_layer() -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    def nap(x: np.ndarray) -> np.ndarray:
+        time.sleep(len(x) * _SECONDS_PER_ROW / 3)
+        return x
+
+    # Not stateful: TensorFlow would otherwise put all naps of a step in one row.
+    @tf.custom_gradient
+    def sleep(x: tf.Tensor) -> Any:
+        def back(dy: tf.Tensor) -> tf.Tensor:
+            for _ in range(2):  # As long as two forward passes, like a layer's.
+                dy = tf.ensure_shape(
+                    tf.numpy_function(nap, [dy], dy.dtype, stateful=False), dy.shape
+                )
+            return dy
+
+        y = tf.numpy_function(nap, [x], x.dtype, stateful=False)
+        return tf.ensure_shape(y, x.shape), back
+
+    class Sleep(tf.keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight("scale", [1], initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return sleep(x * self.scale)
+
+    return Sleep
+
+
+def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> float:
+    """Returns the median seconds of a step."""
+    import statistics
+
+    import numpy as np
+    import tensorflow as tf
+
+    import tfdist
+
+    layer = _sleeping_layer()
+
+    def model_fn() -> Any:
+        model = tf.keras.Sequential([tf.keras.Input((4,)), *(layer() for _ in range(stages))])
+        model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    x = np.ones((_ROWS, 4), np.float32)
+    with tfdist.strategy(
+        "pipeline", stages=stages, microbatches=microbatches, schedule=schedule
+    ) as strategy:
+        model = strategy.build(model_fn)
+        step = model.make_train_function()
+        batches = iter(tf.data.Dataset.from_tensors((x, x)).repeat())
+        step(batches)
+        step(batches)
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            step(batches)["loss"].numpy()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+
+def memory(schedule: str, recompute: bool) -> float:
+    """Returns the MB that two steps of a wide model take at the peak, beside those at rest."""
+    import threading
+
+    import numpy as np
+    import psutil
+    import tensorflow as tf
+
+    import tfdist
+
+    def model_fn() -> Any:
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([tf.keras.Input((64,))])
+        for _ in range(8):
+            model.add(layers.Dense(64, "gelu"))
+        model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    x = np.ones((65536, 64), np.float32)
+
+    def batches_of(rows: int) -> Any:
+        # A dataset that may end on a short batch: one trace then serves all sizes.
+        return iter(tf.data.Dataset.from_tensor_slices((x, x)).batch(rows).repeat())
+
+    with tfdist.strategy(
+        "pipeline", stages=2, microbatches=8, schedule=schedule, recompute=recompute
+    ) as strategy:
+        model = strategy.build(model_fn)
+        step = model.make_train_function()
+        batches, small = batches_of(len(x)), batches_of(64)
+        process, peak, done = psutil.Process(), [0], threading.Event()
+        next(batches)
+        step(small)  # Traced, and the kernels loaded.
+        rest = process.memory_info().rss
+
+        def watch() -> None:
+            while not done.wait(0.002):
+                peak[0] = max(peak[0], process.memory_info().rss)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        for _ in range(2):
+            step(batches)["loss"].numpy()
+        done.set()
+        watcher.join()
+        return (peak[0] - rest) / 1e6
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print({"overlap": overlap, "memory": memory}[sys.argv[1]](**json.loads(sys.argv[2])))
+    else:
+        for row in run("--quick" in sys.argv):
+            print(row)

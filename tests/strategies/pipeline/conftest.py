@@ -1,0 +1,8 @@
+"""Lets the tests and the script that runs the cases share one list of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,91 @@
+"""Trains each case as a pipeline and on one device, and writes the differences as JSON.
+
+Usage: python run_pipeline.py OUT_JSON. A process of its own, since it makes logical CPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pipeline_models as models
+
+import tfdist
+
+EPOCHS = 2
+
+
+def compare(case: str) -> dict[str, Any]:
+    """Returns what -> largest difference from plain Keras, and the devices of the weights."""
+    from tensorflow import keras
+
+    options = {"stages": 2, "microbatches": 4} | models.CASES[case]
+    keras.backend.set_floatx("float64" if case == "float64" else "float32")
+    keras.utils.set_random_seed(1)
+    reference = models.build(case)
+    x, y, weight = models.arrays(case)
+    with tfdist.strategy("pipeline", **options) as strategy:
+        model = strategy.build(lambda: models.build(case))
+        if case == "frozen":
+            for layer in reference.layers[:3]:
+                layer.trainable = False
+            reference.compile(reference.optimizer, reference.loss, metrics=["accuracy"])
+        model.set_weights(reference.get_weights())
+        size = models.GLOBAL_BATCH_SIZE
+        feed = strategy.dataset((x, y, weight), global_batch_size=size)
+        held_out = strategy.dataset((x, y, weight), global_batch_size=size, training=False)
+        found = model.fit(feed, epochs=EPOCHS, validation_data=held_out, verbose=0).history
+        expected = reference.fit(
+            feed.on_one_device().epochs(0, EPOCHS),
+            epochs=EPOCHS,
+            steps_per_epoch=len(feed),
+            validation_data=held_out.epochs(0, 1),
+            verbose=0,
+        ).history
+        predictions = zip(
+            _flat(model.predict(held_out, verbose=0)),
+            _flat(reference.predict(x, verbose=0)),
+            strict=True,
+        )
+        return {
+            "devices": sorted({w.device.rpartition("/")[2] for w in model.weights}),
+            "differences": {
+                "weights": max(map(_largest, model.get_weights(), reference.get_weights())),
+                "predictions": max(_largest(*pair) for pair in predictions),
+                **{name: _largest(found[name], expected[name]) for name in expected},
+            },
+        }
+
+
+def _flat(outputs: Any) -> list[np.ndarray]:
+    return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+
+
+def _largest(found: Any, expected: Any) -> float:
+    return float(np.max(np.abs(np.subtract(found, expected))))
+
+
+def _attempt(case: str) -> dict[str, Any]:
+    try:
+        return compare(case)
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    from tfdist.strategies.mirrored import make_logical_cpus
+
+    make_logical_cpus(4)  # Once for all cases: the largest number of stages.
+    chosen = sys.argv[2:] or models.CASES
+    results = {}
+    for case in chosen:
+        results[case] = _attempt(case)
+        print(case, results[case], flush=True)
+    Path(sys.argv[1]).write_text(json.dumps(results))

@@ -1,0 +1,1 @@
+"""Pipeline stages with microbatches: a model too large for one device, in plain TensorFlow."""

@@ -1,0 +1,99 @@
+"""Chunks: the parts of a model that a pipeline runs as one, each on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.pipeline.graph import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Consecutive layer calls, as a model of their own that shares the layers.
+
+    Tensors of the whole model are known by a key, the ``id`` of the symbolic tensor.
+
+    Attributes:
+        calls: what it runs.
+        device: where.
+        model: inputs -> outputs, both lists.
+        inputs, outputs: keys of what it reads from, and gives to, others.
+        norm: the BatchNormalization that it begins with, when its statistics are those of the
+            whole batch.
+        differentiable: inputs through which gradients flow back.
+        learns: whether it has to go backward at all.
+    """
+
+    calls: tuple[Call, ...]
+    device: str
+    model: tf.keras.Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    norm: tf.keras.layers.BatchNormalization | None
+    differentiable: frozenset[int]
+    learns: bool
+
+    @cached_property
+    def variables(self) -> list[tf.Variable]:
+        """Trainable ones, each once."""
+        unique = {v.ref(): v for call in self.calls for v in call.layer.trainable_variables}
+        return list(unique.values())
+
+    @property
+    def norm_input(self) -> int:
+        assert self.norm is not None
+        return id(self.calls[0].inputs[0])
+
+
+def make_chunks(
+    model: tf.keras.Model,
+    calls: Sequence[Call],
+    cuts: Sequence[int],
+    devices: Sequence[str],
+    norm_starts: frozenset[int],
+) -> tuple[Chunk, ...]:
+    """Cuts ``calls`` into chunks.
+
+    Args:
+        cuts: the first call of each chunk but the first one.
+        devices: of each chunk.
+        norm_starts: calls with statistics of the whole batch; each begins a chunk.
+    """
+    starts = [0, *cuts]
+    stops = [*cuts, len(calls)]
+    model_outputs = [id(tensor) for tensor in model.outputs]
+    chunks: list[Chunk] = []
+    flowing: set[int] = set()  # Keys that gradients have to reach.
+    for start, stop, device in zip(starts, stops, devices, strict=True):
+        own = tuple(calls[start:stop])
+        made = {id(tensor): tensor for call in own for tensor in call.outputs}
+        read: dict[int, Any] = {
+            id(tensor): tensor for call in own for tensor in call.inputs if id(tensor) not in made
+        }
+        read_later = {id(tensor) for call in calls[stop:] for tensor in call.inputs}
+        given = {k: t for k, t in made.items() if k in read_later or k in model_outputs}
+        has_weights = any(call.layer.trainable_variables for call in own)
+        is_last = stop == len(calls)  # There the loss reads all outputs.
+        reaches = [*read, *model_outputs] if is_last else read
+        differentiable = frozenset(key for key in reaches if key in flowing)
+        learns = has_weights or bool(differentiable)
+        if learns:
+            flowing.update(key for key, tensor in given.items() if tensor.dtype.is_floating)
+        chunks.append(
+            Chunk(
+                calls=own,
+                device=device,
+                model=tf.keras.Model(list(read.values()), list(given.values())),
+                inputs=tuple(read),
+                outputs=tuple(given),
+                norm=own[0].layer if start in norm_starts else None,
+                differentiable=differentiable,
+                learns=learns,
+            )
+        )
+    return tuple(chunks)

@@ -1,0 +1,165 @@
+"""What a pipeline looks like: its stages in a table, its schedule as a chart."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+
+from tfdist.strategies.pipeline import gantt, schedule
+from tfdist.strategies.pipeline.graph import crossing_bytes
+from tfdist.strategies.pipeline.plan import Plan
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage.
+
+    Attributes:
+        device: where it runs.
+        first, last: its first and last layer.
+        num_layers: calls of layers.
+        weight_bytes: bytes of its weights, without gradients and optimizer slots.
+        operations: its part of the estimated operations, in [0, 1].
+        bytes_sent_per_row: of activations, to later stages.
+        most_in_flight: the most microbatches (in interleaved chunks) whose activations it keeps.
+    """
+
+    device: str
+    first: str
+    last: str
+    num_layers: int
+    weight_bytes: int
+    operations: float
+    bytes_sent_per_row: int
+    most_in_flight: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """The stages and the schedule of a built model. Printing it shows both."""
+
+    plan: Plan
+    devices: tuple[str, ...]
+
+    @property
+    def stages(self) -> tuple[StageRow, ...]:
+        plan, made = self.plan, self.plan.schedule
+        costs = plan.costs()
+        bounds = [0, *plan.cuts, len(plan.calls)]
+        rows = []
+        for stage, device in enumerate(self.devices):
+            own = [chunk for chunk, of in enumerate(made.device_of) if of == stage]
+            calls = [call for chunk in own for call in plan.calls_of_chunk(chunk)]
+            leaving = [
+                bounds[chunk + 1]
+                for chunk in own
+                if chunk + 1 < made.num_chunks and made.device_of[chunk + 1] != stage
+            ]
+            chunks_flown = len(own) if made.name == "gpipe" else 1
+            weights = {w.ref(): w for call in calls for w in call.layer.weights}
+            rows.append(
+                StageRow(
+                    device=device,
+                    first=calls[0].layer.name,
+                    last=calls[-1].layer.name,
+                    num_layers=len(calls),
+                    weight_bytes=sum(
+                        w.shape.num_elements() * w.dtype.size for w in weights.values()
+                    ),
+                    operations=sum(costs[chunk] for chunk in own) / max(sum(costs), 1e-30),
+                    bytes_sent_per_row=sum(crossing_bytes(plan.calls, cut) for cut in leaving),
+                    most_in_flight=made.most_in_flight(stage) // chunks_flown,
+                )
+            )
+        return tuple(rows)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The part of the devices' time that they wait, were all chunks equally long."""
+        return self.plan.schedule.bubble_fraction()
+
+    @property
+    def theoretical_bubble(self) -> float:
+        """The same by the papers' formula: without BatchNormalization over the whole batch."""
+        options = self.plan.options
+        return schedule.theoretical_bubble(
+            options.schedule,
+            stages=options.stages,
+            microbatches=options.microbatches,
+            chunks_per_stage=options.chunks_per_stage,
+        )
+
+    @property
+    def estimated_bubble(self) -> float:
+        """The same with the chunks as long as their estimated operations say."""
+        return self.plan.schedule.bubble_fraction(self._costs())
+
+    def gantt(self) -> str:
+        """Returns the schedule as text: one line for each stage, time from left to right."""
+        return gantt.text(self.plan.schedule, self._chart_costs())
+
+    def draw(self, path: str | os.PathLike) -> None:
+        """Writes the schedule as a PNG."""
+        gantt.draw(self.plan.schedule, path, self._title(), self._chart_costs())
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(
+            "stage", "device", "layers", "from", "to", "weights", "operations", "sent per row",
+            "activations kept",
+        )  # fmt: skip
+        for column in (0, 2, 5, 6, 7, 8):
+            table.columns[column].justify = "right"
+        for number, row in enumerate(self.stages):
+            table.add_row(
+                str(number),
+                row.device,
+                str(row.num_layers),
+                row.first,
+                row.last,
+                _bytes(row.weight_bytes),
+                f"{row.operations:.0%}",
+                _bytes(row.bytes_sent_per_row),
+                str(row.most_in_flight),
+            )
+        stream = io.StringIO()
+        Console(file=stream, width=120).print(table)
+        parts = [stream.getvalue().rstrip(), self._title(), self.gantt()]
+        if self.plan.norm_starts:
+            parts.append(
+                f"All microbatches wait for each other at {len(self.plan.norm_starts)} "
+                "BatchNormalization layers, whose statistics are those of the whole batch."
+            )
+        return "\n".join(parts)
+
+    def _title(self) -> str:
+        options = self.plan.options
+        equal = (
+            f"{self.bubble_fraction:.1%} with equal stages (theory {self.theoretical_bubble:.1%})"
+        )
+        if self.plan.norm_starts:  # Theory does not know that microbatches wait for each other.
+            equal = f"{self.theoretical_bubble:.1%} without BatchNormalization"
+        return (
+            f"{options.schedule}, {options.stages} stages, {options.microbatches} microbatches: "
+            f"bubble {equal}, {self.estimated_bubble:.1%} as estimated"
+        )
+
+    def _costs(self) -> list[float]:
+        costs = self.plan.costs()
+        least = max(costs) * 1e-6  # A chunk without operations still has its turn.
+        return [max(cost, least) for cost in costs]
+
+    def _chart_costs(self) -> list[float] | None:
+        """Chunks that begin with a BatchNormalization have nothing like equal lengths."""
+        return self._costs() if self.plan.norm_starts else None
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,57 @@
+"""Sums of gradients over microbatches, and the losses that layers add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Sums:
+    """Gradients of variables, added up as they come. Sparse ones stay sparse."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Any, Any] = {}
+
+    def add(self, variables: Sequence[tf.Variable], gradients: Sequence[Any]) -> list[Any]:
+        """Adds one gradient for each variable, None for none; returns the new sums."""
+        sums = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            if gradient is not None:
+                key = variable.ref()
+                self._sums[key] = added(self._sums.get(key), gradient)
+                sums.append(self._sums[key])
+        return sums
+
+    def of(self, variable: tf.Variable) -> Any | None:
+        return self._sums.get(variable.ref())
+
+
+def added(one: Any, other: Any) -> Any:
+    """Returns the sum of two gradients, the first of which may be None."""
+    if one is None:
+        return other
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([one.values, other.values], 0),
+            tf.concat([one.indices, other.indices], 0),
+            other.dense_shape,
+        )
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
+    """Returns the losses of ``layer`` that depend on its weights alone.
+
+    They are computed anew whenever ``losses`` is read; what a forward pass added is the same
+    tensor each time.
+    """
+    return [
+        once for once, again in zip(layer.losses, layer.losses, strict=True) if once is not again
+    ]
+
+
+def activity_losses(model: tf.keras.Model) -> list[tf.Tensor]:
+    """Returns the losses that the last forward pass of ``model`` added."""
+    return [once for once, again in zip(model.losses, model.losses, strict=True) if once is again]

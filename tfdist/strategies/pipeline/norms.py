@@ -1,0 +1,93 @@
+"""BatchNormalization in a pipeline: statistics of the whole batch, or of each microbatch.
+
+With those of the whole batch a chunk of the model ends before each such layer; the next chunk
+begins when the sums of all microbatches are known, and is given their total. So a microbatch is
+normalized as it would be on one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training import batch_norm
+
+_running = threading.local()
+
+
+@contextlib.contextmanager
+def microbatch(
+    *,
+    total: tuple[tf.keras.layers.BatchNormalization, tf.Tensor] | None,
+    is_real: Any,
+    moves: bool,
+) -> Iterator[None]:
+    """Encloses the forward pass of one microbatch through one chunk, in training.
+
+    Args:
+        total: the layer that the chunk begins with, and the sums of all microbatches.
+        is_real: bool, False when the microbatch is padding.
+        moves: whether layers with statistics of their own microbatch move their moving ones; a
+            forward pass that is computed once more must not.
+    """
+    _running.now = (total, is_real, moves)
+    try:
+        yield
+    finally:
+        del _running.now
+
+
+def install(model: tf.keras.Model) -> None:
+    """Lets every BatchNormalization of ``model`` follow ``microbatch``."""
+    for layer in batch_norm.layers_of(model):
+        # A method of the layer: Keras' writer of SavedModels traces nothing else.
+        layer.call = types.MethodType(_of_layer(_MicrobatchCall(layer)), layer)
+
+
+def _of_layer(replacement: Any) -> Any:
+    def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
+        return replacement(inputs, training=training, mask=mask)
+
+    return call
+
+
+def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
+    return ModelError(
+        "BatchNormalization after a mask cannot be divided into microbatches",
+        received=f"layer '{layer.name}' with a mask",
+        mend="Use LayerNormalization, or end the mask before it",
+    )
+
+
+class _MicrobatchCall:
+    """Replaces ``layer.call``; outside of ``microbatch`` nothing changes."""
+
+    def __init__(self, layer: tf.keras.layers.BatchNormalization):
+        self._layer = layer
+        self._call_alone = layer.call
+
+    def __call__(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+        layer = self._layer
+        if not layer.trainable:
+            training = False
+        if training is not True or not hasattr(_running, "now"):
+            return self._call_alone(inputs, training=training, mask=mask)
+        if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
+            raise masked_norm_error(layer)
+        given, is_real, moves = _running.now
+        if given is not None and given[0] is layer:
+            return batch_norm.normalized(layer, inputs, given[1])
+        own = batch_norm.local_sums(layer, inputs)
+        if moves:
+            tf.cond(tf.convert_to_tensor(is_real), lambda: self._move(own), lambda: False)
+        return batch_norm.normalized(layer, inputs, own)
+
+    def _move(self, own: tf.Tensor) -> bool:
+        batch_norm.move_statistics(self._layer, own)
+        return True

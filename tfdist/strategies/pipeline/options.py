@@ -1,0 +1,65 @@
+"""What a user can ask of a pipeline, checked before TensorFlow is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies.pipeline import partition, schedule
+
+BATCH_NORMS = ("synchronized", "per_microbatch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of ``Pipeline``, under the same names.
+
+    Raises:
+        OptionError: they cannot hold, alone or together.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: str
+    chunks_per_stage: int | None
+    cut_after: Sequence[str] | str | None
+    optimize: str
+    recompute: bool
+    batch_norm: str
+    freeze_until: str | None
+
+    def __post_init__(self) -> None:
+        schedule.check(
+            self.schedule,
+            stages=self.stages,
+            microbatches=self.microbatches,
+            chunks_per_stage=self.chunks_per_stage,
+        )
+        for what, chosen, known in (
+            ("optimize", self.optimize, partition.GOALS),
+            ("batch_norm", self.batch_norm, BATCH_NORMS),
+        ):
+            if chosen not in known:
+                raise unknown_choice(what, chosen, known)
+        if not isinstance(self.recompute, bool):
+            raise OptionError("recompute is True or False", received=repr(self.recompute))
+        if self.cut_names is not None and len(self.cut_names) != self.parts - 1:
+            raise OptionError(
+                f"cut_after needs one layer fewer than there are parts, here {self.parts - 1}",
+                received=f"{len(self.cut_names)}: {', '.join(self.cut_names)}",
+            )
+
+    @property
+    def parts(self) -> int:
+        """Chunks of the model, over all stages."""
+        chunks = (self.chunks_per_stage or 2) if self.schedule == "interleaved" else 1
+        return self.stages * chunks
+
+    @property
+    def cut_names(self) -> tuple[str, ...] | None:
+        if self.cut_after is None:
+            return None
+        # On the command line: -o cut_after=conv1,dense2
+        is_text = isinstance(self.cut_after, str)
+        return tuple(self.cut_after.split(",") if is_text else self.cut_after)

@@ -1,0 +1,78 @@
+"""Where to cut a row of costs into parts. Nothing here knows TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfdist.errors import ModelError, OptionError, unknown_choice
+
+GOALS = ("speed", "memory")
+
+
+def balance(costs: Sequence[float], crossing: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Returns cuts such that the most expensive of ``parts`` parts is as cheap as it can be.
+
+    Args:
+        costs: of each item; no part is empty.
+        crossing: item -> what crosses a cut before it; of equal cuts the cheapest is taken.
+
+    Returns:
+        The first item of each part but the first one, ascending.
+    """
+    count = len(costs)
+    assert 1 <= parts <= count, (parts, count)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # best[end]: (largest part, crossings, cuts) of the items before ``end``, for so many parts.
+    best = {end: (sums[end], 0.0, ()) for end in range(1, count + 1)}
+    for part in range(2, parts + 1):
+        longer = {}
+        for end in range(part, count + 1):
+            longer[end] = min(
+                (
+                    max(best[cut][0], sums[end] - sums[cut]),
+                    best[cut][1] + crossing[cut],
+                    (*best[cut][2], cut),
+                )
+                for cut in range(part - 1, end)
+            )
+        best = longer
+    return best[count][2]
+
+
+def cuts_after(names: Sequence[str], layers: Sequence[str]) -> tuple[int, ...]:
+    """Returns the cuts after the layers called ``names``; see ``balance``.
+
+    Args:
+        names: layers, the last one of each part but the last.
+        layers: the layer of each call, in the order of the model.
+
+    Raises:
+        OptionError: names unknown or out of order.
+    """
+    cuts = []
+    for name in names:
+        if name not in layers:
+            raise unknown_choice("layer in cut_after", name, list(dict.fromkeys(layers)))
+        cuts.append(len(layers) - list(reversed(layers)).index(name))
+    if cuts != sorted(set(cuts)):
+        raise OptionError("cut_after names layers in the order of the model", received=list(names))
+    if cuts and cuts[-1] == len(layers):
+        raise OptionError(
+            "the last stage needs a layer too", received=f"a cut after the last layer, {names[-1]}"
+        )
+    return tuple(cuts)
+
+
+def check_enough(num_calls: int, parts: int, stages: int, name: str) -> None:
+    """Raises:
+    ModelError: fewer layers than parts.
+    """
+    if parts > num_calls:
+        of_chunks = "" if parts == stages else f" of {parts // stages} chunks each"
+        raise ModelError(
+            f"{stages} stages{of_chunks} need at least {parts} layers",
+            received=f"model '{name}' with {num_calls}; a nested model counts as one",
+            mend=f"Choose at most {num_calls} stages",
+        )

@@ -1,0 +1,266 @@
+"""What a task of the schedule does: one microbatch through one chunk, forward or backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.strategies.pipeline import norms
+from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.gradients import Sums, activity_losses, added
+from tfdist.strategies.pipeline.microbatches import Microbatch
+from tfdist.training.batch_norm import local_sums
+
+if TYPE_CHECKING:
+    from tfdist.strategies.pipeline.steps import PipelineSteps
+
+Place = tuple[int, int]  # (chunk, microbatch)
+
+
+class Turns:
+    """Lets each device do one task at a time, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, list[Any]] = {}
+
+    def after_last(self, device: str) -> Any:
+        return tf.control_dependencies(self._last.get(device, []))
+
+    def done(self, device: str, results: list[Any]) -> None:
+        """``results`` must be all that the task has made, or the next one starts too early."""
+        if results:
+            with tf.device(device):
+                self._last[device] = [tf.group(*results)]
+
+
+class Recorded:
+    """A forward pass with what its backward pass needs."""
+
+    def __init__(self, tape: tf.GradientTape, inputs: list[Any], total: Any, targets: Targets):
+        self.tape, self.inputs, self.total, self.targets = tape, inputs, total, targets
+
+
+class Targets:
+    """What a chunk has made of a microbatch.
+
+    Attributes:
+        outputs: key -> tensor.
+        loss: of the last chunk, weighted by the share of the microbatch; else None.
+        activity: the losses that layers added, weighted likewise; empty when there are none.
+    """
+
+    def __init__(self, outputs: dict[int, Any], loss: Any | None, activity: list[Any]):
+        self.outputs, self.loss, self.activity = outputs, loss, activity
+
+
+class Forward:
+    """The forward passes of one step."""
+
+    def __init__(self, steps: PipelineSteps, parts: list[Microbatch], *, training: bool):
+        self.steps = steps
+        self.parts = parts
+        self.training = training
+        self.turns = Turns()
+        #: (key, microbatch) -> tensor, on the device that made it.
+        self.values: dict[tuple[int, int], tf.Tensor] = {
+            (id(symbol), number): tensor
+            for number, part in enumerate(parts)
+            for symbol, tensor in zip(steps.model.inputs, part.inputs, strict=True)
+        }
+        #: chunk -> statistics of the whole batch, where it begins with a BatchNormalization.
+        self.totals: dict[int, tf.Tensor] = {}
+        self.recorded: dict[Place, Recorded] = {}
+        self._activity: list[tf.Tensor] = []
+        self._loss = steps.gradient_loss() if training else None
+
+    def run(self, number: int, microbatch: int) -> None:
+        chunk = self.steps.chunks[number]
+        with tf.device(chunk.device), self.turns.after_last(chunk.device):
+            total = self._total(number) if self.training and chunk.norm is not None else None
+            if self.training and chunk.learns and not self.steps.recompute:
+                recorded = self.record(number, microbatch, moves=True)
+                self.recorded[number, microbatch] = recorded
+                targets = recorded.targets
+            else:
+                inputs = self._inputs(chunk, microbatch)
+                targets = self._through(number, microbatch, inputs, total, moves=True)
+        for key, tensor in targets.outputs.items():
+            self.values[key, microbatch] = tensor
+        self._activity += targets.activity
+        losses = [] if targets.loss is None else [targets.loss]
+        self.turns.done(chunk.device, [*targets.outputs.values(), *targets.activity, *losses])
+
+    def record(self, number: int, microbatch: int, *, moves: bool) -> Recorded:
+        """Runs a chunk such that a gradient can be taken."""
+        chunk = self.steps.chunks[number]
+        inputs = self._inputs(chunk, microbatch)
+        total = tf.identity(self.totals[number]) if number in self.totals else None
+        with tf.GradientTape() as tape:
+            tape.watch([inputs[key] for key in inputs if key in chunk.differentiable])
+            if total is not None:
+                tape.watch(total)
+            targets = self._through(number, microbatch, inputs, total, moves=moves)
+        return Recorded(tape, inputs, total, targets)
+
+    def outputs(self) -> list[tf.Tensor]:
+        """Returns the outputs of the model for the whole batch."""
+        return [
+            tf.concat(
+                [self.values[key, n][: part.rows] for n, part in enumerate(self.parts)], axis=0
+            )
+            for key in self.steps.output_keys
+        ]
+
+    def activity_losses(self) -> list[tf.Tensor]:
+        return self._activity
+
+    def _is_last(self, number: int) -> bool:
+        return number == len(self.steps.chunks) - 1
+
+    def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
+        """Brings the inputs of a chunk to its device."""
+        keys = list(chunk.inputs)
+        if chunk is self.steps.chunks[-1] and self.training:  # The loss reads all outputs.
+            keys += [key for key in self.steps.output_keys if key not in chunk.outputs]
+        return {key: _carried(self.values[key, microbatch]) for key in keys}
+
+    def _through(
+        self, number: int, microbatch: int, inputs: dict[int, Any], total: Any, *, moves: bool
+    ) -> Targets:
+        chunk, part = self.steps.chunks[number], self.parts[microbatch]
+        given = None if total is None else (chunk.norm, total)
+        with norms.microbatch(total=given, is_real=part.is_real, moves=moves):
+            arguments = [inputs[key] for key in chunk.inputs]
+            made = tf.nest.flatten(chunk.model(arguments, training=self.training))
+        outputs = dict(zip(chunk.outputs, made, strict=True))
+        activity = [loss * part.share(loss.dtype) for loss in activity_losses(chunk.model)]
+        loss = None
+        if self.training and self._is_last(number):
+            loss = self._own_loss(part, {**inputs, **outputs})
+        return Targets(outputs, loss, activity)
+
+    def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
+        y_pred = self.steps.packed([known[key][: part.rows] for key in self.steps.output_keys])
+        y, sample_weight = part.labels
+        loss = self._loss(y, y_pred, sample_weight)
+        return loss if self.steps.loss_is_sum else loss * part.share(loss.dtype)
+
+    def _total(self, number: int) -> tf.Tensor:
+        """Returns the statistics of all microbatches that wait before ``chunk``."""
+        if number not in self.totals:
+            chunk = self.steps.chunks[number]
+            sums = [self.norm_sums(chunk, n)[1] for n in range(len(self.parts))]
+            self.totals[number] = tf.add_n(sums)
+        return self.totals[number]
+
+    def norm_sums(self, chunk: Chunk, microbatch: int, tape: Any = None) -> tuple[Any, tf.Tensor]:
+        inputs = tf.identity(self.values[chunk.norm_input, microbatch])
+        if tape is not None:
+            tape.watch(inputs)
+        sums = local_sums(chunk.norm, inputs)
+        real = tf.cast(self.parts[microbatch].is_real, sums.dtype)
+        return inputs, sums * real
+
+
+class Backward:
+    """The backward passes of one step.
+
+    Args:
+        gradients: receives those of the variables.
+    """
+
+    def __init__(self, steps: PipelineSteps, forward: Forward, gradients: Sums):
+        self._steps = steps
+        self._forward = forward
+        self._gradients = gradients
+        #: What the loss is multiplied by, so that float16 gradients do not vanish.
+        self.scale: tf.Tensor | None = None
+        optimizer = steps.model.optimizer
+        if hasattr(optimizer, "get_scaled_loss"):
+            self.scale = optimizer.get_scaled_loss(tf.ones([]))
+        self._upstream: dict[tuple[int, int], tf.Tensor] = {}
+        self._total_gradients: dict[int, Any] = {}
+        self._finished: dict[int, int] = {}
+
+    def run(self, number: int, microbatch: int) -> None:
+        chunk = self._steps.chunks[number]
+        if not chunk.learns:
+            return
+        with tf.device(chunk.device), self._forward.turns.after_last(chunk.device):
+            if self._steps.recompute:
+                recorded = self._forward.record(number, microbatch, moves=False)
+            else:
+                recorded = self._forward.recorded.pop((number, microbatch))
+            made = self._back(chunk, number, microbatch, recorded)
+            self._finished[number] = self._finished.get(number, 0) + 1
+            if recorded.total is not None and self._finished[number] == len(self._forward.parts):
+                made += self._back_through_statistics(chunk, number)
+        self._forward.turns.done(chunk.device, [_dense(tensor) for tensor in made])
+
+    def _back(self, chunk: Chunk, number: int, microbatch: int, recorded: Recorded) -> list[Any]:
+        """Adds to the gradients of variables and inputs; returns the new sums."""
+        targets, seeds = self._targets(recorded.targets, microbatch)
+        if not targets:
+            return []
+        flowing = [key for key in recorded.inputs if key in chunk.differentiable]
+        sources = [recorded.inputs[key] for key in flowing]
+        totals = [] if recorded.total is None else [recorded.total]
+        found = recorded.tape.gradient(
+            targets, [*sources, *totals, *chunk.variables], output_gradients=seeds
+        )
+        of_inputs, rest = found[: len(sources)], found[len(sources) :]
+        made = [
+            self._send(key, microbatch, gradient)
+            for key, gradient in zip(flowing, of_inputs, strict=True)
+            if gradient is not None
+        ]
+        if totals:
+            of_total, rest = rest[0], rest[1:]
+            self._total_gradients[number] = added(self._total_gradients.get(number), of_total)
+            made.append(self._total_gradients[number])
+        return made + self._gradients.add(chunk.variables, rest)
+
+    def _targets(self, made: Targets, microbatch: int) -> tuple[list[Any], list[Any]]:
+        """Returns what to differentiate, and the gradient that each begins with."""
+        pairs = [
+            (tensor, tf.identity(self._upstream.pop((key, microbatch))))
+            for key, tensor in made.outputs.items()
+            if (key, microbatch) in self._upstream
+        ]
+        losses = made.activity if made.loss is None else [made.loss, *made.activity]
+        for loss in losses:
+            seed = tf.ones_like(loss) if self.scale is None else tf.cast(self.scale, loss.dtype)
+            pairs.append((loss, seed))
+        return [target for target, _ in pairs], [seed for _, seed in pairs]
+
+    def _send(self, key: int, microbatch: int, gradient: Any) -> tf.Tensor:
+        place = (key, microbatch)
+        dense = tf.convert_to_tensor(gradient)
+        self._upstream[place] = added(self._upstream.get(place), dense)
+        return self._upstream[place]
+
+    def _back_through_statistics(self, chunk: Chunk, number: int) -> list[tf.Tensor]:
+        if chunk.norm_input not in chunk.differentiable:
+            return []
+        made = []
+        of_total = self._total_gradients.pop(number)
+        for microbatch in range(len(self._forward.parts)):
+            with tf.GradientTape() as tape:
+                inputs, sums = self._forward.norm_sums(chunk, microbatch, tape)
+            gradient = tape.gradient(sums, inputs, output_gradients=of_total)
+            made.append(self._send(chunk.norm_input, microbatch, gradient))
+        return made
+
+
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns ``tensor`` on the current device; a mask that Keras attached goes along."""
+    carried = tf.identity(tensor)
+    mask = getattr(tensor, "_keras_mask", None)
+    if mask is not None:
+        carried._keras_mask = tf.identity(mask)
+    return carried
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

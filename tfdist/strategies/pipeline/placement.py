@@ -1,0 +1,63 @@
+"""A model whose variables live on the devices of their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+
+
+class _Creator:
+    """Counts variables as they are made, and puts each on its device.
+
+    Args:
+        devices: number of a variable -> device; others go where TensorFlow puts them.
+    """
+
+    def __init__(self, devices: dict[int, str]):
+        self._devices = devices
+        self.numbers: dict[Any, int] = {}
+        self.count = 0
+
+    def __call__(self, make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        with tf.device(self._devices.get(self.count)):
+            variable = make(**options)
+        self.numbers[variable.ref()] = self.count
+        self.count += 1
+        return variable
+
+
+def place(
+    make_model: Callable[[], tf.keras.Model],
+    devices_of: Callable[[tf.keras.Model], dict[Any, str]],
+) -> tf.keras.Model:
+    """Makes a model twice: once to see what it consists of, once on its devices.
+
+    Args:
+        make_model: returns the same model whenever it is called.
+        devices_of: model -> ``variable.ref()`` -> device.
+
+    Raises:
+        ModelError: two calls made different models.
+    """
+    seen = _Creator({})
+    with tf.variable_creator_scope(seen):
+        probe = make_model()
+    devices = {seen.numbers[ref]: device for ref, device in devices_of(probe).items()}
+    weights = probe.get_weights()
+    placed = _Creator(devices)
+    with tf.variable_creator_scope(placed):
+        model = make_model()
+    if placed.count != seen.count or [w.shape for w in weights] != [
+        tuple(w.shape) for w in model.weights
+    ]:
+        raise ModelError(
+            "a pipeline calls model_fn twice, and must get the same model",
+            received=f"{seen.count} variables, then {placed.count}",
+            mend="Make all layers inside model_fn, each time anew",
+        )
+    model.set_weights(weights)
+    return model

@@ -1,0 +1,178 @@
+"""The decision how a model becomes a pipeline: cuts, chunks and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies.pipeline import partition, schedule
+from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
+from tfdist.strategies.pipeline.graph import Call, calls_of, crossing_bytes, normalizes
+from tfdist.strategies.pipeline.options import Options
+from tfdist.strategies.pipeline.refusals import check_model, random_layers
+from tfdist.strategies.pipeline.schedule import Schedule
+
+# Costs of memory need a number of rows, and a model tells none: Keras' default batch.
+_ASSUMED_ROWS = 32
+_BACKWARD_AND_FORWARD = 3.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model cut into chunks.
+
+    Attributes:
+        chunk_of: call -> chunk.
+        cuts: the first call of each chunk but the first one.
+        norm_starts: calls that begin a chunk because their statistics are those of the batch.
+        schedule: of the chunks.
+    """
+
+    calls: tuple[Call, ...]
+    cuts: tuple[int, ...]
+    norm_starts: frozenset[int]
+    schedule: Schedule
+    options: Options
+
+    def chunks(self, model: tf.keras.Model, devices: Sequence[str]) -> tuple[Chunk, ...]:
+        of_chunks = [devices[stage] for stage in self.schedule.device_of]
+        return make_chunks(model, self.calls, self.cuts, of_chunks, self.norm_starts)
+
+    def calls_of_chunk(self, chunk: int) -> tuple[Call, ...]:
+        bounds = [0, *self.cuts, len(self.calls)]
+        return self.calls[bounds[chunk] : bounds[chunk + 1]]
+
+    def stage_of_variables(self) -> dict:
+        """Returns ``variable.ref()`` -> stage; a shared layer's are on the first that calls it."""
+        stages: dict = {}
+        for chunk, stage in enumerate(self.schedule.device_of):
+            for call in self.calls_of_chunk(chunk):
+                for variable in call.layer.weights:
+                    stages.setdefault(variable.ref(), stage)
+        return stages
+
+    def costs(self) -> list[float]:
+        """Returns the estimated operations of each chunk for one row forward."""
+        return [
+            sum(call.flops for call in self.calls_of_chunk(chunk))
+            for chunk in range(self.schedule.num_chunks)
+        ]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Where the layers stand that a user has named.
+
+    Keras gives other names to the unnamed layers of each model it makes, so names are looked up
+    once, in the first of two equal models.
+
+    Attributes:
+        cuts: as asked for with ``cut_after``; None when they are to be chosen.
+        frozen: calls whose layers are not trained.
+    """
+
+    cuts: tuple[int, ...] | None
+    frozen: tuple[int, ...]
+
+
+def find_named(model: tf.keras.Model, options: Options) -> Named:
+    """Raises:
+    OptionError: the model has no such layers, or not in this order.
+    """
+    calls = calls_of(model)
+    names = [call.layer.name for call in calls]
+    cuts = None
+    if options.cut_names is not None:
+        cuts = partition.cuts_after(options.cut_names, names)
+    frozen = () if options.freeze_until is None else _leading_to(calls, options.freeze_until)
+    return Named(cuts, frozen)
+
+
+def _leading_to(calls: list[Call], last: str) -> tuple[int, ...]:
+    """Returns the calls of the layer called ``last``, and all that its inputs come from."""
+    names = list(dict.fromkeys(call.layer.name for call in calls))
+    if last not in names:
+        raise unknown_choice("layer in freeze_until", last, names)
+    wanted: set[int] = set()
+    found = []
+    for number, call in reversed(list(enumerate(calls))):
+        if call.layer.name == last or any(id(tensor) in wanted for tensor in call.outputs):
+            found.append(number)
+            wanted.update(id(tensor) for tensor in call.inputs)
+    return tuple(reversed(found))
+
+
+def freeze(model: tf.keras.Model, named: Named) -> None:
+    """Makes the named leading layers untrainable."""
+    calls = calls_of(model)
+    for number in named.frozen:
+        calls[number].layer.trainable = False
+    if named.frozen:
+        # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
+        # would need the user's arguments.
+        model._reset_compile_cache()
+
+
+def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
+    """Raises:
+    ModelError: this model cannot become a pipeline.
+    OptionError: the options do not fit the model.
+    """
+    calls = calls_of(model)
+    check_model(model, calls, options.batch_norm)
+    if options.recompute:
+        _refuse_other_numbers(calls)
+    partition.check_enough(len(calls), options.parts, options.stages, model.name)
+    cuts = named.cuts
+    if cuts is None:
+        crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
+        cuts = partition.balance([_cost(call, options) for call in calls], crossing, options.parts)
+    norm_starts = frozenset()
+    if options.batch_norm == "synchronized":
+        norm_starts = frozenset(n for n, call in enumerate(calls) if normalizes(call))
+    numbers = {
+        "stages": options.stages,
+        "microbatches": options.microbatches,
+        "chunks_per_stage": options.chunks_per_stage,
+    }
+    made = schedule.make(options.schedule, **numbers)
+    if norm_starts:
+        if options.schedule != "gpipe":
+            layer = calls[min(norm_starts)].layer.name
+            raise OptionError(
+                f"schedule={options.schedule!r} takes microbatches backward before all have gone "
+                f"forward, but the statistics of BatchNormalization '{layer}' need all of them",
+                mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
+            )
+        made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
+    return Plan(tuple(calls), cuts, norm_starts, made, options)
+
+
+def _with_norms(
+    cuts: tuple[int, ...], norm_starts: frozenset[int], microbatches: int
+) -> tuple[Schedule, tuple[int, ...]]:
+    """Cuts the stages also before each BatchNormalization."""
+    starts = sorted({0, *cuts, *norm_starts})
+    stages = [sum(cut <= start for cut in cuts) for start in starts]
+    barriers = frozenset(n for n, start in enumerate(starts) if start in norm_starts)
+    return schedule.gpipe(tuple(stages), microbatches, barriers), tuple(starts[1:])
+
+
+def _cost(call: Call, options: Options) -> float:
+    if options.optimize == "memory":
+        return float(call.memory_bytes(_ASSUMED_ROWS))
+    frozen = bool(call.layer.weights) and not call.layer.trainable
+    return call.flops * (1.0 if frozen else _BACKWARD_AND_FORWARD)
+
+
+def _refuse_other_numbers(calls: list[Call]) -> None:
+    random = random_layers(calls)
+    if random:
+        raise OptionError(
+            "recompute runs layers twice, so they must not draw random numbers",
+            received=", ".join(random),
+            mend="Leave recompute out, or those layers",
+        )

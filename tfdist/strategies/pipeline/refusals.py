@@ -1,0 +1,113 @@
+"""Models that a pipeline would train wrongly, and says so instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.strategies.pipeline.graph import Call, normalizes
+from tfdist.strategies.pipeline.norms import masked_norm_error
+from tfdist.training.fit import refuse_custom_steps, refuse_xla
+
+_ADDED = ("AddLoss", "AddMetric")
+_RANDOM = (
+    "Dropout",
+    "AlphaDropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+)
+# How layers with a Dropout inside call its rate: recurrent ones, and attention.
+_RATES = ("dropout", "recurrent_dropout", "_dropout")
+
+
+def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -> None:
+    """Raises:
+    ModelError: a stage cannot run a part of ``model`` by itself as one device would.
+    """
+    refuse_custom_steps(model, "pipeline")
+    refuse_xla(model)
+    if type(model).compute_loss is not tf.keras.Model.compute_loss:
+        raise ModelError(
+            "strategy 'pipeline' computes the compiled loss of each microbatch by itself",
+            received=f"{type(model).__name__} with a compute_loss of its own",
+            mend="Compile the model with that loss",
+        )
+    for call in calls:
+        masked = getattr(call.inputs[0], "_keras_mask", None) is not None if call.inputs else False
+        if normalizes(call) and masked and not call.layer.fused:
+            raise masked_norm_error(call.layer)
+    layers = {call.layer: None for call in calls}
+    for layer in layers:
+        _check_layer(layer)
+        if batch_norm == "synchronized":
+            _check_nested_norm(layer, [call for call in calls if call.layer is layer])
+    if any(type(layer).__name__ in _ADDED for layer in model.layers):
+        raise ModelError(
+            "a pipeline takes losses and metrics from compile() and from layers",
+            received=f"model '{model.name}' with model.add_loss or model.add_metric",
+            mend="Give them to compile(), or add the loss inside a layer",
+        )
+    if any(getattr(output, "_keras_mask", None) is not None for output in model.outputs):
+        raise ModelError(
+            "Keras divides a masked loss by the unmasked positions of the batch that it sees, and "
+            "a pipeline shows it one microbatch",
+            received=f"model '{model.name}' whose output carries a mask",
+            mend="End the mask before the output (pool, flatten or slice), or give sample weights",
+        )
+
+
+def _check_layer(layer: tf.keras.layers.Layer) -> None:
+    if getattr(layer, "stateful", False):
+        raise ModelError(
+            "a layer that keeps its state from batch to batch needs the rows of a batch in one "
+            "piece, and a pipeline divides them",
+            received=f"stateful layer '{layer.name}'",
+            mend="Make it with stateful=False, or use strategy 'single'",
+        )
+    if type(layer).__name__ == "SpectralNormalization":
+        raise ModelError(
+            "a layer must not change its weights in each forward pass: there is one for each "
+            "microbatch",
+            received=f"SpectralNormalization '{layer.name}'",
+            mend="Leave it out, or use strategy 'single'",
+        )
+    if layer.metrics:
+        raise ModelError(
+            "a pipeline takes metrics from compile()",
+            received=f"layer '{layer.name}' with a metric of its own",
+            mend="Give the metric to compile()",
+        )
+
+
+def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
+    kind = tf.keras.layers.BatchNormalization
+    if isinstance(layer, kind) or all(call.infers for call in calls):
+        return
+    inner = [part for part in layer.submodules if isinstance(part, kind) and part.trainable]
+    if inner:
+        raise ModelError(
+            "a pipeline can synchronize a BatchNormalization only where it stands in the model "
+            "itself",
+            received=f"'{inner[0].name}' inside '{layer.name}'",
+            mend=f"Call the layers of '{layer.name}' one by one, freeze it, or choose "
+            "batch_norm='per_microbatch' (not exact)",
+        )
+
+
+def random_layers(calls: Iterable[Call]) -> list[str]:
+    """Returns the names of layers that draw random numbers in training."""
+    found = {}
+    for call in calls:
+        for layer in [call.layer, *call.layer.submodules]:
+            kind = type(layer).__name__
+            rates = (getattr(layer, name, None) for name in _RATES)
+            drops = any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+            is_random = kind in _RANDOM and getattr(layer, "rate", None) != 0
+            if is_random or kind.startswith("Random") or drops:
+                found[layer.name] = None
+    return list(found)

@@ -1,0 +1,154 @@
+"""The train, test and predict step of a pipeline: its schedule, unrolled into one graph.
+
+Each task of the schedule is placed on its device and waits, by a control dependency, for the task
+before it on that device. So the devices work side by side, and activations live no longer than
+the schedule says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.gradients import Sums, weight_losses
+from tfdist.strategies.pipeline.microbatches import divide, inputs_of
+from tfdist.strategies.pipeline.passes import Backward, Forward
+from tfdist.strategies.pipeline.schedule import Schedule
+from tfdist.training.batch_norm import move_statistics
+from tfdist.training.steps import loss_is_sum
+
+
+class PipelineSteps:
+    """``train_step``, ``test_step`` and ``predict_step`` of a model in chunks."""
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        chunks: tuple[Chunk, ...],
+        schedule: Schedule,
+        *,
+        recompute: bool,
+    ):
+        self.model = model
+        self.chunks = chunks
+        self.schedule = schedule
+        self.recompute = recompute
+        self.loss_is_sum = loss_is_sum(model)
+        self._losses: tuple[Any, Any] = (None, None)
+        self.output_keys = [id(tensor) for tensor in model.outputs]
+        # Forward alone: as soon as the chunk before has finished a microbatch.
+        self._forward_order = sorted(
+            (slot.task for slot in schedule.timeline() if slot.task.is_forward),
+            key=lambda task: (task.microbatch + task.chunk, -task.chunk),
+        )
+        self._device_of_layer = {
+            call.layer: chunk.device for chunk in reversed(chunks) for call in chunk.calls
+        }
+
+    def gradient_loss(self) -> Any:
+        """Returns the compiled loss with metrics of its own: the model's see whole batches."""
+        compiled = self.model.compiled_loss
+        if self._losses[0] is not compiled:
+            # No public way leads from a compiled model to its loss weights as they were given.
+            own = type(compiled)(
+                compiled._user_losses,
+                compiled._user_loss_weights,
+                output_names=self.model.output_names,
+            )
+            own.build(self.model.output)
+            self._losses = (compiled, own)
+        return self._losses[1]
+
+    def make_metrics(self, y: Any) -> None:
+        """Makes the variables of losses and metrics before a step makes them itself.
+
+        It would then be traced twice, and unrolled as it is, that takes long.
+
+        Args:
+            y: labels, or tf.TensorSpec of labels, [batch, ...].
+        """
+        compiled, symbolic = self.model.compiled_metrics, self.model.output
+        self.gradient_loss()
+        if not self.model.compiled_loss.built:
+            self.model.compiled_loss.build(symbolic)
+        if not compiled.built:
+            # Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
+            compiled.build(symbolic, compiled._conform_to_outputs(symbolic, y))
+
+    def packed(self, outputs: list[tf.Tensor]) -> Any:
+        """Returns outputs in the structure that the model gives them."""
+        return tf.nest.pack_sequence_as(self.model.output, outputs)
+
+    # Keras' three steps -------------------------------------------------------------------------
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        forward = self._forward(x, y, sample_weight, training=True)
+        gradients = Sums()
+        backward = Backward(self, forward, gradients)
+        for slot in self.schedule.timeline():
+            task = slot.task
+            run = forward.run if task.is_forward else backward.run
+            run(task.chunk, task.microbatch)
+        regularization = self._regularize(gradients, backward.scale)
+        self._apply(gradients)
+        for chunk, total in forward.totals.items():
+            with tf.device(self.chunks[chunk].device):
+                move_statistics(self.chunks[chunk].norm, total)
+        return self._metrics(x, y, sample_weight, forward, regularization)
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        forward = self._forward(x, y, sample_weight, training=False)
+        for task in self._forward_order:
+            forward.run(task.chunk, task.microbatch)
+        return self._metrics(x, y, sample_weight, forward, self._regularize(None, None))
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        forward = self._forward(x, None, None, training=False)
+        for task in self._forward_order:
+            forward.run(task.chunk, task.microbatch)
+        return self.packed(forward.outputs())
+
+    # Their parts --------------------------------------------------------------------------------
+
+    def _forward(self, x: Any, y: Any, sample_weight: Any, *, training: bool) -> Forward:
+        inputs = inputs_of(self.model, x)
+        parts = divide(inputs, y, sample_weight, self.schedule.num_microbatches)
+        return Forward(self, parts, training=training)
+
+    def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
+        """Returns the losses of weights, each on its layer's device; adds up their gradients."""
+        losses = []
+        for layer in self.model.layers:
+            device = self._device_of_layer.get(layer)
+            with tf.device(device), tf.GradientTape() as tape:
+                own = weight_losses(layer)
+                total = tf.add_n(own) if own else None
+            losses += own
+            if gradients is not None and own and layer.trainable_variables:
+                with tf.device(device):
+                    variables = layer.trainable_variables
+                    found = tape.gradient(total, variables, output_gradients=scale)
+                    gradients.add(variables, found)
+        return losses
+
+    def _apply(self, gradients: Sums) -> None:
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        found = [gradients.of(variable) for variable in variables]
+        if hasattr(optimizer, "get_unscaled_gradients"):
+            found = optimizer.get_unscaled_gradients(found)
+        optimizer.apply_gradients(zip(found, variables, strict=True))
+
+    def _metrics(
+        self, x: Any, y: Any, sample_weight: Any, forward: Forward, regularization: list[tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Lets Keras' own metrics, the loss among them, see the whole batch at once."""
+        y_pred = self.packed(forward.outputs())
+        added = [*regularization, *forward.activity_losses()]
+        self.model.compiled_loss(y, y_pred, sample_weight, regularization_losses=added or None)
+        with self.model.get_metrics_result.within_step():
+            return self.model.compute_metrics(x, y, y_pred, sample_weight)

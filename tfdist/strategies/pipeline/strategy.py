@@ -1,0 +1,220 @@
+"""Strategy ``pipeline``: the layers of a model on several devices, microbatches through them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.errors import ModelError, OptionError
+from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
+from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
+from tfdist.strategies.pipeline.options import Options
+from tfdist.strategies.single import Alone
+from tfdist.topology import Topology
+
+
+class Pipeline(Strategy):
+    """The model in stages, one on each device; a global batch goes through in microbatches.
+
+    Args:
+        stages: devices: GPUs where there are any, logical CPUs otherwise.
+        microbatches: parts of a global batch; they divide it.
+        schedule: "gpipe", "1f1b" (fewer activations at a time) or "interleaved" (a smaller bubble).
+        chunks_per_stage: for "interleaved": parts of the model on each device; 2 when None.
+        cut_after: names of the last layers of all parts but the last; None balances them.
+        optimize: what the automatic cuts balance: "speed" (operations) or "memory" (bytes).
+        recompute: compute activations once more on the way back instead of keeping them.
+        batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
+            makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
+            does not wait, and differs from one device.
+        freeze_until: a layer; it and all before it are not trained, and never go backward.
+        lr_scaling: None, "linear" or "sqrt"; there is one replica, so nothing to scale by.
+        warmup_epochs: epochs in which the learning rate climbs to its value.
+    """
+
+    name = "pipeline"
+
+    def __init__(
+        self,
+        *,
+        stages: int = 2,
+        microbatches: int = 4,
+        schedule: str = "gpipe",
+        chunks_per_stage: int | None = None,
+        cut_after: Sequence[str] | str | None = None,
+        optimize: str = "speed",
+        recompute: bool = False,
+        batch_norm: str = "synchronized",
+        freeze_until: str | None = None,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+    ):
+        from tfdist.training.scaling import Scaling
+
+        self._options = Options(
+            stages=stages,
+            microbatches=microbatches,
+            schedule=schedule,
+            chunks_per_stage=chunks_per_stage,
+            cut_after=cut_after,
+            optimize=optimize,
+            recompute=recompute,
+            batch_norm=batch_norm,
+            freeze_until=freeze_until,
+        )
+        self._scaling = Scaling(lr_scaling, warmup_epochs, num_replicas=1)
+        self._devices: list[str] = []
+        self._plans: Any = weakref.WeakKeyDictionary()
+
+    def start(self) -> None:
+        import tensorflow as tf
+
+        stages = self._options.stages
+        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+        self._devices = choose_devices(gpus, stages, option="stages")
+        if not gpus:
+            _let_all_stages_run(stages)
+            make_logical_cpus(stages)
+
+    def close(self) -> None:
+        self._devices = []
+
+    @property
+    def topology(self) -> Topology:
+        return Topology()
+
+    @property
+    def num_replicas(self) -> int:
+        return 1
+
+    @property
+    def scaling(self) -> Any:
+        return self._scaling
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        causes = []
+        if self._options.batch_norm == "per_microbatch":
+            causes.append(
+                "batch_norm='per_microbatch' takes the statistics of BatchNormalization from each "
+                "microbatch"
+            )
+        if self._options.freeze_until is not None:
+            causes.append(
+                f"freeze_until='{self._options.freeze_until}' does not train the layers before it, "
+                "unless the model has frozen them itself"
+            )
+        return tuple(causes)
+
+    def build(self, model_fn: ModelOrFn) -> Any:
+        import tensorflow as tf
+
+        from tfdist.strategies.pipeline.norms import install as install_norms
+        from tfdist.strategies.pipeline.placement import place
+        from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+        from tfdist.strategies.pipeline.steps import PipelineSteps
+        from tfdist.training.fit import install
+
+        assert self._devices, "start() comes first"
+
+        named = None
+
+        def make_model() -> tf.keras.Model:
+            nonlocal named
+            is_model = isinstance(model_fn, tf.keras.Model)
+            model = clone(called(model_fn)) if is_model else called(model_fn)
+            named = named or find_named(model, self._options)
+            freeze(model, named)
+            return model
+
+        def devices_of(model: tf.keras.Model) -> dict:
+            stages = make_plan(model, self._options, named).stage_of_variables()
+            return {ref: self._devices[stage] for ref, stage in stages.items()}
+
+        model = place(make_model, devices_of)
+        plan = make_plan(model, self._options, named)
+        chunks = plan.chunks(model, self._devices)
+        install_norms(model)
+        model.optimizer.jit_compile = False  # XLA takes variables of one device only.
+        install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
+        steps = PipelineSteps(model, chunks, plan.schedule, recompute=self._options.recompute)
+        model.train_step = steps.train_step
+        model.test_step = steps.test_step
+        model.predict_step = steps.predict_step
+        model.fit = _prepared(model.fit, steps)
+        self._plans[model] = plan
+        return model
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+    ) -> Any:
+        microbatches = self._options.microbatches
+        if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:
+            below = global_batch_size // microbatches * microbatches
+            raise OptionError(
+                "microbatches must divide global_batch_size",
+                received=f"microbatches={microbatches}, global_batch_size={global_batch_size}",
+                mend=f"Choose a global batch size of {below or microbatches} or "
+                f"{below + microbatches}, or other microbatches",
+            )
+        return make_feed(
+            source,
+            global_batch_size=global_batch_size,
+            training=training,
+            seed=seed,
+            map_fn=map_fn,
+        )
+
+    def describe(self, model: Any) -> Any:
+        """Returns the stages of a built model and its schedule; print it, or ``draw`` it.
+
+        Raises:
+            ModelError: this strategy did not build the model.
+        """
+        from tfdist.strategies.pipeline.describe import Description
+
+        if model not in self._plans:
+            raise ModelError(
+                "describe takes a model that this strategy has built",
+                received=f"model '{model.name}'",
+                mend="Give what strategy.build returned",
+            )
+        return Description(self._plans[model], tuple(self._devices))
+
+    def from_chief(self, value: Any) -> Any:
+        return value
+
+    def save(self, model: Any, path: str | os.PathLike) -> None:
+        save_atomically(model, path)
+
+
+def _prepared(fit: Callable, steps: Any) -> Callable:
+    from tfdist.training.feed import Feed
+
+    @functools.wraps(fit)
+    def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(x, Feed) and len(x.records.element_spec) > 1:
+            steps.make_metrics(x.records.element_spec[1])
+        return fit(x, *args, **options)
+
+    return prepared
+
+
+def _let_all_stages_run(stages: int) -> None:
+    """A stage occupies a thread while it computes: fewer threads than stages would take turns."""
+    import tensorflow as tf
+
+    threads = tf.config.threading
+    if threads.get_inter_op_parallelism_threads() == 0:
+        with contextlib.suppress(RuntimeError):  # TensorFlow runs already, with as many as it has.
+            threads.set_inter_op_parallelism_threads(max(os.cpu_count() or 1, stages + 1))
