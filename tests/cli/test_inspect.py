@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
-from tfdist.cli.main import main
 from tfdist.records import load_manifest, write
 
 SHARD = "train-00001-of-00002.tfrecord"
-
-
-@pytest.fixture
-def tfdist(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty folder: returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["tfdist", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from tfdist.cli.main import main
 from tfdist.records import check, load_manifest
-
-
-@pytest.fixture
-def tfdist(monkeypatch, capsys, tmp_path):
-    """Runs the command in an empty folder: returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["tfdist", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capsys.readouterr())
-
-    return run
 
 
 def test_digits(tfdist, tmp_path):

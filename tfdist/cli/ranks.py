@@ -21,6 +21,16 @@ from tfdist.strategies import REGISTRY, parse_options
 
 _USER_ERROR = 2
 
+model_option = click.option(
+    "--model",
+    required=True,
+    metavar="FILE.py:NAME",
+    help="A function that returns a compiled Keras model.",
+)
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of weights and order."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Where:

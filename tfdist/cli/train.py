@@ -12,7 +12,7 @@ import click
 
 from tfdist.cli import model_path, ranks
 from tfdist.cli.console import progress_bar, stdout
-from tfdist.cli.ranks import Where, where_options
+from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder, read_history
 from tfdist.errors import DataError, OptionError, TfdistError
 
@@ -28,12 +28,7 @@ Examples:
 
 @click.command("train", epilog=_EPILOG, short_help="Train a Keras model on a strategy.")
 @where_options
-@click.option(
-    "--model",
-    required=True,
-    metavar="FILE.py:NAME",
-    help="A function that returns a compiled Keras model.",
-)
+@model_option
 @click.option(
     "--data",
     required=True,
@@ -52,7 +47,7 @@ Examples:
     show_default=True,
     help="Records in one step, over all replicas.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and order.")
+@seed_option
 @click.option(
     "--checkpoint-every",
     type=click.IntRange(min=1),

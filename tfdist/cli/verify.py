@@ -10,7 +10,7 @@ import click
 
 from tfdist.cli import model_path, ranks
 from tfdist.cli.console import stdout
-from tfdist.cli.ranks import Where, where_options
+from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.train import find_splits
 
 _EPILOG = """\b
@@ -24,12 +24,7 @@ Examples:
 
 @click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
 @where_options
-@click.option(
-    "--model",
-    required=True,
-    metavar="FILE.py:NAME",
-    help="A function that returns a compiled Keras model.",
-)
+@model_option
 @click.option("--data", required=True, metavar="DIR", help="Shards written by tfdist shard.")
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option(
@@ -39,7 +34,7 @@ Examples:
     show_default=True,
     help="Records in one step, over all replicas.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and order.")
+@seed_option
 def command(
     where: Where, model: str, data: str, steps: int, global_batch_size: int, seed: int
 ) -> int:

@@ -89,6 +89,7 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         super().__init__()
         self._scaling = scaling
         self._steps_per_epoch = 0
+        self._is_climbing = False
         self._read(optimizer)
 
     def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -101,17 +102,19 @@ class ScaleLearningRate(tf.keras.callbacks.Callback):
         if optimizer is not self._optimizer:  # The model was compiled anew.
             self._read(optimizer)
         self._steps_per_epoch = steps_per_epoch
+        self._is_climbing = self._base_rate is not None
         if self._schedule is not None:
             optimizer.learning_rate = _ScaledSchedule(
                 self._schedule, self._scaling, steps_per_epoch
             )
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._base_rate is None:
+        if not self._is_climbing:  # Reading the step would hold up the device in each one.
             return
         optimizer = self.model.optimizer
         step = int(_value(optimizer.iterations))
-        if step <= self._scaling.warmup_epochs * self._steps_per_epoch:
+        self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
+        if self._is_climbing:
             multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
             optimizer.learning_rate = self._base_rate * multiplier
 
