@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, Strategy, called, make_feed, save_atomically
-from tfdist.topology import Topology
+from tfdist.strategies.base import ModelOrFn, called, make_feed
+from tfdist.strategies.one_process import OneProcessStrategy
 
 
-class Mesh(Strategy):
+class Mesh(OneProcessStrategy):
     """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
 
     Args:
@@ -39,8 +38,6 @@ class Mesh(Strategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        from tfdist.training.scaling import Scaling
-
         for axis, size in (("batch", batch), ("model", model)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise OptionError(
@@ -48,12 +45,12 @@ class Mesh(Strategy):
                 )
         if devices is not None:
             check_devices(batch, model, list(devices))
+        super().__init__(lr_scaling, warmup_epochs, num_replicas=batch)
         self._batch = batch
         self._model = model
         self._device_names = None if devices is None else list(devices)
         self._layout = layout
         self._keep_host_copy = keep_host_copy
-        self._scaling = Scaling(lr_scaling, warmup_epochs, num_replicas=batch)
         self._devices: list[str] | None = None
 
     def start(self) -> None:
@@ -99,18 +96,6 @@ class Mesh(Strategy):
 
     def close(self) -> None:
         self._devices = None
-
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
-    @property
-    def num_replicas(self) -> int:
-        return self._batch
-
-    @property
-    def scaling(self) -> Any:
-        return self._scaling
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -194,12 +179,6 @@ class Mesh(Strategy):
             seed=seed,
             map_fn=map_fn,
         )
-
-    def from_chief(self, value: Any) -> Any:
-        return value
-
-    def save(self, model: Any, path: str | os.PathLike) -> None:
-        save_atomically(model, path)
 
 
 def check_devices(batch: int, model: int, names: list[str], *, exactly: bool = True) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
+from tfdist.strategies.base import ModelOrFn, called, clone, make_feed
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
+from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.single import Alone
-from tfdist.topology import Topology
 
 
-class Pipeline(Strategy):
+class Pipeline(OneProcessStrategy):
     """The model in stages, one on each device; a global batch goes through in microbatches.
 
     Args:
@@ -53,8 +53,7 @@ class Pipeline(Strategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        from tfdist.training.scaling import Scaling
-
+        super().__init__(lr_scaling, warmup_epochs, num_replicas=1)
         self._options = Options(
             stages=stages,
             microbatches=microbatches,
@@ -66,7 +65,6 @@ class Pipeline(Strategy):
             batch_norm=batch_norm,
             freeze_until=freeze_until,
         )
-        self._scaling = Scaling(lr_scaling, warmup_epochs, num_replicas=1)
         self._devices: list[str] = []
         self._plans: Any = weakref.WeakKeyDictionary()
 
@@ -82,18 +80,6 @@ class Pipeline(Strategy):
 
     def close(self) -> None:
         self._devices = []
-
-    @property
-    def topology(self) -> Topology:
-        return Topology()
-
-    @property
-    def num_replicas(self) -> int:
-        return 1
-
-    @property
-    def scaling(self) -> Any:
-        return self._scaling
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -190,12 +176,6 @@ class Pipeline(Strategy):
                 mend="Give what strategy.build returned",
             )
         return Description(self._plans[model], tuple(self._devices))
-
-    def from_chief(self, value: Any) -> Any:
-        return value
-
-    def save(self, model: Any, path: str | os.PathLike) -> None:
-        save_atomically(model, path)
 
 
 def _prepared(fit: Callable, steps: Any) -> Callable:
