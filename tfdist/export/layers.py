@@ -1,0 +1,100 @@
+"""Which layers lose most when a model is quantized to int8: TensorFlow's quantization debugger."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ExportError
+from tfdist.export.converter import Conversion, representative, input_specs, make_converter
+from tfdist.export.models import PlainModel
+from tfdist.export.quiet import quiet
+from tfdist.export.samples import Rows
+
+# The debugger runs each operator twice, in slow reference kernels.
+_RECORDS = 20
+# The root mean square error of rounding alone, in steps of the scale.
+ROUNDING = 1 / np.sqrt(12)
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """What one operator of the file loses against float32, given the same inputs.
+
+    Attributes:
+        layer: the Keras layer, or the tensor's name where there is none.
+        operator: of TFLite, such as "CONV_2D".
+        rmse_in_steps: root mean square error divided by the scale of the output: 0.29 is rounding
+            alone, much more means saturation or a range too wide for 256 steps.
+        largest_error: in the units of the output.
+    """
+
+    layer: str
+    operator: str
+    rmse_in_steps: float
+    largest_error: float
+
+
+def layer_errors(
+    model: PlainModel,
+    how: Conversion,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[LayerError, ...]:
+    """Returns the operators of an int8 file, the worst first.
+
+    Raises:
+        ExportError: the debugger cannot run the model.
+    """
+    assert how.quantization == "int8", how.quantization
+    assert how.calibration is not None
+    rows = how.calibration
+    few = Rows({name: column[:_RECORDS] for name, column in rows.x.items()})
+    # Of float inputs, as the debugger compares with a float model.
+    plain = replace(how, input_type="float32", output_type="float32")
+    specs = input_specs(model, plain)
+    with quiet():
+        try:
+            debugger = tf.lite.experimental.QuantizationDebugger(
+                converter=make_converter(model, plain),
+                debug_dataset=lambda: representative(
+                    specs, replace(plain, calibration=few, progress=progress)
+                ),
+            )
+            debugger.run()
+        except Exception as error:
+            raise ExportError(
+                "the quantization debugger must be able to run the model",
+                received=f"{type(error).__name__}: {str(error)[:200]}",
+                mend="Leave out the report of the layers",
+            ) from error
+    text = io.StringIO()
+    debugger.layer_statistics_dump(text)
+    text.seek(0)
+    names = {layer.name for layer in model.keras.submodules if hasattr(layer, "name")}
+    errors = [_error_of(row, names) for row in csv.DictReader(text)]
+    return tuple(sorted(errors, key=lambda error: -error.rmse_in_steps))
+
+
+def _error_of(row: dict[str, str], names: set[str]) -> LayerError:
+    scale = float(row["scale"])
+    rmse = float(row["mean_squared_error"]) ** 0.5
+    return LayerError(
+        layer=_layer_of(row["tensor_name"], names),
+        operator=row["op_name"],
+        rmse_in_steps=rmse / scale if scale else 0.0,
+        largest_error=float(row["max_abs_error"]),
+    )
+
+
+def _layer_of(tensor: str, names: set[str]) -> str:
+    """Returns the Keras layer in "model/layer/Op;model/other/Op": the innermost of the first."""
+    for part in tensor.split(";"):
+        for name in reversed(part.split("/")[:-1]):
+            if name in names:
+                return name
+    return tensor.split(";")[0]
