@@ -158,12 +158,11 @@ class _Job:
             try:
                 self.progress(f"converting to {name}", 0, None)
                 contents[name] = convert(model, named)
+                candidates.append(self._examined(model, named, contents[name], judge, samples))
             except (ExportError, OptionError) as error:
                 if self.quantize != AUTO:
                     raise
                 candidates.append(Candidate(name, problem=str(error)))
-                continue
-            candidates.append(self._examined(model, named, contents[name], judge, samples))
         if "none" not in contents:
             self.progress("converting to float32, to compare sizes", 0, None)
             plain = replace(how, quantization="none", input_type="float32", output_type="float32")

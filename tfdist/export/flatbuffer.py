@@ -65,9 +65,7 @@ def _make_raw(model: Any, name: str) -> None:
 
 def operators(content: bytes) -> list[str]:
     """Returns the names of the operators of all subgraphs, in order, such as "CONV_2D"."""
-    names = {
-        value: name for name, value in vars(schema.BuiltinOperator).items() if name.isupper()
-    }
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items() if name.isupper()}
     model = schema.Model.GetRootAsModel(bytearray(content), 0)
     return [
         names[_code(schema.OperatorCodeT.InitFromObj(model.OperatorCodes(operator.OpcodeIndex())))]

@@ -20,14 +20,12 @@ class TfliteModel:
             "quantization" (scale, zero point) among it.
     """
 
-    def __init__(self, content: bytes, *, num_threads: int = 1):
+    def __init__(self, content: bytes):
         with quiet():
             try:
-                self.interpreter = tf.lite.Interpreter(
-                    model_content=content, num_threads=num_threads
-                )
-                self._run = self.interpreter.get_signature_runner()
-                self.interpreter.allocate_tensors()
+                interpreter = tf.lite.Interpreter(model_content=content, num_threads=1)
+                interpreter.allocate_tensors()
+                self._run = interpreter.get_signature_runner()
             except (RuntimeError, ValueError) as error:
                 raise ExportError(
                     "the interpreter must be able to run the file", received=str(error)[:300]
@@ -41,7 +39,14 @@ class TfliteModel:
 
     def invoke(self, record: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs the file on encoded values of shape [1, ...]; returns float outputs [1, ...]."""
-        outputs = self._run(**record)
+        try:
+            outputs = self._run(**record)
+        except RuntimeError as error:
+            raise ExportError(
+                "the interpreter must be able to run the file",
+                received=" ".join(str(error).split())[:300],
+                mend="Choose another quantization, or a layer that TFLite has for this one",
+            ) from error
         return {name: _decoded(value, self.outputs[name]) for name, value in outputs.items()}
 
     def predict(

@@ -54,8 +54,10 @@ def benchmark(content: bytes, record: dict[str, np.ndarray]) -> Benchmark:
 
 
 def _latency(content: bytes, record: dict[str, np.ndarray], threads: int) -> Latency:
-    file = TfliteModel(content, num_threads=threads)
-    interpreter = file.interpreter
+    file = TfliteModel(content)
+    with quiet():
+        interpreter = tf.lite.Interpreter(model_content=content, num_threads=threads)
+        interpreter.allocate_tensors()
     # As an app does it: inputs are set before the clock starts.
     for name, value in file.encoded(record).items():
         interpreter.set_tensor(file.inputs[name]["index"], value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,10 @@ from tfdist.export.samples import Rows
 _RECORDS = 20
 # The root mean square error of rounding alone, in steps of the scale.
 ROUNDING = 1 / np.sqrt(12)
+
+_OUTPUT = "StatefulPartitionedCall"
+# Operators of TFLite, and how TensorFlow calls the operation that they are made of.
+_OPERATIONS = {"CONV_2D": "Conv2D", "DEPTHWISE_CONV_2D": "depthwise", "FULLY_CONNECTED": "MatMul"}
 
 
 @dataclass(frozen=True)
@@ -75,26 +80,38 @@ def layer_errors(
     text = io.StringIO()
     debugger.layer_statistics_dump(text)
     text.seek(0)
-    names = {layer.name for layer in model.keras.submodules if hasattr(layer, "name")}
-    errors = [_error_of(row, names) for row in csv.DictReader(text)]
+    errors = [_error_of(row, model.keras) for row in csv.DictReader(text)]
     return tuple(sorted(errors, key=lambda error: -error.rmse_in_steps))
 
 
-def _error_of(row: dict[str, str], names: set[str]) -> LayerError:
+def _error_of(row: dict[str, str], model: tf.keras.Model) -> LayerError:
     scale = float(row["scale"])
     rmse = float(row["mean_squared_error"]) ** 0.5
     return LayerError(
-        layer=_layer_of(row["tensor_name"], names),
+        layer=_layer_of(row["tensor_name"], row["op_name"], model),
         operator=row["op_name"],
         rmse_in_steps=rmse / scale if scale else 0.0,
         largest_error=float(row["max_abs_error"]),
     )
 
 
-def _layer_of(tensor: str, names: set[str]) -> str:
-    """Returns the Keras layer in "model/layer/Op;model/other/Op": the innermost of the first."""
-    for part in tensor.split(";"):
-        for name in reversed(part.split("/")[:-1]):
+def _layer_of(tensor: str, operator: str, model: tf.keras.Model) -> str:
+    """Returns the Keras layer of a tensor that is called "model/layer/Op;model/other/Op".
+
+    Such a name lists all that was fused into the operator, and constants that it shares with
+    others: the part that is called like the operator counts, or else the first.
+    """
+    if tensor.startswith(_OUTPUT) and getattr(model, "output_names", None):
+        number = re.match(rf"{_OUTPUT}:(\d+)", tensor)
+        outputs = sorted(model.output_names)
+        if number and int(number[1]) < len(outputs):
+            return outputs[int(number[1])]
+    names = {layer.name for layer in model.submodules if isinstance(layer, tf.keras.layers.Layer)}
+    parts = [part.split("/") for part in tensor.split(";")]
+    kind = _OPERATIONS.get(operator)
+    parts.sort(key=lambda part: kind is None or not part[-1].startswith(kind))
+    for part in parts:
+        for name in reversed(part[:-1]):
             if name in names:
                 return name
     return tensor.split(";")[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LAYERS_SHOWN = 5
-_WIDTH = 110
+_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class Report:
         table = _table(title, ("quantization",), right)
         table.add_column("", overflow="fold")
         for candidate in self.candidates:
-            mark = candidate.problem or (
-                "written" if candidate.quantization == self.chosen else ""
-            )
+            mark = candidate.problem or ("written" if candidate.quantization == self.chosen else "")
             cells = ["", ""] if candidate.bytes is None else _size(candidate, self.float_bytes)
             table.add_row(candidate.quantization, *cells, *_parity(candidate.parity), mark)
         return table
