@@ -141,8 +141,8 @@ def command(
     console = stdout()
     for table in report.tables():
         console.print(table)
-    if report.note:
-        console.print(f"note: {report.note}", soft_wrap=True)
+    for line in report.lines():
+        console.print(line, soft_wrap=True)
     if failure is not None:
         click.echo(f"tfdist: {failure}", err=True)
         return EXIT_DROP

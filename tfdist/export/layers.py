@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ExportError
-from tfdist.export.converter import Conversion, representative, input_specs, make_converter
+from tfdist.export.converter import Conversion, input_specs, make_converter, representative
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows

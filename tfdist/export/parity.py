@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.export.converter import Rescale
 from tfdist.export.interpreter import TfliteModel
 from tfdist.export.models import PlainModel
+from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
 
 _BATCH_ROWS = 64
@@ -93,14 +94,15 @@ def keras_outputs(
     """Returns Keras' outputs by name, [rows, ...], for raw records."""
     parts = []
     infer = tf.function(lambda values: model(values), autograph=False, reduce_retracing=True)
-    for start in range(0, len(rows), _BATCH_ROWS):
-        values = {}
-        for name, spec in model.inputs.items():
-            value = tf.cast(rows.x[name][start : start + _BATCH_ROWS], spec.dtype)
-            if rescale is not None and spec.dtype.is_floating:
-                value = value * rescale[0] + rescale[1]
-            values[name] = value
-        parts.append({name: output.numpy() for name, output in infer(values).items()})
+    with quiet():  # TensorFlow advises against tracing anew, which another model needs.
+        for start in range(0, len(rows), _BATCH_ROWS):
+            values = {}
+            for name, spec in model.inputs.items():
+                value = tf.cast(rows.x[name][start : start + _BATCH_ROWS], spec.dtype)
+                if rescale is not None and spec.dtype.is_floating:
+                    value = value * rescale[0] + rescale[1]
+                values[name] = value
+            parts.append({name: output.numpy() for name, output in infer(values).items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

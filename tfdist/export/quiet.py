@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import IO
 
+import tensorflow as tf
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[IO[bytes]]:
@@ -18,10 +20,11 @@ def quiet() -> Iterator[IO[bytes]]:
 
     Python's own ``sys.stderr`` goes on to where it went, so that a progress bar still shows.
     """
+    # Made now, lest it keeps the stream of this moment for good.
+    logger = tf.get_logger()
     sys.stderr.flush()
     kept = os.dup(2)
     before = sys.stderr
-    logger = logging.getLogger("tensorflow")
     level = logger.level
     with (
         tempfile.TemporaryFile() as log,

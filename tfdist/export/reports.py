@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,20 +76,22 @@ class Report:
         if any(candidate.benchmark for candidate in self.candidates):
             yield self._speeds()
 
-    def __str__(self) -> str:
-        from rich.console import Console
+    def lines(self) -> Iterator[str]:
+        """Yields what belongs below the tables."""
+        for candidate in self.candidates:
+            if candidate.problem is not None:
+                yield f"{candidate.quantization}: {candidate.problem}"
+        if self.note:
+            yield f"note: {self.note}"
 
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
-        for table in self.tables():
-            console.print(table, markup=False, highlight=False)
-        text = console.file.getvalue()
-        return "\n".join(line.rstrip() for line in text.splitlines())
+    def __str__(self) -> str:
+        return as_text(self.tables(), self.lines())
 
     def _sizes(self) -> Table:
         title = f"on {self.place}" if self.place else "not compared with Keras: there was no data"
         right = ("bytes", "of float32", "largest diff.", "mean diff.", "Keras", "file", "drop")
-        table = _table(title, ("quantization",), right)
-        table.add_column("", overflow="fold")
+        table = table_of(title, ("quantization",), right)
+        table.add_column("")
         for candidate in self.candidates:
             mark = candidate.problem or ("written" if candidate.quantization == self.chosen else "")
             cells = ["", ""] if candidate.bytes is None else _size(candidate, self.float_bytes)
@@ -98,7 +100,7 @@ class Report:
 
     def _speeds(self) -> Table:
         names = ("threads", "p50 ms", "p90 ms", "runs", "arena bytes")
-        table = _table("on this machine, batch 1", ("quantization",), names)
+        table = table_of("on this machine, batch 1", ("quantization",), names)
         for candidate in self.candidates:
             if candidate.benchmark is None:
                 continue
@@ -130,7 +132,18 @@ class ParityError(ExportError):
         )
 
 
-def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+def as_text(tables: Iterable[Table], lines: Iterable[str] = ()) -> str:
+    """Returns tables, and lines below them, as plain text."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, markup=False)
+    for table in tables:
+        console.print(table)
+    text = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return "\n".join([*text, *lines])
+
+
+def table_of(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -159,11 +172,8 @@ def _parity(parity: Parity | None) -> list[str]:
 
 
 def _layers_table(candidate: Candidate) -> Table:
-    title = (
-        f"{candidate.quantization}: the worst layers, given right inputs "
-        f"({ROUNDING:.2f} steps is rounding alone)"
-    )
-    table = _table(title, ("layer", "operator"), ("error in steps", "largest error"))
+    title = f"worst layers of {candidate.quantization} ({ROUNDING:.2f} steps: rounding alone)"
+    table = table_of(title, ("layer", "operator"), ("error in steps", "largest error"))
     for error in candidate.layers[:_LAYERS_SHOWN]:
         table.add_row(
             error.layer,
