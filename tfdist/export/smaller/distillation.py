@@ -33,8 +33,8 @@ def distill(
     """Trains a small model on the labels and on what the trained model says of each record.
 
     The loss is (1 - teacher_share) * the student's own loss + teacher_share * the distance to the
-    teacher: for classes T**2 * KL(teacher / T, student / T) of the softmax at temperature T, whether
-    outputs are logits or probabilities; for one output a record the mean squared difference.
+    teacher: for classes T**2 * KL of the softmax at temperature T, whether outputs are logits or
+    probabilities; for one output a record the mean squared difference.
 
     Args:
         teacher: trained; of any strategy.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfdist.errors import ModelError
 from tfdist.export.smaller import tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
 
@@ -45,8 +46,15 @@ def quantize_aware(
     annotated = tuning.wrapped(
         copy, lambda layer: keras.quantize_annotate_layer(layer, quantize_config=config())
     )
-    with keras.quantize_scope({config.__name__: config}):
-        rounded = keras.quantize_apply(annotated)
+    try:
+        with keras.quantize_scope({config.__name__: config}):
+            rounded = keras.quantize_apply(annotated)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            "quantization-aware training needs a flat Functional or Sequential model",
+            received=" ".join(str(error).split())[:200],
+            mend="Write nested models as layers of one",
+        ) from error
     tuning.fit(rounded, model, feed, epochs)
     result = tuning.plain_copy(model)
     _copy_weights(rounded, result)
