@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ExportError, OptionError, TfdistError
+from tfdist.export import recurrence
 from tfdist.export.flatbuffer import operators, rewritten
 from tfdist.export.kinds import NEEDS_DATA
-from tfdist.export.models import PlainModel, whole_copy
+from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
 
@@ -89,10 +90,19 @@ def convert(model: PlainModel, how: Conversion) -> bytes:
         OptionError: int8 or int16x8 without records, or types that the file cannot have.
     """
     how.check()
-    if how.quantization in NEEDS_DATA:
-        model = _without_loops(model, how)
+    model = recurrence.without_state(model)
+    if how.quantization in NEEDS_DATA and _loops(model, how):
+        model = recurrence.unrolled(model)
+        if _loops(model, how):
+            raise ExportError(
+                f"{how.quantization} needs a model without loops: TFLite learns no ranges in them",
+                received=f"model '{model.given.name}', which loops",
+                mend="Give recurrent layers unroll=True, or choose dynamic, float16 or none",
+            )
     raw = _inputs_of_bytes(model, how) if how.quantization == "int8" else ()
-    return rewritten(_run(make_converter(model, how)), raw)
+    content = _run(make_converter(model, how))
+    recurrence.refuse_state(content, model.given.name)
+    return rewritten(content, raw)
 
 
 def make_converter(model: PlainModel, how: Conversion) -> tf.lite.TFLiteConverter:
@@ -183,51 +193,21 @@ def representative(
     assert how.calibration is not None
     total = len(how.calibration)
     for row in range(total):
-        yield [
-            how.calibration.x[name][row : row + 1].astype(spec.dtype.as_numpy_dtype)
+        yield {
+            name: how.calibration.x[name][row : row + 1].astype(spec.dtype.as_numpy_dtype)
             for name, spec in specs.items()
-        ]
+        }
         how.progress(row + 1, total)
 
 
-def _without_loops(model: PlainModel, how: Conversion) -> PlainModel:
-    """Unrolls recurrent layers where TFLite would loop: its calibrator crashes on loops.
-
-    An LSTM has an operator of its own and needs none of this.
-    """
-    if not _loops(model, how):
-        return model
-    unrolled = replace(
-        model,
-        keras=whole_copy(model.keras, clone_function=_unrolled),
-    )
-    if not _loops(unrolled, how):
-        return unrolled
-    raise ExportError(
-        f"{how.quantization} needs a model without loops, since TFLite cannot learn ranges in them",
-        received=f"model '{model.given.name}', which loops",
-        mend="Give recurrent layers unroll=True, or choose dynamic, float16 or none",
-    )
-
-
 def _loops(model: PlainModel, how: Conversion) -> bool:
+    """Whether the file would loop: TFLite's calibrator crashes on that, without a message."""
     plain = replace(how, quantization="none", input_type="float32", output_type="float32")
     graph = _traced(model, plain).graph.as_graph_def()
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
     if not any(node.op in ("While", "StatelessWhile") for node in nodes):
         return False
     return "WHILE" in operators(_run(make_converter(model, plain)))
-
-
-def _unrolled(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    config = layer.get_config()
-    if isinstance(layer, tf.keras.layers.RNN):
-        config["unroll"] = True
-    elif isinstance(layer, tf.keras.layers.Bidirectional):
-        for side in ("layer", "backward_layer"):
-            if side in config:
-                config[side]["config"]["unroll"] = True
-    return type(layer).from_config(config)
 
 
 def _run(converter: tf.lite.TFLiteConverter) -> bytes:

@@ -199,7 +199,7 @@ class _Job:
         errors = ()
         if name == "int8" and (self.layers or problem):
             with contextlib.suppress(ExportError):  # The file itself was compared all the same.
-                errors = layer_errors(model, how, self._counted("comparing int8 layers"))
+                errors = layer_errors(model, how, content, self._counted("comparing int8 layers"))
         speed = None
         if self.benchmark:
             self.progress(f"measuring {name}", 0, None)

@@ -74,6 +74,17 @@ def operators(content: bytes) -> list[str]:
     ]
 
 
+def input_order(content: bytes) -> list[str]:
+    """Returns the names of the inputs in the order of the graph, which need not be Keras'."""
+    model = schema.Model.GetRootAsModel(bytearray(content), 0)
+    signature = model.SignatureDefs(0)
+    names = {
+        entry.TensorIndex(): entry.Name().decode()
+        for entry in (signature.Inputs(n) for n in range(signature.InputsLength()))
+    }
+    return [names[index] for index in model.Subgraphs(0).InputsAsNumpy().tolist()]
+
+
 def computed_tensors(content: bytes) -> list[int]:
     """Returns the numbers of the tensors of the main graph that are no constants of the file."""
     model = schema.Model.GetRootAsModel(bytearray(content), 0)

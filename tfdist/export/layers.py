@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import ExportError
 from tfdist.export.converter import Conversion, input_specs, make_converter, representative
+from tfdist.export.flatbuffer import input_order
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
@@ -48,9 +49,10 @@ class LayerError:
 def layer_errors(
     model: PlainModel,
     how: Conversion,
+    content: bytes,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[LayerError, ...]:
-    """Returns the operators of an int8 file, the worst first.
+    """Returns the operators of the int8 file ``content``, the worst first.
 
     Raises:
         ExportError: the debugger cannot run the model.
@@ -62,12 +64,14 @@ def layer_errors(
     # Of float inputs, as the debugger compares with a float model.
     plain = replace(how, input_type="float32", output_type="float32")
     specs = input_specs(model, plain)
+    order = input_order(content)
+    few = replace(plain, calibration=few, progress=progress)
     with quiet():
         try:
             debugger = tf.lite.experimental.QuantizationDebugger(
                 converter=make_converter(model, plain),
-                debug_dataset=lambda: representative(
-                    specs, replace(plain, calibration=few, progress=progress)
+                debug_dataset=lambda: (
+                    [row[name] for name in order] for row in representative(specs, few)
                 ),
             )
             debugger.run()

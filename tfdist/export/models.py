@@ -14,6 +14,8 @@ from tfdist.errors import ExportError, ModelError
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
+_CALL = "call tfdist.export.tflite(model, ...)"
+
 
 @dataclass(frozen=True)
 class PlainModel:
@@ -87,17 +89,12 @@ def _load(path: Any) -> tf.keras.Model:
         return _loaded(path)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        mend = f"Give {_FILES}"
-        if "custom_objects" in reason or "Could not locate" in reason or "Unknown" in reason:
-            mend = (
-                "Load it in Python, with its custom_objects, and call tfdist.export.tflite(model, "
-                "...)"
-            )
+        if isinstance(error, OSError):
+            mend = f"Give {_FILES}"
         elif "safe_mode" in reason:
-            mend = (
-                "If you trust the file, load it in Python with safe_mode=False, and call "
-                "tfdist.export.tflite(model, ...)"
-            )
+            mend = f"If you trust the file, load it in Python with safe_mode=False, and {_CALL}"
+        else:
+            mend = f"Load it in Python, with the custom_objects of your layers, and {_CALL}"
         raise ModelError(
             f"{path} must be a model that Keras can load", received=reason, mend=mend
         ) from error
@@ -120,6 +117,8 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
     Args:
         changes: arguments of ``clone_model``.
     """
+    if getattr(model, "inputs", None) is None:
+        return model  # Of a class of its own.
     try:
         with tf.device("CPU:0"):
             copy = tf.keras.models.clone_model(model, **changes)
