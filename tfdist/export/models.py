@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,9 @@ class PlainModel:
     """A model whose weights are whole and on one device.
 
     Attributes:
-        given: the user's model; its compiled loss and metrics judge the outputs.
-        keras: the copy that computes; the given model itself where Keras cannot copy it.
+        given: the user's model.
+        keras: the copy that computes, compiled as the given one; the given model itself where
+            Keras cannot copy it.
         inputs: name -> spec with batch dimension None.
         input_form: how the model is called: "one", "list" or "dict".
     """
@@ -53,8 +55,8 @@ class PlainModel:
         return dict(zip(names, flat, strict=True))
 
     def structured_outputs(self, outputs: dict[str, np.ndarray]) -> Any:
-        """Arranges outputs by name as the compiled loss of the given model expects them."""
-        structure = getattr(self.given, "output", None)
+        """Arranges outputs by name as the compiled loss expects them."""
+        structure = getattr(self.keras, "output", None)
         if isinstance(structure, dict):
             return outputs
         values = list(outputs.values())
@@ -76,6 +78,8 @@ def open_model(model: Any) -> PlainModel:
             mend="Begin it with keras.Input(shape), or call it once on a batch",
         )
     copy = whole_copy(given)
+    if copy is not given:
+        _compile_like(copy, given)
     inputs, form = _inputs(copy)
     return PlainModel(given, copy, inputs, form)
 
@@ -109,6 +113,15 @@ def _loaded(path: str | os.PathLike) -> tf.keras.Model:
     if not isinstance(model, tf.keras.Model):
         raise ValueError("a SavedModel without Keras' description of its layers")
     return model
+
+
+def _compile_like(copy: tf.keras.Model, given: tf.keras.Model) -> None:
+    """Gives the copy metrics of its own: those of replicas cannot be updated from outside."""
+    config = given.get_compile_config() if getattr(given, "compiled_loss", None) else None
+    if config:
+        # A loss that Keras cannot copy is done without: outputs are compared all the same.
+        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
+            copy.compile_from_config(config)
 
 
 def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:

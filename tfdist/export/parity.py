@@ -130,10 +130,10 @@ def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> di
 def _compiled_metrics(
     model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]
 ) -> dict[str, float]:
-    given = model.given
-    if getattr(given, "compiled_loss", None) is None:
+    judge = model.keras
+    if getattr(judge, "compiled_loss", None) is None:
         return {}
-    given.reset_metrics()
+    judge.reset_metrics()
     for start in range(0, len(rows), _BATCH_ROWS):
         part = slice(start, start + _BATCH_ROWS)
         y = tf.nest.map_structure(lambda column, part=part: tf.constant(column[part]), rows.y)
@@ -141,9 +141,9 @@ def _compiled_metrics(
         found = model.structured_outputs(
             {name: tf.constant(column[part]) for name, column in outputs.items()}
         )
-        given.compute_loss(None, y, found, weight)
-        values = given.compute_metrics(None, y, found, weight)
-    given.reset_metrics()
+        judge.compute_loss(None, y, found, weight)
+        values = judge.compute_metrics(None, y, found, weight)
+    judge.reset_metrics()
     return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}
 
 
