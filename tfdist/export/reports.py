@@ -88,7 +88,10 @@ class Report:
         return as_text(self.tables(), self.lines())
 
     def _sizes(self) -> Table:
-        title = f"on {self.place}" if self.place else "not compared with Keras: there was no data"
+        metric = next((c.parity.metric for c in self.candidates if c.parity), None)
+        title = "not compared with Keras: there was no data"
+        if self.place:
+            title = f"{metric or 'compared'} on {self.place}"
         right = ("bytes", "of float32", "largest diff.", "mean diff.", "Keras", "file", "drop")
         table = table_of(title, ("quantization",), right)
         table.add_column("")
@@ -165,7 +168,7 @@ def _parity(parity: Parity | None) -> list[str]:
     return [
         f"{parity.largest_difference:.2e}",
         f"{parity.mean_difference:.2e}",
-        f"{parity.metric} {parity.keras:.4f}",
+        f"{parity.keras:.4f}",
         f"{parity.file:.4f}",
         f"{parity.drop:+.4f}",
     ]

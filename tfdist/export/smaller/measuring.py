@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfdist.export.converter import Conversion, convert
 from tfdist.export.interpreter import TfliteModel
-from tfdist.export.models import open_model
+from tfdist.export.models import PlainModel, open_model
 from tfdist.export.parity import judging_metric, keras_outputs, metrics
 from tfdist.export.reports import as_text, table_of
-from tfdist.export.samples import Samples, open_samples
+from tfdist.export.samples import Rows, Samples, fitted, open_samples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,9 +95,10 @@ class Scale:
 
     def measure(self, model: tf.keras.Model) -> Measured:
         plain = open_model(model)
-        how = Conversion(self._quantization, self._samples.calibration, input_type="float32")
+        calibration = _for_model(self._samples.calibration, plain)
+        how = Conversion(self._quantization, calibration, input_type="float32")
         content = convert(plain, how)
-        rows = self._samples.held_out
+        rows = _for_model(self._samples.held_out, plain)
         outputs = (
             keras_outputs(plain, rows)
             if self._quantization == "none"
@@ -127,3 +128,8 @@ class Scale:
             after=self.measure(after),
             note=note,
         )
+
+
+def _for_model(rows: Rows, model: PlainModel) -> Rows:
+    """Another model calls its inputs by other names."""
+    return replace(rows, x=fitted(list(rows.x.values()), model.inputs))
