@@ -51,7 +51,7 @@ def test_a_drop_above_the_limit_is_exit_code_1(run_cli, saved, shards, tmp_path)
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert "at most 0.01" in line
-    assert "worst layers are " in line
+    assert "worst layers are spoilt " in line
     assert "refused" in done.stdout
     assert not out.exists()
 

@@ -95,7 +95,9 @@ def test_distill(trained, digits, validation):
                 layers.Dense(10, "softmax"),  # Of probabilities; the teacher's are logits.
             ]
         )
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.compile(
+            tf.keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+        )
         return model
 
     model, report = tfdist.export.distill(trained, student, digits, epochs=12, teacher_share=1.0)

@@ -151,28 +151,30 @@ class _Job:
             self.progress("computing with Keras", 0, None)
             judge = Judge(model, samples.held_out, how.rescale)
         names = list(QUANTIZATIONS) if self.quantize == AUTO else [self.quantize]
+        self.progress("converting to float32", 0, None)
+        plain = replace(how, quantization="none", input_type="float32", output_type="float32")
+        floats = convert(model, plain)
         contents: dict[str, bytes] = {}
         candidates = []
         for name in names:
             named = replace(how, quantization=name, progress=self._counted(f"calibrating {name}"))
+            is_plain = name == "none" and how.input_type in ("auto", "float32")
             try:
                 self.progress(f"converting to {name}", 0, None)
-                contents[name] = convert(model, named)
-                candidates.append(self._examined(model, named, contents[name], judge, samples))
+                contents[name] = floats if is_plain else convert(model, named)
+                candidates.append(
+                    self._examined(model, named, contents[name], floats, judge, samples)
+                )
             except (ExportError, OptionError) as error:
                 if self.quantize != AUTO:
                     raise
                 candidates.append(Candidate(name, problem=str(error)))
-        if "none" not in contents:
-            self.progress("converting to float32, to compare sizes", 0, None)
-            plain = replace(how, quantization="none", input_type="float32", output_type="float32")
-            contents["none"] = convert(model, plain)
         good = [c for c in candidates if c.bytes is not None and c.problem is None]
         chosen = min(good, key=lambda c: c.bytes).quantization if good else None
         report = Report(
             path=None,
             chosen=chosen,
-            float_bytes=len(contents["none"]),
+            float_bytes=len(floats),
             candidates=tuple(candidates),
             place=None if samples is None else f"{len(samples.held_out)} of {samples.place}",
             max_drop=self.max_drop,
@@ -185,6 +187,7 @@ class _Job:
         model: PlainModel,
         how: Conversion,
         content: bytes,
+        floats: bytes,
         judge: Judge | None,
         samples: Samples | None,
     ) -> Candidate:
@@ -198,8 +201,9 @@ class _Job:
                 problem = f"drop above {self.max_drop:g}"
         errors = ()
         if name == "int8" and (self.layers or problem):
+            counted = self._counted("comparing int8 layers")
             with contextlib.suppress(ExportError):  # The file itself was compared all the same.
-                errors = layer_errors(model, how, content, self._counted("comparing int8 layers"))
+                errors = layer_errors(model, how, content, floats, counted)
         speed = None
         if self.benchmark:
             self.progress(f"measuring {name}", 0, None)

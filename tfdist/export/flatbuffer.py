@@ -85,6 +85,12 @@ def input_order(content: bytes) -> list[str]:
     return [names[index] for index in model.Subgraphs(0).InputsAsNumpy().tolist()]
 
 
+def tensor_names(content: bytes) -> dict[int, str]:
+    """Returns the names of the tensors of the main graph, by number."""
+    graph = schema.Model.GetRootAsModel(bytearray(content), 0).Subgraphs(0)
+    return {n: graph.Tensors(n).Name().decode() for n in range(graph.TensorsLength())}
+
+
 def computed_tensors(content: bytes) -> list[int]:
     """Returns the numbers of the tensors of the main graph that are no constants of the file."""
     model = schema.Model.GetRootAsModel(bytearray(content), 0)

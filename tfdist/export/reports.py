@@ -96,7 +96,9 @@ class Report:
         table = table_of(title, ("quantization",), right)
         table.add_column("")
         for candidate in self.candidates:
-            mark = candidate.problem or ("written" if candidate.quantization == self.chosen else "")
+            mark = "written" if candidate.quantization == self.chosen else ""
+            if candidate.problem is not None:
+                mark = "impossible" if candidate.bytes is None else "refused"
             cells = ["", ""] if candidate.bytes is None else _size(candidate, self.float_bytes)
             table.add_row(candidate.quantization, *cells, *_parity(candidate.parity), mark)
         return table
@@ -176,11 +178,13 @@ def _parity(parity: Parity | None) -> list[str]:
 
 def _layers_table(candidate: Candidate) -> Table:
     title = f"worst layers of {candidate.quantization} ({ROUNDING:.2f} steps: rounding alone)"
-    table = table_of(title, ("layer", "operator"), ("error in steps", "largest error"))
+    right = ("error of size", "in steps", "largest error")
+    table = table_of(title, ("layer", "operator"), right)
     for error in candidate.layers[:_LAYERS_SHOWN]:
         table.add_row(
             error.layer,
             error.operator,
+            f"{error.relative_error:.1%}",
             f"{error.rmse_in_steps:.2f}",
             f"{error.largest_error:.2e}",
         )
