@@ -42,7 +42,8 @@ def test_a_bare_install_needs_tensorflow_and_no_other_engine(metadata):
 
 def test_extras(metadata):
     extras = metadata["options.extras_require"]
-    assert set(extras) == {"horovod", "mesh", "federated", "sagemaker", "notebooks", "all"}
+    known = {"horovod", "mesh", "federated", "export", "sagemaker", "notebooks", "all"}
+    assert set(extras) == known
     (everything,) = requirements(extras["all"]).values()
     assert everything.extras == set(extras) - {"all"}
 

@@ -15,6 +15,7 @@ _LAZY = {
     "strategy": ("tfdist.strategies", "strategy"),
     "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
     "verify": ("tfdist.equivalence", "verify"),
+    "export": ("tfdist.export", None),
     "notebook_launch": ("tfdist.launch.notebook", "notebook_launch"),
 }
 

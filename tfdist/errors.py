@@ -60,6 +60,10 @@ class CheckpointError(TfdistError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class ExportError(TfdistError):
+    """A model that cannot be written for another runtime, or is not the same there."""
+
+
 def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ...]) -> OptionError:
     """The error for a name outside a closed list; it lists the known names, the nearest first."""
     import difflib

@@ -1,0 +1,64 @@
+"""Exports of models on a strategy, live and from the file that the strategy saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scenarios import scenario
+
+import tfdist
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 400)
+    return (rng.normal(size=(400, 8)) + y[:, None]).astype(np.float32), y
+
+
+def _model() -> Any:
+    from tensorflow import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(32, "relu"), keras.layers.Dense(32, "relu"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+@scenario
+def live_and_saved(strategy: Any, folder: Path) -> None:
+    data = _data()
+    model = strategy.build(_model)
+    before = model.get_weights()[0]
+    model.fit(strategy.dataset(data, global_batch_size=40), epochs=3, verbose=0)
+    assert np.abs(model.get_weights()[0] - before).max() > 0.01
+    strategy.save(model, folder / "model.keras")
+    expected = model.predict(data[0], verbose=0)
+    for number, given in enumerate((model, folder / "model.keras")):
+        path = folder / f"{number}.tflite"
+        report = tfdist.export.tflite(given, path, data=data)
+        assert report.best.parity.largest_difference < 1e-5
+        assert _answers(path, data[0]) == expected.argmax(-1).tolist()
+    rounded = tfdist.export.tflite(
+        model, folder / "int8.tflite", quantize="int8", data=data, layers=False
+    )
+    assert rounded.best.parity.drop <= 0.01
+    # The live model goes on training afterwards.
+    model.fit(strategy.dataset(data, global_batch_size=40), epochs=1, verbose=0)
+
+
+def _answers(path: Path, x: np.ndarray) -> list[int]:
+    from tfdist.export.interpreter import TfliteModel
+
+    (scores,) = TfliteModel(path.read_bytes()).predict({_input(path): x}).values()
+    return scores.argmax(-1).tolist()
+
+
+def _input(path: Path) -> str:
+    from tfdist.export.flatbuffer import input_order
+
+    (name,) = input_order(path.read_bytes())
+    return name

@@ -1,0 +1,138 @@
+"""Pruning, clustering, quantization-aware training and distillation: ordinary models, measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import ModelError, OptionError
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def kernels(model):
+    return {
+        layer.name: layer.kernel.numpy()
+        for layer in model.layers
+        if isinstance(layer, (tf.keras.layers.Dense, tf.keras.layers.Conv2D))
+    }
+
+
+def check(model, report, given, x, tmp_path):
+    """An ordinary model: it loads without anything but Keras, and the given one is as it was."""
+    assert type(model) is type(given)
+    assert [layer.name for layer in model.layers] == [layer.name for layer in given.layers]
+    assert model.optimizer is not None
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+    assert report.before.metric == report.after.metric == "accuracy"
+    assert f"{report.after.gzip_bytes:,}" in str(report)
+
+
+@pytest.fixture
+def weights(trained):
+    """What the given model held before; it is not changed."""
+    before = trained.get_weights()
+    yield before
+    for was, now in zip(before, trained.get_weights(), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+@pytest.mark.usefixtures("weights")
+def test_prune(trained, digits, validation, tmp_path):
+    model, report = tfdist.export.prune(trained, digits, sparsity=0.7, epochs=2)
+    check(model, report, trained, validation[0], tmp_path)
+    for name, kernel in kernels(model).items():
+        assert np.mean(kernel == 0) == pytest.approx(0.7, abs=0.01), name
+    assert report.before.zeros < 0.01
+    assert 0.68 < report.after.zeros < 0.71
+    assert report.after.bytes == pytest.approx(report.before.bytes, rel=0.01)
+    assert report.after.gzip_bytes < 0.55 * report.before.gzip_bytes
+    assert report.after.value > report.before.value - 0.03
+    x, y = validation
+    assert np.mean(model.predict(x, verbose=0).argmax(-1) == y) == pytest.approx(report.after.value)
+
+
+@pytest.mark.usefixtures("weights")
+def test_cluster(trained, digits, validation, tmp_path):
+    model, report = tfdist.export.cluster(trained, digits, clusters=8, epochs=1)
+    check(model, report, trained, validation[0], tmp_path)
+    for name, kernel in kernels(model).items():
+        assert len(np.unique(kernel)) <= 8, name
+    assert report.after.gzip_bytes < 0.3 * report.before.gzip_bytes
+    assert report.after.value > report.before.value - 0.03
+
+
+@pytest.mark.usefixtures("weights")
+def test_quantize_aware(trained, digits, validation, tmp_path):
+    model, report = tfdist.export.quantize_aware(trained, digits, epochs=1)
+    check(model, report, trained, validation[0], tmp_path)
+    assert report.quantization == "int8"
+    moved = [np.abs(a - b).max() for a, b in zip(*map(_weights, (model, trained)), strict=True)]
+    assert max(moved) > 1e-3
+    assert report.after.value > report.before.value - 0.02
+
+
+def _weights(model):
+    return model.get_weights()
+
+
+@pytest.mark.usefixtures("weights")
+def test_distill(trained, digits, validation):
+    def student():
+        tf.keras.utils.set_random_seed(0)
+        layers = tf.keras.layers
+        model = tf.keras.Sequential(
+            [
+                tf.keras.Input((8, 8, 1)),
+                layers.Rescaling(1 / 16),
+                layers.Flatten(),
+                layers.Dense(16, "relu"),
+                layers.Dense(10, "softmax"),  # Of probabilities; the teacher's are logits.
+            ]
+        )
+        model.compile(
+            tf.keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+        )
+        return model
+
+    model, report = tfdist.export.distill(trained, student, digits, epochs=12, teacher_share=1.0)
+    assert report.after.weights == 64 * 16 + 16 + 16 * 10 + 10
+    assert report.after.bytes < 0.05 * report.before.bytes
+    # Of the teacher alone: no label was looked at.
+    assert report.after.value > 0.85
+    x, y = validation
+    assert np.mean(model.predict(x, verbose=0).argmax(-1) == y) == pytest.approx(report.after.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (tfdist.export.prune, {"sparsity": 1.0}),
+        (tfdist.export.prune, {"epochs": 0}),
+        (tfdist.export.cluster, {"clusters": 1}),
+    ],
+)
+def test_mistakes(call, options, trained, digits):
+    with pytest.raises(OptionError):
+        call(trained, digits, **options)
+
+
+def test_models_that_cannot_be_made_smaller(trained, digits):
+    plain = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Dense(10)])
+    with pytest.raises(ModelError, match="compile"):
+        tfdist.export.prune(plain, digits)
+    empty = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()])
+    empty.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="Dense or a convolution"):
+        tfdist.export.cluster(empty, digits)
+    student = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()])
+    student.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="same shape"):
+        tfdist.export.distill(trained, student, digits)
+    with pytest.raises(OptionError, match="temperature"):
+        tfdist.export.distill(trained, student, digits, temperature=0)

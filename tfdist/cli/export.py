@@ -1,0 +1,171 @@
+"""``tfdist export``: a Keras model as a TFLite file that gives the same answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tfdist.cli.console import progress_bar, stdout
+from tfdist.errors import OptionError
+from tfdist.export.kinds import AUTO, FORMATS, INPUT_TYPES, OUTPUT_TYPES, QUANTIZATIONS
+
+EXIT_DROP = 1
+
+_EPILOG = """\b
+Quantizations:
+{quantizations}
+  auto      tries all, and keeps the smallest file whose drop is at most --max-drop
+\b
+Examples:
+  tfdist export runs/digits/model.keras digits.tflite
+  tfdist export runs/digits/model.keras digits.tflite --quantize int8 --data data/digits
+  tfdist export model.keras model.tflite --quantize auto --data data/digits --benchmark
+  tfdist export model.keras model.h --format c --quantize int8 --data data/digits
+\b
+Into the file go raw records: a Rescaling or Normalization layer of the model is inside of it, and
+so is --rescale. With uint8 records an int8 file has a uint8 input of scale 1 and zero point 0: copy
+the bytes of an image into it. A float32 input takes the same values as floats.
+""".format(quantizations="\n".join(f"  {name:9} {text}" for name, text in QUANTIZATIONS.items()))
+
+
+@click.command("export", epilog=_EPILOG, short_help="Write a model as a TFLite file.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--quantize",
+    default="none",
+    show_default=True,
+    metavar="|".join((*QUANTIZATIONS, AUTO)),
+    help="How weights and activations are stored; see below.",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    help="Shards written by tfdist shard: the split train gives the ranges of int8, validation "
+    "the comparison with Keras. DIR/SPLIT serves for both. Without it nothing is compared.",
+)
+@click.option(
+    "--samples", type=int, default=200, show_default=True, help="Records to learn ranges from."
+)
+@click.option(
+    "--parity-samples",
+    type=int,
+    default=1000,
+    show_default=True,
+    help="Records to compare with Keras on, at most.",
+)
+@click.option(
+    "--max-drop",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Largest drop of accuracy against Keras, or relative growth of the loss of a model that "
+    "does not classify. Above it nothing is written and the exit code is 1.",
+)
+@click.option(
+    "--input-type",
+    type=click.Choice(INPUT_TYPES),
+    default="auto",
+    show_default=True,
+    help="auto: uint8 for int8 files where the records are uint8, else float32.",
+)
+@click.option(
+    "--output-type", type=click.Choice(OUTPUT_TYPES), default="float32", show_default=True
+)
+@click.option(
+    "--rescale",
+    metavar="SCALE[,OFFSET]",
+    help="Let the file compute raw * SCALE + OFFSET first, for a model trained on scaled inputs; "
+    "1/255 is understood.",
+)
+@click.option("--benchmark", is_flag=True, help="Measure latency at 1 and 2 threads, and memory.")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(FORMATS),
+    default="tflite",
+    show_default=True,
+    help="c: a C header with the file as an array and an arena size, for microcontrollers.",
+)
+def command(
+    model: Path,
+    out: Path,
+    quantize: str,
+    data: str | None,
+    samples: int,
+    parity_samples: int,
+    max_drop: float,
+    input_type: str,
+    output_type: str,
+    rescale: str | None,
+    benchmark: bool,
+    file_format: str,
+) -> int:
+    """Writes the Keras model MODEL as the TFLite file OUT, and proves that both are the same.
+
+    MODEL is a .keras or .h5 file or a SavedModel, of any strategy. With --data the file is compared
+    with Keras on real records: differences, the drop of accuracy, and the worst layers of int8.
+    """
+    scaling = None if rescale is None else _parse_rescale(rescale)
+    # Before TensorFlow is imported: its log is not what the user asked for.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with progress_bar("") as bar:
+        task = bar.add_task("starting", total=None)
+        from tfdist.export.exporting import tflite
+        from tfdist.export.reports import ParityError
+
+        def shown(what: str, done: int, total: int | None) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        try:
+            report = tflite(
+                model,
+                out,
+                quantize=quantize,
+                data=data,
+                samples=samples,
+                parity_samples=parity_samples,
+                max_drop=max_drop,
+                input_type=input_type,
+                output_type=output_type,
+                rescale=scaling,
+                benchmark=benchmark,
+                format=file_format,
+                progress=shown,
+            )
+            failure = None
+        except ParityError as error:
+            report, failure = error.report, error
+    console = stdout()
+    for table in report.tables():
+        console.print(table)
+    for line in report.lines():
+        console.print(line, soft_wrap=True)
+    if failure is not None:
+        click.echo(f"tfdist: {failure}", err=True)
+        return EXIT_DROP
+    best = report.best
+    console.print(
+        f"written {report.path} ({report.chosen}, {best.bytes:,} bytes of TFLite)", soft_wrap=True
+    )
+    return 0
+
+
+def _parse_rescale(text: str) -> tuple[float, float]:
+    parts = text.split(",")
+    try:
+        if len(parts) > 2:
+            raise ValueError
+        scale, offset = (*(_number(part) for part in parts), 0.0)[:2]
+    except (ValueError, ZeroDivisionError):
+        raise OptionError(
+            "--rescale is SCALE or SCALE,OFFSET", received=text, mend="Write --rescale 1/255"
+        ) from None
+    return scale, offset
+
+
+def _number(text: str) -> float:
+    top, slash, bottom = text.partition("/")
+    return float(top) / float(bottom) if slash else float(top)

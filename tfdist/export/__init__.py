@@ -1,0 +1,32 @@
+"""From a Keras model to a file for a phone or a microcontroller, proved to be the same model.
+
+Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_LAZY = {
+    "tflite": "tfdist.export.exporting",
+    "QUANTIZATIONS": "tfdist.export.kinds",
+    "ParityError": "tfdist.export.reports",
+    "prune": "tfdist.export.smaller.pruning",
+    "cluster": "tfdist.export.smaller.clustering",
+    "quantize_aware": "tfdist.export.smaller.rounding",
+    "distill": "tfdist.export.smaller.distillation",
+}
+
+__all__ = list(_LAZY)
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tfdist.export' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

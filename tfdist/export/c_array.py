@@ -1,0 +1,74 @@
+"""A TFLite file as C source, for microcontrollers that have no file system."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tfdist.export.flatbuffer import computed_tensors, operators
+from tfdist.export.interpreter import TfliteModel
+from tfdist.export.latency import arena_bytes
+
+_PER_LINE = 12
+# What TensorFlow Lite Micro keeps in the arena beside activations: on a 32-bit machine a node,
+# its registration and its parameters, or a tensor with its quantization, stay below these.
+_BYTES_PER_OPERATOR, _BYTES_PER_TENSOR, _BYTES_FIXED = 160, 64, 1024
+_ROUND = 1024
+
+
+def c_array(content: bytes, path: Path) -> str:
+    """Returns a header that defines the file as an aligned array, its length and an arena size.
+
+    Args:
+        path: of the header; its name becomes that of the array.
+    """
+    name = re.sub(r"\W", "_", path.stem)
+    name = f"_{name}" if name[:1].isdigit() else name
+    file = TfliteModel(content)
+    needed = sorted(set(operators(content)))
+    lines = [
+        f"// TensorFlow Lite model, {len(content)} bytes. Written by tfdist.",
+        *(_described("input", n, details) for n, details in file.inputs.items()),
+        *(_described("output", n, details) for n, details in file.outputs.items()),
+        f"// operators: {', '.join(needed)}",
+        "#pragma once",
+        "",
+        "#ifdef __cplusplus",
+        f"alignas(16) static const unsigned char {name}[] = {{",
+        "#else",
+        f"_Alignas(16) static const unsigned char {name}[] = {{",
+        "#endif",
+    ]
+    lines += [
+        "    " + " ".join(f"0x{byte:02x}," for byte in content[start : start + _PER_LINE])
+        for start in range(0, len(content), _PER_LINE)
+    ]
+    activations = arena_bytes(content)
+    lines += [
+        "};",
+        f"static const unsigned int {name}_len = {len(content)};",
+        "",
+        f"// {activations} bytes of activations and scratch were measured in TensorFlow Lite; the",
+        "// rest is an estimate for TensorFlow Lite Micro's own structures. After AllocateTensors,",
+        "// interpreter.arena_used_bytes() tells the size that is really needed.",
+        f"static const unsigned int {name}_arena_size = {micro_arena_bytes(content)};",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def micro_arena_bytes(content: bytes) -> int:
+    """Returns an arena size to begin with in TensorFlow Lite Micro."""
+    structures = (
+        len(operators(content)) * _BYTES_PER_OPERATOR
+        + len(computed_tensors(content)) * _BYTES_PER_TENSOR
+        + _BYTES_FIXED
+    )
+    return -(-(arena_bytes(content) + structures) // _ROUND) * _ROUND
+
+
+def _described(side: str, name: str, details: dict) -> str:
+    scale, zero_point = details["quantization"]
+    shape = "x".join(str(int(size)) for size in details["shape"])
+    text = f"// {side} {name}: {details['dtype'].__name__} {shape}"
+    return text + (f", value = ({scale:.9g}) * (q - ({zero_point}))" if scale else "")

@@ -1,0 +1,181 @@
+"""The model to export: loaded, or taken from a strategy, as plain Keras on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ExportError, ModelError
+
+_FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
+
+_CALL = "call tfdist.export.tflite(model, ...)"
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """A model whose weights are whole and on one device.
+
+    Attributes:
+        given: the user's model.
+        keras: the copy that computes, compiled as the given one; the given model itself where
+            Keras cannot copy it.
+        inputs: name -> spec with batch dimension None.
+        input_form: how the model is called: "one", "list" or "dict".
+    """
+
+    given: tf.keras.Model
+    keras: tf.keras.Model
+    inputs: dict[str, tf.TensorSpec]
+    input_form: str
+
+    def __call__(self, values: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Returns the outputs by name, in inference."""
+        if self.input_form == "one":
+            (arguments,) = values.values()
+        elif self.input_form == "list":
+            arguments = list(values.values())
+        else:
+            arguments = dict(values)
+        return self.named_outputs(self.keras(arguments, training=False))
+
+    def named_outputs(self, outputs: Any) -> dict[str, tf.Tensor]:
+        if isinstance(outputs, dict):
+            return dict(outputs)
+        flat = tf.nest.flatten(outputs)
+        names = getattr(self.keras, "output_names", None)
+        if not names or len(names) != len(flat):
+            names = [f"output_{number}" for number in range(len(flat))]
+        return dict(zip(names, flat, strict=True))
+
+    def structured_outputs(self, outputs: dict[str, np.ndarray]) -> Any:
+        """Arranges outputs by name as the compiled loss expects them."""
+        structure = getattr(self.keras, "output", None)
+        if isinstance(structure, dict):
+            return outputs
+        values = list(outputs.values())
+        return values[0] if len(values) == 1 else values
+
+
+def open_model(model: Any) -> PlainModel:
+    """Opens a live model, of any strategy, or a file.
+
+    Raises:
+        ModelError: not a model, no such file, or one that Keras cannot load or does not know the
+            input shape of.
+    """
+    given = model if isinstance(model, tf.keras.Model) else _load(model)
+    if not given.built:
+        raise ModelError(
+            "a model must know its input shape before it can be exported",
+            received=f"model '{given.name}', not built",
+            mend="Begin it with keras.Input(shape), or call it once on a batch",
+        )
+    copy = whole_copy(given)
+    if copy is not given:
+        _compile_like(copy, given)
+    inputs, form = _inputs(copy)
+    return PlainModel(given, copy, inputs, form)
+
+
+def _load(path: Any) -> tf.keras.Model:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelError(f"a model is a Keras model, or {_FILES}", received=type(path).__name__)
+    if not Path(path).exists():
+        raise ModelError(f"a model is {_FILES}", received=f"{path}, which does not exist")
+    try:
+        return _loaded(path)
+    except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        if isinstance(error, OSError):
+            mend = f"Give {_FILES}"
+        elif "safe_mode" in reason:
+            mend = f"If you trust the file, load it in Python with safe_mode=False, and {_CALL}"
+        else:
+            mend = f"Load it in Python, with the custom_objects of your layers, and {_CALL}"
+        raise ModelError(
+            f"{path} must be a model that Keras can load", received=reason, mend=mend
+        ) from error
+
+
+def _loaded(path: str | os.PathLike) -> tf.keras.Model:
+    try:
+        model = tf.keras.models.load_model(path)
+    except (ValueError, TypeError):
+        # A loss or a metric of the user's own is not needed to compute outputs.
+        model = tf.keras.models.load_model(path, compile=False)
+    if not isinstance(model, tf.keras.Model):
+        raise ValueError("a SavedModel without Keras' description of its layers")
+    return model
+
+
+def _compile_like(copy: tf.keras.Model, given: tf.keras.Model) -> None:
+    """Gives the copy metrics of its own: those of replicas cannot be updated from outside."""
+    config = given.get_compile_config() if getattr(given, "compiled_loss", None) else None
+    if config:
+        # A loss that Keras cannot copy is done without: outputs are compared all the same.
+        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
+            copy.compile_from_config(config)
+
+
+def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
+    """Returns a copy with all weights on one device; the model itself when Keras cannot copy it.
+
+    Args:
+        changes: arguments of ``clone_model``.
+    """
+    if getattr(model, "inputs", None) is None:
+        return model  # Of a class of its own.
+    try:
+        with tf.device("CPU:0"):
+            copy = tf.keras.models.clone_model(model, **changes)
+    except (ValueError, NotImplementedError):
+        return model
+    # get_weights is a strategy's own: it gathers the slices of a mesh.
+    copy.set_weights(model.get_weights())
+    for layer in copy.submodules:
+        if isinstance(layer, tf.keras.layers.Normalization):
+            layer.finalize_state()  # It computes with a copy of its weights.
+    return copy
+
+
+def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
+    if getattr(model, "inputs", None) and getattr(model, "input_names", None):
+        specs = {
+            name: tf.TensorSpec([None, *symbol.shape[1:]], symbol.dtype, name=name)
+            for name, symbol in zip(model.input_names, model.inputs, strict=True)
+        }
+        return specs, "one" if len(specs) == 1 and not _is_dict(model) else "dict"
+    saved = model.save_spec()
+    if saved is None:
+        raise ModelError(
+            "a model must know its input shape before it can be exported",
+            received=f"model '{model.name}', never called",
+            mend="Call it once on a batch",
+        )
+    (structure, *more), _ = saved
+    if more or not (isinstance(structure, (tf.TensorSpec, dict, list, tuple))):
+        raise ExportError(
+            "a model to export takes one argument: a tensor, a list or a dict of tensors",
+            received=f"model '{model.name}' with {1 + len(more)} arguments",
+            mend="Wrap it in a keras.Model(inputs, outputs)",
+        )
+    if isinstance(structure, tf.TensorSpec):
+        return {"input": _named(structure, "input")}, "one"
+    if isinstance(structure, dict):
+        return {name: _named(spec, name) for name, spec in structure.items()}, "dict"
+    return {f"input_{n}": _named(s, f"input_{n}") for n, s in enumerate(structure)}, "list"
+
+
+def _is_dict(model: tf.keras.Model) -> bool:
+    return isinstance(model.input, dict)
+
+
+def _named(spec: tf.TensorSpec, name: str) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name=name)

@@ -1,0 +1,156 @@
+"""Is the file the same model? Its outputs against Keras' own, on real records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.export.converter import Rescale
+from tfdist.export.interpreter import TfliteModel
+from tfdist.export.models import PlainModel
+from tfdist.export.quiet import quiet
+from tfdist.export.samples import Rows
+
+_BATCH_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What a comparison found.
+
+    Attributes:
+        records: how many were compared.
+        largest_difference, mean_difference: of an output's absolute values.
+        output_scale: the largest absolute output of Keras, to see the differences in proportion.
+        metric: what the drop is of: "accuracy" (or another metric of that name), "loss", or
+            "outputs" for records without labels.
+        keras, file: the metric's values; for "outputs" their mean absolute values.
+        drop: for accuracy Keras' minus the file's, 0.01 being one in a hundred records; for a loss
+            its relative growth; for outputs the mean difference relative to their mean size.
+    """
+
+    records: int
+    largest_difference: float
+    mean_difference: float
+    output_scale: float
+    metric: str
+    keras: float
+    file: float
+    drop: float
+
+
+class Judge:
+    """Compares files with one model on the same records; Keras computes once."""
+
+    def __init__(self, model: PlainModel, rows: Rows, rescale: Rescale | None = None):
+        self._model = model
+        self._rows = rows
+        self._expected = keras_outputs(model, rows, rescale)
+
+    def compare(
+        self, file: TfliteModel, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Parity:
+        found = file.predict(self._rows.x, progress)
+        pairs = [(self._expected[name], found[name]) for name in self._expected]
+        differences = [np.abs(a.astype(np.float64) - b) for a, b in pairs]
+        sizes = [np.abs(a.astype(np.float64)) for a, _ in pairs]
+        num_values = sum(part.size for part in differences)
+        mean_difference = float(sum(part.sum() for part in differences) / num_values)
+        mean_size = float(sum(part.sum() for part in sizes) / num_values)
+        metric, keras, of_file, drop = self._judged(found, mean_difference, mean_size)
+        return Parity(
+            records=len(self._rows),
+            largest_difference=float(max(part.max() for part in differences)),
+            mean_difference=mean_difference,
+            output_scale=float(max(part.max() for part in sizes)),
+            metric=metric,
+            keras=keras,
+            file=of_file,
+            drop=drop,
+        )
+
+    def _judged(
+        self, found: dict[str, np.ndarray], mean_difference: float, mean_size: float
+    ) -> tuple[str, float, float, float]:
+        expected = metrics(self._model, self._rows, self._expected)
+        of_file = metrics(self._model, self._rows, found)
+        name = judging_metric(expected)
+        if name is None:
+            drop = mean_difference / max(mean_size, np.finfo(np.float32).tiny)
+            return "outputs", mean_size, mean_size + mean_difference, drop
+        keras, file = expected[name], of_file[name]
+        if name == "loss":
+            return name, keras, file, (file - keras) / max(abs(keras), np.finfo(np.float32).eps)
+        return name, keras, file, keras - file
+
+
+def keras_outputs(
+    model: PlainModel, rows: Rows, rescale: Rescale | None = None
+) -> dict[str, np.ndarray]:
+    """Returns Keras' outputs by name, [rows, ...], for raw records."""
+    parts = []
+    infer = tf.function(lambda values: model(values), autograph=False, reduce_retracing=True)
+    with quiet():  # TensorFlow advises against tracing anew, which another model needs.
+        for start in range(0, len(rows), _BATCH_ROWS):
+            values = {}
+            for name, spec in model.inputs.items():
+                value = tf.cast(rows.x[name][start : start + _BATCH_ROWS], spec.dtype)
+                if rescale is not None and spec.dtype.is_floating:
+                    value = value * rescale[0] + rescale[1]
+                values[name] = value
+            parts.append({name: output.numpy() for name, output in infer(values).items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def judging_metric(values: dict[str, float]) -> str | None:
+    """Returns the metric that a drop is measured in: an accuracy, or else the loss."""
+    return next((name for name in values if "acc" in name), "loss" if "loss" in values else None)
+
+
+def metrics(model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]) -> dict[str, float]:
+    """Returns the model's own loss and metrics of outputs; the accuracy of class ids in any case.
+
+    Args:
+        outputs: name -> array [rows, ...].
+    """
+    if rows.y is None:
+        return {}
+    values = _compiled_metrics(model, rows, outputs)
+    if not any("acc" in name for name in values):
+        accuracy = _top_1(rows.y, outputs)
+        if accuracy is not None:
+            values["accuracy"] = accuracy
+    return values
+
+
+def _compiled_metrics(
+    model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]
+) -> dict[str, float]:
+    judge = model.keras
+    if getattr(judge, "compiled_loss", None) is None:
+        return {}
+    judge.reset_metrics()
+    for start in range(0, len(rows), _BATCH_ROWS):
+        part = slice(start, start + _BATCH_ROWS)
+        y = tf.nest.map_structure(lambda column, part=part: tf.constant(column[part]), rows.y)
+        weight = None if rows.weight is None else tf.constant(rows.weight[part])
+        found = model.structured_outputs(
+            {name: tf.constant(column[part]) for name, column in outputs.items()}
+        )
+        judge.compute_loss(None, y, found, weight)
+        values = judge.compute_metrics(None, y, found, weight)
+    judge.reset_metrics()
+    return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}
+
+
+def _top_1(y: Any, outputs: dict[str, np.ndarray]) -> float | None:
+    if not isinstance(y, np.ndarray) or len(outputs) != 1 or y.dtype.kind not in "iu":
+        return None
+    (scores,) = outputs.values()
+    if scores.ndim != 2 or scores.shape[1] < 2 or y.size != len(scores):
+        return None
+    return float(np.mean(scores.argmax(-1) == y.reshape(-1)))

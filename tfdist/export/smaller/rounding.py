@@ -1,0 +1,108 @@
+"""Quantization-aware training: the model trains on while it is rounded as an int8 file rounds it.
+
+Quantization and training of neural networks, Jacob et al. 2017, arXiv:1712.05877, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import ModelError
+from tfdist.export.smaller import tuning
+from tfdist.export.smaller.measuring import Comparison, Scale
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def quantize_aware(
+    model: tf.keras.Model,
+    data: Any,
+    *,
+    epochs: int = 2,
+    global_batch_size: int = 64,
+    seed: int = 0,
+) -> tuple[tf.keras.Model, Comparison]:
+    """Trains on with kernels, and what comes out of their layers, rounded to 8 bits.
+
+    Kernels and outputs of dense and convolutional layers are rounded, whatever their activation.
+    The given model is left as it is. Export the result with ``quantize="int8"``.
+
+    Args:
+        model, data, epochs, global_batch_size, seed: as in ``prune``.
+
+    Returns:
+        An ordinary compiled Keras model, and size and quality of its int8 file before and after.
+
+    Raises:
+        ModelError, EngineMissingError: as ``prune``.
+    """
+    tuning.check_epochs(epochs)
+    keras = tuning.import_tfmot().quantization.keras
+    copy = tuning.plain_copy(model)
+    scale = Scale(copy, data, "int8")
+    feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    config = _config_class(keras)
+    annotated = tuning.wrapped(
+        copy, lambda layer: keras.quantize_annotate_layer(layer, quantize_config=config())
+    )
+    try:
+        with keras.quantize_scope({config.__name__: config}):
+            rounded = keras.quantize_apply(annotated)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            "quantization-aware training needs a flat Functional or Sequential model",
+            received=" ".join(str(error).split())[:200],
+            mend="Write nested models as layers of one",
+        ) from error
+    tuning.fit(rounded, model, feed, epochs)
+    result = tuning.plain_copy(model)
+    _copy_weights(rounded, result)
+    tuning.compile_like(result, model)
+    return result, scale.compare("trained on while rounded to int8", model, result)
+
+
+def _config_class(keras: Any) -> type:
+    """tfmot's own configurations refuse activations that they do not know, such as gelu."""
+    import tensorflow as tf
+
+    class KernelAndOutput(keras.QuantizeConfig):
+        def get_weights_and_quantizers(self, layer: Any) -> list:
+            per_channel = not isinstance(layer, tf.keras.layers.Dense)
+            quantizer = keras.quantizers.LastValueQuantizer(
+                num_bits=8, per_axis=per_channel, symmetric=True, narrow_range=True
+            )
+            return [(layer.kernel, quantizer)]
+
+        def set_quantize_weights(self, layer: Any, quantize_weights: list) -> None:
+            (layer.kernel,) = quantize_weights
+
+        def get_activations_and_quantizers(self, layer: Any) -> list:
+            return []
+
+        def set_quantize_activations(self, layer: Any, quantize_activations: list) -> None:
+            pass
+
+        def get_output_quantizers(self, layer: Any) -> list:
+            return [
+                keras.quantizers.MovingAverageQuantizer(
+                    num_bits=8, per_axis=False, symmetric=False, narrow_range=False
+                )
+            ]
+
+        def get_config(self) -> dict:
+            return {}
+
+    return KernelAndOutput
+
+
+def _copy_weights(rounded: tf.keras.Model, plain: tf.keras.Model) -> None:
+    """Copies the trained weights to the layers of the same names, without tfmot's own ones."""
+    found = {}
+    for wrapper in rounded.layers:
+        layer = getattr(wrapper, "layer", wrapper)
+        for variable in wrapper.weights:
+            found[layer.name, variable.name.rpartition("/")[2]] = variable
+    for layer in plain.layers:
+        for variable in layer.weights:
+            variable.assign(found[layer.name, variable.name.rpartition("/")[2]])

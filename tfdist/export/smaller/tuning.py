@@ -1,0 +1,125 @@
+"""What making a model smaller has in common: a copy of the model, layers wrapped, a short fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError, EngineMissingError, ModelError, OptionError
+from tfdist.export.models import whole_copy
+from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+from tfdist.strategies.base import make_feed
+from tfdist.training.feed import Feed
+
+# Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
+_HEAVY = (
+    tf.keras.layers.Dense,
+    tf.keras.layers.Conv1D,
+    tf.keras.layers.Conv2D,
+    tf.keras.layers.Conv2DTranspose,
+)
+Wrap = Callable[[tf.keras.layers.Layer], tf.keras.layers.Layer]
+
+
+def import_tfmot() -> Any:
+    """Raises EngineMissingError when TensorFlow's model optimization toolkit is not there."""
+    try:
+        import tensorflow_model_optimization
+    except ImportError as error:
+        raise EngineMissingError(
+            "making a model smaller needs tensorflow-model-optimization",
+            received=str(error),
+            mend="Run `make setup` or `pip install tfdist[export]`",
+        ) from error
+    return tensorflow_model_optimization
+
+
+def is_heavy(layer: tf.keras.layers.Layer) -> bool:
+    return isinstance(layer, _HEAVY) and not isinstance(layer, tf.keras.layers.DepthwiseConv2D)
+
+
+def plain_copy(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a copy to work on.
+
+    Raises:
+        ModelError: not compiled, not Functional or Sequential, or without a layer to work on.
+    """
+    if not isinstance(model, tf.keras.Model) or getattr(model, "optimizer", None) is None:
+        raise ModelError(
+            "a model is compiled before it is made smaller: it is trained some more",
+            received=getattr(model, "name", type(model).__name__),
+            mend="Call model.compile(optimizer, loss, metrics=...)",
+        )
+    copy = whole_copy(model)
+    if copy is model:
+        raise ModelError(
+            "only a Functional or Sequential model can be made smaller",
+            received=f"a {type(model).__name__}",
+            mend="Write it with keras.Model(inputs, outputs)",
+        )
+    if not any(is_heavy(layer) for layer in copy.submodules):
+        raise ModelError(
+            "a model to make smaller has a Dense or a convolution", received=f"model '{copy.name}'"
+        )
+    return copy
+
+
+def wrapped(model: tf.keras.Model, wrap: Wrap) -> tf.keras.Model:
+    """Returns the model with its heavy layers wrapped, inside of nested models too."""
+
+    def visit(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        if isinstance(layer, tf.keras.Model):
+            return wrapped(layer, wrap)
+        return wrap(layer) if is_heavy(layer) else layer
+
+    return tf.keras.models.clone_model(model, clone_function=visit)
+
+
+def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
+    """Returns what to train on: the split train of a folder of shards, or all that was given."""
+    if isinstance(data, (str, Path)) and (Path(data) / MANIFEST_NAME).is_file():
+        splits = load_manifest(data).splits
+        if "train" not in splits:
+            raise DataError(
+                "data to train on has a split called train",
+                received=f"{data} with {', '.join(splits)}",
+                mend=f"Name the split: {Path(data) / next(iter(splits))}",
+            )
+        data = Path(data) / "train"
+    return make_feed(
+        data, global_batch_size=global_batch_size, training=True, seed=seed, map_fn=None
+    )
+
+
+def fit(
+    model: tf.keras.Model, like: tf.keras.Model, feed: Feed, epochs: int, callbacks: list[Any] = ()
+) -> None:
+    """Trains ``model``, compiled as ``like`` is, with a fresh optimizer of the same settings."""
+    check_epochs(epochs)
+    compile_like(model, like)
+    model.fit(
+        feed.epochs(0, epochs),
+        epochs=epochs,
+        steps_per_epoch=feed.steps_per_epoch,
+        callbacks=list(callbacks),
+        verbose=0,
+    )
+
+
+def check_epochs(epochs: int) -> None:
+    if type(epochs) is not int or epochs < 1:
+        raise OptionError("epochs is a whole number of at least 1", received=epochs)
+
+
+def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:
+    try:
+        model.compile_from_config(like.get_compile_config())
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            "a model to make smaller is compiled with objects that Keras can copy",
+            received=str(error).splitlines()[0],
+            mend="Register your loss with keras.saving.register_keras_serializable",
+        ) from error
