@@ -15,8 +15,6 @@ from tfdist.training.collective import Collective
 class Ring(Collective):
     """The ranks of a Horovod job: one replica in each process."""
 
-    gradients_are_averaged = True
-
     def __init__(self, hvd: Any, op: str, compression: str, passes: int):
         self._hvd = hvd
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -84,6 +85,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
         )
+        # Made here, on every process: TensorFlow would make it in the first save, on the chief.
+        checkpoint.save_counter  # noqa: B018
         problem = None
         if collective.is_chief:
             try:
@@ -147,10 +150,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._save(Position(epoch + 1, 0), [])
 
     def _save(self, position: Position, metric_state: list[np.ndarray]) -> None:
-        if not self._collective.is_chief:
+        if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
+        if not self._collective.is_chief:
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                self._manager.checkpoint.write(f"{folder}/checkpoint")
+            return
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         with self._sharded.written() if self._sharded else contextlib.nullcontext():
             self._manager.save(checkpoint_number=number)

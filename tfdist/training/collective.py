@@ -21,6 +21,8 @@ class Collective(abc.ABC):
     process: int
     #: Batches whose gradients are gathered before one update of the weights.
     batches_per_update: int = 1
+    #: Whether variables are read by all processes together, so that all write, and one file stays.
+    reads_together: bool = False
 
     @property
     def is_chief(self) -> bool:
@@ -35,11 +37,6 @@ class Collective(abc.ABC):
 
         ``name`` is the same on all replicas, and no other sum of the step has it.
         """
-
-    @property
-    @abc.abstractmethod
-    def gradients_are_averaged(self) -> bool:
-        """Whether the engine averages gradients over replicas (True) or adds them up (False)."""
 
     @abc.abstractmethod
     def apply(

@@ -6,7 +6,10 @@ They are the model's own, replaced on the instance: the model keeps its class an
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,12 +61,24 @@ def install(
     model.predict = runs.predict
     if not collective.is_chief:
         for save in ("save", "save_weights", "export"):
-            setattr(model, save, _left_to_the_chief)
+            aside = _written_aside(getattr(model, save))
+            setattr(model, save, aside if collective.reads_together else _left_to_the_chief)
     return model
 
 
 def _left_to_the_chief(*args: Any, **options: Any) -> None:
     """Replaces Keras' ways to write a file where another process writes it already."""
+
+
+def _written_aside(save: Callable) -> Callable:
+    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
+
+    @functools.wraps(save)
+    def aside(path: Any, *args: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            save(os.path.join(folder, os.path.basename(path)), *args, **options)
+
+    return aside
 
 
 def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
@@ -340,7 +355,7 @@ class _Runs:
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective.is_chief)],
+            [*own, *for_process(callbacks, self._collective)],
             self._collective,
             add_progbar=verbose != 0,
             model=self._model,
