@@ -79,7 +79,12 @@ class MultiWorker(DataParallel):
         strategy = connect(
             place, self._communication, self._bytes_per_pack, timeout_s=self._start_timeout_s
         )
-        self._collective = Tasks(strategy, place, self._stall_timeout_s)
+        self._collective = Tasks(
+            strategy,
+            place,
+            start_timeout_s=self._start_timeout_s,
+            stall_timeout_s=self._stall_timeout_s,
+        )
 
     def _take_threads(self, place: Topology) -> None:
         import tensorflow as tf

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import socket
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError
+from tfdist.strategies.rendezvous import meet
+from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 
-_PROBE_S = 2.0
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
+_STALLED = "tfdist:"
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
 
 
@@ -37,40 +40,8 @@ def connect(
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=bytes_per_pack or 0, implementation=implementation
     )
-    made: list[Any] = []
-
-    def make() -> None:
-        try:
-            made.append(tf.distribute.MultiWorkerMirroredStrategy(communication_options=options))
-        except Exception as error:
-            made.append(error)
-
-    # TensorFlow waits for a missing peer without end, and cannot be interrupted while it does.
-    waiting = threading.Thread(target=make, daemon=True)
-    waiting.start()
-    waiting.join(timeout_s)
-    if not made:
-        missing = [rank for rank in range(place.world_size) if not _answers(place.addresses[rank])]
-        listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
-        raise LaunchError(
-            f"every worker must come up within {timeout_s:g} s",
-            received=f"rank {place.rank} waits for {listed or 'a worker that does not connect'}",
-            mend="Start the missing workers with the same TF_CONFIG cluster, or raise "
-            "start_timeout_s",
-        )
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with (
-        contextlib.suppress(OSError, ValueError),
-        socket.create_connection((host, int(port)), _PROBE_S),
-    ):
-        return True
-    return False
+    meet(place, timeout_s=timeout_s)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 class Tasks(Collective):
@@ -83,12 +54,15 @@ class Tasks(Collective):
         self,
         strategy: tf.distribute.MultiWorkerMirroredStrategy,
         place: Topology,
+        *,
+        start_timeout_s: float,
         stall_timeout_s: float,
     ):
         self.strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync
         self.num_processes = place.world_size
         self.process = place.rank
+        self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
 
@@ -145,10 +119,39 @@ class Tasks(Collective):
             word in text for word in _LOST
         ):
             return None
+        lost = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
+        stalled = re.search(rf"{_STALLED} (.*)", text)
+        if stalled:
+            received = stalled[1]
+        elif lost:
+            received = f"rank {self.process} has lost rank {lost[1]}"
+        else:
+            received = text.splitlines()[0]
         return LaunchError(
-            f"all workers must take every step together; rank {self.process} was left waiting",
-            received=text.splitlines()[0],
+            "all workers must take every step together",
+            received=received,
             mend="Look for the first worker that failed or stopped; its last lines name the cause",
+        )
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[Any]]:
+        if self.num_processes == 1:
+            yield []
+            return
+        watch = StepWatch(
+            timeout_s=self._stall_timeout_s,
+            first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
+            on_stall=self._abort,
+        )
+        with watch.running():
+            yield [watch]
+
+    def _abort(self, place: str) -> None:
+        """Makes the step that waits raise: TensorFlow itself would wait for ever."""
+        context.context().abort_collective_ops(
+            tf.errors.UNAVAILABLE,
+            f"{_STALLED} rank {self.process} on {socket.gethostname()} has waited for the others "
+            f"in {place} for more than {self._stall_timeout_s:g} s",
         )
 
     def merge(self, values: list[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ the same for all of them.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ class Collective(abc.ABC):
         """Returns the error that a user can act on for one of the engine's, None if it is not."""
 
     @abc.abstractmethod
+    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
+        """Encloses a loop of Keras; gives the callbacks that watch its steps for a stall."""
+
+    @abc.abstractmethod
     def merge(self, values: list[Any]) -> list[Any]:
         """Returns the sums over processes of numpy arrays of equal shapes."""
 
@@ -86,6 +91,9 @@ class OneProcess(Collective):
 
     def explain(self, error: Exception) -> Exception | None:
         return None
+
+    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
+        return contextlib.nullcontext([])
 
     def merge(self, values: list[Any]) -> list[Any]:
         return values

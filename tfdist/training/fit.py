@@ -232,9 +232,11 @@ class _Runs:
             )
 
     @contextlib.contextmanager
-    def _reading(self, feed: Feed) -> Iterator[None]:
+    def _reading(self, feed: Feed) -> Iterator[list[Any]]:
+        """Encloses steps: explains their errors; gives the callbacks that watch them."""
         try:
-            yield
+            with self._collective.watched() as watch:
+                yield watch
         except tf.errors.OpError as error:
             explained = (
                 explain_label_error(error)
@@ -284,7 +286,10 @@ class _Runs:
                 **options,
             )
 
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            for callback in watch:
+                chain.append(callback)
+                callback.set_model(model)
             if start.position.step and initial_epoch < epochs:
                 # Keras' epochs have one length: the rest of the broken one is a fit of its own.
                 model.get_metrics_result.carried = start.metric_state
@@ -298,7 +303,8 @@ class _Runs:
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         self._agree_on(feed)
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
             return self._keras_evaluate(
                 self._batches(feed, 0, 1),
                 steps=feed.steps_per_epoch,
@@ -309,7 +315,8 @@ class _Runs:
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
         self._agree_on(feed)
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
             local = self._keras_predict(
                 self._batches(feed, 0, 1),
                 steps=feed.steps_per_epoch,
