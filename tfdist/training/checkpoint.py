@@ -165,7 +165,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
 @dataclass(frozen=True)
 class DataState:
-    """What the data of a fit must agree in with the data of the fit that is resumed."""
+    """The data of a fit; a resumed one must agree in all but ``parts``, the processes that read."""
 
     seed: int
     num_records: int
@@ -176,10 +176,17 @@ class DataState:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit begins, and the metrics' state of the steps before it in the same epoch."""
+    """Where a fit begins.
+
+    Attributes:
+        position: the first step.
+        metric_state: of the steps before it in the same epoch.
+        parts: processes that read those steps.
+    """
 
     position: Position = Position()
     metric_state: np.ndarray | None = None
+    parts: int = 1
 
 
 class _State:
@@ -210,14 +217,14 @@ class _State:
         # Between epochs only the records and their order matter; within one, the steps do too.
         if step == 0:
             saved = replace(data, seed=saved.seed, num_records=saved.num_records)
-        if saved != data:
+        if replace(saved, parts=data.parts) != data:
             raise CheckpointError(
                 f"a fit resumed from {Path(path).name} needs the data of the fit that wrote it",
                 received=f"{data}, written with {saved}",
-                mend="Resume with the same records, seed, global_batch_size and workers",
+                mend="Resume with the same records, seed and global_batch_size",
             )
         state = self._metrics.numpy()
-        return Start(Position(epoch, step), state if state.size else None)
+        return Start(Position(epoch, step), state if state.size else None, saved.parts)
 
 
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:

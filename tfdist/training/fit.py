@@ -275,10 +275,11 @@ class _Runs:
             options["validation_steps"] = validation.steps_per_epoch
 
         def run(first: int, last: int, skip_steps: int = 0) -> None:
+            begun = feed.begun_by(start.parts) if skip_steps else feed
             chain.is_last_fit = last == epochs
             chain.steps_in_epoch = feed.steps_per_epoch - skip_steps
             self._keras_fit(
-                self._batches(feed, first, last, skip_steps),
+                self._batches(begun, first, last, skip_steps),
                 epochs=last,
                 initial_epoch=first,
                 steps_per_epoch=chain.steps_in_epoch,
