@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 
-_LAUNCH = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
-
 SCENARIOS: dict[str, Callable[[Any, Path], None]] = {}
 
 
@@ -65,7 +63,8 @@ class Job:
     def _run(self) -> None:
         self._results = []
         out = self.folder / "results"
-        launcher = (sys.executable, *_LAUNCH) if self.ranks > 1 else ()
+        launch = f"-m tfdist launch --strategy {self.strategy} --workers {self.ranks} --"
+        launcher = (sys.executable, *launch.split()) if self.ranks > 1 else ()
         script = [__file__, str(self.file), self.strategy, json.dumps(self.options), str(out)]
         done = subprocess.run(
             [*launcher, sys.executable, *script],

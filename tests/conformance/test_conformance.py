@@ -41,7 +41,9 @@ class Row:
     num_replicas: int
 
 
-_TWO_RANKS = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
+def _two_ranks(strategy: str) -> tuple[str, ...]:
+    return (sys.executable, *f"-m tfdist launch --strategy {strategy} --workers 2 --".split())
+
 
 ROWS = (
     Row(strategy="single", num_replicas=1),
@@ -49,9 +51,10 @@ ROWS = (
     Row(
         strategy="horovod",
         options={"stall_timeout_s": 20},
-        launcher=(sys.executable, *_TWO_RANKS),
+        launcher=_two_ranks("horovod"),
         num_replicas=2,
     ),
+    Row(strategy="multi_worker", launcher=_two_ranks("multi_worker"), num_replicas=2),
     Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
     # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
     Row(strategy="pipeline", options={"stages": 2, "microbatches": 4}, num_replicas=1),

@@ -121,7 +121,7 @@ def test_a_new_fit_refuses_a_used_folder(tmp_path):
 @pytest.mark.parametrize("other", [{"seed": 1}, {"batch": 5}, {"rows": 20}, {"batch": 8}], ids=str)
 def test_other_data_is_refused(tmp_path, other):
     broken_fit(tmp_path)
-    with pytest.raises(CheckpointError, match="same records, seed, global_batch_size"):
+    with pytest.raises(CheckpointError, match="same records, seed and global_batch_size"):
         fit(Checkpoints(tmp_path, resume=True), **other)
 
 

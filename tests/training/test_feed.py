@@ -141,3 +141,35 @@ def test_batches_and_data_that_cannot_be_shared():
         Feed(records=SimpleNamespace(num_records=9), global_batch_size=3, parts=2, splits=2)
     with pytest.raises(DataError, match="at least one record"):
         Feed(records=SimpleNamespace(num_records=0), global_batch_size=3)
+
+
+@pytest.mark.parametrize("skip", [0, 2, 4])
+@pytest.mark.parametrize(("parts", "splits"), [(1, 1), (3, 1), (1, 2), (2, 2), (5, 1)])
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits, skip):
+    """33 records in batches of 8, a tail of 1: each record once, the batches those of before."""
+    begun = Feed(records=_records(33), global_batch_size=8, parts=before, shuffle=True, seed=3)
+    expected = [
+        list(x) for x, _ in begun.on_one_device().epochs(2, 3, skip_steps=skip).as_numpy_iterator()
+    ]
+    found: list[list[int]] = [[] for _ in expected]
+    for part in range(parts):
+        feed = Feed(
+            records=_records(33),
+            global_batch_size=8,
+            parts=parts,
+            part=part,
+            splits=splits,
+            shuffle=True,
+            seed=3,
+        )
+        steps = _batches(feed.begun_by(before), 2, 3, skip_steps=skip)
+        assert len(steps) == len(expected) * splits
+        for number, (rows, padding, of) in enumerate(steps):
+            assert padding == (not rows)
+            assert of == len(expected[number // splits])
+            found[number // splits] += rows
+    if before == parts:  # In the order of this process, each its own.
+        assert [sorted(rows) for rows in found] == [sorted(rows) for rows in expected]
+    else:
+        assert found == expected

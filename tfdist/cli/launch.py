@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from tfdist.launch import jobs, supervisor
+from tfdist.launch import jobs, restarts, supervisor
 
 _EXIT_BROKEN_PIPE = 141
 
@@ -37,6 +37,15 @@ _EXIT_BROKEN_PIPE = 141
     metavar="SECONDS",
     help="Until every process must have started.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="R",
+    help="When a process is lost: end all and start all again. The script goes on from its "
+    "checkpoints: tfdist.Checkpoints(folder, resume=True).",
+)
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     strategy: str,
@@ -44,6 +53,7 @@ def command(
     hosts: str | None,
     controller: str | None,
     start_timeout_s: float,
+    max_restarts: int,
     script: tuple[str, ...],
 ) -> int:
     """Run any script on several processes, and end them all.
@@ -51,16 +61,24 @@ def command(
     Each line of output begins with its rank. When a process fails, all are ended, and the exit code
     is that of the first that failed.
     """
-    job = jobs.job_for(
-        strategy,
-        list(script),
-        workers=workers,
-        hosts=hosts,
-        controller=controller,
-        start_timeout_s=start_timeout_s,
-    )
+
+    def make_job(attempt: int) -> supervisor.Job:
+        return jobs.job_for(
+            strategy,
+            list(script),
+            workers=workers,
+            hosts=hosts,
+            controller=controller,
+            start_timeout_s=start_timeout_s,
+        )
+
     try:
-        outcome = supervisor.run(job, on_line=show)
+        outcome = restarts.run(
+            make_job,
+            max_restarts=max_restarts,
+            on_restart=lambda number, reason: announce_restart(number, max_restarts, reason),
+            on_line=show,
+        )
     except BrokenPipeError:
         # Whoever read our output has gone, as with `| head`; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,6 +92,11 @@ def show(rank: int | None, stream: str, text: str) -> None:
     """Prints one line with its rank; the launcher's own words without one, on stderr."""
     prefix = "" if rank is None else f"[{rank}] "
     click.echo(f"{prefix}{text}", err=rank is None or stream == "stderr")
+
+
+def announce_restart(number: int, of: int, reason: str) -> None:
+    """Says on stderr that a job starts again, and why."""
+    click.echo(f"tfdist: {reason}; starting all again, restart {number} of {of}", err=True)
 
 
 def complain(outcome: supervisor.Outcome) -> None:

@@ -19,6 +19,7 @@ _VERBS = {
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
     "export": ("tfdist.cli.export", "Write a model as a TFLite file, and prove it the same."),
+    "rehearse": ("tfdist.cli.rehearse", "Break a training on purpose, and see what is lost."),
     "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
     "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
 }

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from tfdist.cli.launch import complain, show
+from tfdist.cli.launch import announce_restart, complain, show
 from tfdist.errors import LaunchError, TfdistError
-from tfdist.launch import events, jobs, supervisor
+from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
 
 _USER_ERROR = 2
@@ -43,6 +43,28 @@ class Where:
     controller: str | None = None
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 300.0
+
+    def job(self, command: list[str]) -> supervisor.Job:
+        """Returns the job of ``command`` on these processes."""
+        return jobs.job_for(
+            self.strategy,
+            command,
+            workers=self.workers,
+            hosts=self.hosts,
+            controller=self.controller,
+            start_timeout_s=self.start_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
+        )
+
+
+max_restarts_option = click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="R",
+    help="When a process is lost: end all, start all again, and go on from the last checkpoint.",
+)
 
 
 def where_options(command: Callable) -> Callable:
@@ -120,26 +142,36 @@ def where_options(command: Callable) -> Callable:
 
 
 def run(
-    module: str, config: dict[str, Any], where: Where, on_event: Callable[[int, dict], None]
+    module: str,
+    config: dict[str, Any],
+    where: Where,
+    on_event: Callable[[int, dict], None],
+    *,
+    max_restarts: int = 0,
+    on_restart: Callable[[int, str], None] = lambda number, reason: None,
 ) -> None:
     """Runs ``python -m module CONFIG`` on every rank, to the end.
+
+    Args:
+        module: a rank program, see ``main``.
+        config: JSON-able; a restart adds ``"resume": True``.
+        where: the processes.
+        on_event: called with (rank, event).
+        max_restarts: see ``tfdist.launch.restarts``.
+        on_restart: called with the number of a restart and the reason for it.
 
     Raises:
         TfdistError: a rank met a mistake of the user's; the message is the rank's.
         click.exceptions.Exit: a rank failed otherwise; its last lines have been shown.
     """
-    job = jobs.job_for(
-        where.strategy,
-        [sys.executable, "-m", module, json.dumps(config)],
-        workers=where.workers,
-        hosts=where.hosts,
-        controller=where.controller,
-        start_timeout_s=where.start_timeout_s,
-        stall_timeout_s=where.stall_timeout_s,
-    )
-    # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
-    job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     mistakes: dict[int, str] = {}
+
+    def make_job(attempt: int) -> supervisor.Job:
+        again = {"resume": True, "attempt": attempt} if attempt else {}
+        job = where.job([sys.executable, "-m", module, json.dumps(config | again)])
+        # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
+        job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        return job
 
     def take(rank: int, event: dict) -> None:
         if event["event"] == "mistake":
@@ -147,11 +179,23 @@ def run(
         else:
             on_event(rank, event)
 
+    def restarted(number: int, reason: str) -> None:
+        announce_restart(number, max_restarts, reason)
+        on_restart(number, reason)
+
+    num_ranks = make_job(0).world_size
+
     def print_line(rank: int | None, stream: str, text: str) -> None:
         if not mistakes:
-            show(rank if job.world_size > 1 else None, stream, text)
+            show(rank if num_ranks > 1 else None, stream, text)
 
-    outcome = supervisor.run(job, on_line=print_line, on_event=take)
+    outcome = restarts.run(
+        make_job,
+        max_restarts=max_restarts,
+        on_restart=restarted,
+        on_line=print_line,
+        on_event=take,
+    )
     if mistakes:
         raise TfdistError(mistakes[min(mistakes)])
     if outcome.exit_code != 0:

@@ -12,7 +12,13 @@ import click
 
 from tfdist.cli import model_path, ranks
 from tfdist.cli.console import progress_bar, stdout
-from tfdist.cli.ranks import Where, model_option, seed_option, where_options
+from tfdist.cli.ranks import (
+    Where,
+    max_restarts_option,
+    model_option,
+    seed_option,
+    where_options,
+)
 from tfdist.cli.run_folder import RunFolder, read_history
 from tfdist.errors import DataError, OptionError, TfdistError
 
@@ -23,6 +29,7 @@ Examples:
       --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
   tfdist train ... --output runs/digits --resume
+  tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
 """
 
 
@@ -57,6 +64,7 @@ Examples:
 @click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Checkpoints to keep."
 )
+@max_restarts_option
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
 @click.option("--overwrite", is_flag=True, help="Remove an earlier training in --output first.")
 def command(
@@ -69,6 +77,7 @@ def command(
     seed: int,
     checkpoint_every: int | None,
     keep: int,
+    max_restarts: int,
     resume: bool,
     overwrite: bool,
 ) -> None:
@@ -80,31 +89,45 @@ def command(
     if resume and overwrite:
         raise OptionError("--resume and --overwrite exclude each other", received="both")
     model_path.check(model)
-    config = {
+    config = training_config(
+        where,
+        model=model,
+        data=data,
+        output=output,
+        epochs=epochs,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        resume=resume,
+    )
+    folder = RunFolder(output)
+    folder.open(config, resume=resume, overwrite=overwrite)
+    done = {row["epoch"] for row in read_history(folder.history)}
+    try:
+        with shown(epochs) as on_event:
+            ranks.run("tfdist.cli.train_rank", config, where, on_event, max_restarts=max_restarts)
+    except (TfdistError, click.exceptions.Exit, KeyboardInterrupt, SystemExit):
+        folder.discard_if_untrained()
+        raise
+    _print_results(folder, resumed_from=len(done))
+
+
+def training_config(
+    where: Where, *, model: str, data: str, output: Path, resume: bool = False, **rest: Any
+) -> dict[str, Any]:
+    """Returns what ``train_rank`` reads: JSON-able."""
+    return {
         "model": model,
         "data": data,
         "splits": find_splits(data),
         "strategy": where.strategy,
         "options": where.options,
         "workers": where.workers,
-        "epochs": epochs,
-        "global_batch_size": global_batch_size,
-        "seed": seed,
-        "checkpoint_every": checkpoint_every,
-        "keep": keep,
         "output": str(output),
         "resume": resume,
+        **rest,
     }
-    folder = RunFolder(output)
-    folder.open(config, resume=resume, overwrite=overwrite)
-    done = {row["epoch"] for row in read_history(folder.history)}
-    try:
-        with _shown(epochs) as on_event:
-            ranks.run("tfdist.cli.train_rank", config, where, on_event)
-    except (TfdistError, click.exceptions.Exit, KeyboardInterrupt, SystemExit):
-        folder.discard_if_untrained()
-        raise
-    _print_results(folder, resumed_from=len(done))
 
 
 def find_splits(data: str) -> dict[str, str]:
@@ -134,7 +157,7 @@ def find_splits(data: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _shown(epochs: int) -> Iterator[Any]:
+def shown(epochs: int) -> Iterator[Any]:
     """Shows rank 0's events: a bar for the steps, a line for each epoch."""
     with progress_bar("steps") as bar:
         task = bar.add_task("starting", total=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -65,6 +67,32 @@ class _Report(tf.keras.callbacks.Callback):
             emit({"event": "step", "epoch": self._epoch, "step": step})
 
 
+class _Fault(tf.keras.callbacks.Callback):
+    """Sends this process a signal after a step: what ``tfdist rehearse`` is about."""
+
+    def __init__(self, step: int, signal_name: str):
+        super().__init__()
+        self._steps_left = step
+        self._signal = signal.Signals[signal_name]
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            emit({"event": "fault", "at": time.time()})
+            os.kill(os.getpid(), self._signal)
+
+
+def _faults(config: dict[str, Any], rank: int) -> list[_Fault]:
+    """Returns the faults of this rank; a training that was started again has none."""
+    if config.get("attempt"):
+        return []
+    return [
+        _Fault(fault["step"], fault["signal"])
+        for fault in config.get("faults", ())
+        if fault["rank"] == rank
+    ]
+
+
 def train(config: dict[str, Any]) -> None:
     folder = RunFolder(config["output"])
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
@@ -95,7 +123,7 @@ def train(config: dict[str, Any]) -> None:
             feed,
             epochs=config["epochs"],
             validation_data=validation,
-            callbacks=[report, checkpoints],
+            callbacks=[report, checkpoints, *_faults(config, strategy.topology.rank)],
             verbose=0,
         )
         test = None

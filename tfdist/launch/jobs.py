@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from tfdist.errors import LaunchError, unknown_choice
-from tfdist.launch import gloo, local, mpi
+from tfdist.launch import gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY
 
 # strategy -> controller -> what builds its job, the default controller first.
 # A strategy that is not listed works inside one process.
-_CONTROLLERS = {"horovod": {"mpi": mpi.job, "gloo": gloo.job}}
+_CONTROLLERS = {
+    "horovod": {"mpi": mpi.job, "gloo": gloo.job},
+    "multi_worker": {"mpi": tf_cluster.job},
+}
 
 CONTROLLERS = ("mpi", "gloo")
 

@@ -25,6 +25,11 @@ REGISTRY = {
         "Horovod",
         "one process per GPU or core, over MPI or Gloo",
     ),
+    "multi_worker": (
+        "tfdist.strategies.multi_worker",
+        "MultiWorker",
+        "one process per machine or core, connected by TF_CONFIG, in step",
+    ),
     "mesh": (
         "tfdist.strategies.mesh.strategy",
         "Mesh",

@@ -175,8 +175,10 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
     return copy
 
 
-def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
-    """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it."""
+def check_folder(path: str | os.PathLike) -> None:
+    """Raises:
+    OptionError: the folder that a model is to be saved in does not exist.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise OptionError(
@@ -184,6 +186,12 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
             received=str(target),
             mend=f"Make {target.parent} first",
         )
+
+
+def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
+    """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it."""
+    target = Path(path)
+    check_folder(target)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         written = Path(folder) / target.name
         model.save(written)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.base import ModelOrFn, Strategy, make_feed, save_atomically
+from tfdist.strategies.base import ModelOrFn, Strategy, check_folder, make_feed, save_atomically
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -89,13 +89,22 @@ class DataParallel(Strategy):
         return self.connect().gather(value)[0]
 
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        self._on_chief(lambda: check_folder(path))  # Before any rank reads the model for it.
+        if self.connect().reads_together and not self.connect().is_chief:
+            model.save(path)  # Which keeps no file on this rank.
+        self._on_chief(lambda: save_atomically(model, path))
+
+    def _on_chief(self, write: Callable[[], None]) -> None:
+        """Runs ``write`` on the chief; raises on every rank where it fails.
+
+        No rank returns before the file is there, and none waits for a file that does not come.
+        """
         problem = None
         if self.connect().is_chief:
             try:
-                save_atomically(model, path)
+                write()
             except Exception as error:
                 problem = error
-        # No rank returns before the file is there, and none waits for a file that does not come.
         reason = self.from_chief(None if problem is None else str(problem).splitlines()[0])
         if problem is not None:
             raise problem

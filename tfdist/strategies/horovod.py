@@ -156,7 +156,7 @@ class Horovod(DataParallel):
         from tfdist.strategies.horovod_ring import Ring
 
         assert self._hvd is not None, "start() comes first"
-        return Ring(self._hvd, self._op, self._compression, self._passes)
+        return Ring(self._hvd, self._op, self._compression, self._passes, self._stall_timeout_s)
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         return called(model_fn)

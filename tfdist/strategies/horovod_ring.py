@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
+from tfdist.strategies.step_watch import StepWatch
 from tfdist.training.collective import Collective
+
+# For Horovod's own deadline, whose error says more, to come first.
+_MARGIN_S = 5.0
 
 
 class Ring(Collective):
     """The ranks of a Horovod job: one replica in each process."""
 
-    gradients_are_averaged = True
-
-    def __init__(self, hvd: Any, op: str, compression: str, passes: int):
+    def __init__(self, hvd: Any, op: str, compression: str, passes: int, stall_timeout_s: float):
         self._hvd = hvd
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self.num_replicas = self.num_processes = hvd.size()
         self.process = hvd.rank()
         self.batches_per_update = passes
+        self._stall_timeout_s = stall_timeout_s
         self._waiting: _Waiting | None = None
 
     # Ranks find each other's tensors by name. Horovod's own names are made of layer names, which
@@ -104,6 +111,26 @@ class Ring(Collective):
             received=lines[-1].strip(),
             mend="Look for the first rank that failed or stopped; its last lines name the cause",
         )
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[Any]]:
+        """Horovod's own stall deadline is blind to a process that hangs as a whole: MPI waits."""
+        if self.num_processes == 1:
+            yield []
+            return
+        limit = self._stall_timeout_s + _MARGIN_S
+        watch = StepWatch(timeout_s=limit, first_timeout_s=2 * limit, on_stall=self._give_up)
+        with watch.running():
+            yield [watch]
+
+    def _give_up(self, place: str) -> None:
+        text = (
+            f"tfdist: all ranks must take every step together. Received: rank {self.process} on "
+            f"{socket.gethostname()} has waited for the others in {place} for more than "
+            f"{self._stall_timeout_s:g} s. Look for the first rank that failed or stopped"
+        )
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)  # Nothing else ends a wait within MPI.
 
     def merge(self, values: list[Any]) -> list[Any]:
         if self.num_processes == 1 or not values:

@@ -41,8 +41,6 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
 class _Mirrors(OneProcess):
     """The replicas of a MirroredStrategy."""
 
-    gradients_are_averaged = False  # Keras divides the loss, and the optimizer adds gradients up.
-
     def __init__(self, strategy: Any):
         self._strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync

@@ -15,7 +15,6 @@ class Alone(OneProcess):
     """One replica in one process: every reduction is the value itself."""
 
     num_replicas = 1
-    gradients_are_averaged = False
 
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor

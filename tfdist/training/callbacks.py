@@ -11,15 +11,13 @@ from tfdist.errors import OptionError
 from tfdist.training.collective import Collective
 
 # Writers of files: several processes would write the same one.
-_CHIEF_ONLY = (
-    tf.keras.callbacks.ModelCheckpoint,
-    tf.keras.callbacks.CSVLogger,
-    tf.keras.callbacks.TensorBoard,
-    tf.keras.callbacks.ProgbarLogger,
-)
+_CHIEF_ONLY = (tf.keras.callbacks.CSVLogger, tf.keras.callbacks.ProgbarLogger)
+# These read the model too. Where all must read it together, Keras has all but the chief write
+# into a folder that it removes.
+_READERS = (tf.keras.callbacks.ModelCheckpoint, tf.keras.callbacks.TensorBoard)
 
 
-def for_process(callbacks: Sequence[Any], is_chief: bool) -> list[Any]:
+def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     """Returns the callbacks that run on this process: writers of files only on the chief.
 
     All others run everywhere. They see the metrics of the whole job, so they decide alike.
@@ -34,7 +32,10 @@ def for_process(callbacks: Sequence[Any], is_chief: bool) -> list[Any]:
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
-    return [c for c in callbacks if is_chief or not isinstance(c, _CHIEF_ONLY)]
+    if collective.is_chief:
+        return list(callbacks)
+    left_out = _CHIEF_ONLY if collective.reads_together else (*_CHIEF_ONLY, *_READERS)
+    return [c for c in callbacks if not isinstance(c, left_out)]
 
 
 class JobCallbacks(tf.keras.callbacks.CallbackList):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -84,6 +85,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
         )
+        # Made here, on every process: TensorFlow would make it in the first save, on the chief.
+        checkpoint.save_counter  # noqa: B018
         problem = None
         if collective.is_chief:
             try:
@@ -147,10 +150,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._save(Position(epoch + 1, 0), [])
 
     def _save(self, position: Position, metric_state: list[np.ndarray]) -> None:
-        if not self._collective.is_chief:
+        if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
+        if not self._collective.is_chief:
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                self._manager.checkpoint.write(f"{folder}/checkpoint")
+            return
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         with self._sharded.written() if self._sharded else contextlib.nullcontext():
             self._manager.save(checkpoint_number=number)
@@ -158,7 +165,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
 @dataclass(frozen=True)
 class DataState:
-    """What the data of a fit must agree in with the data of the fit that is resumed."""
+    """The data of a fit; a resumed one must agree in all but ``parts``, the processes that read."""
 
     seed: int
     num_records: int
@@ -169,10 +176,17 @@ class DataState:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit begins, and the metrics' state of the steps before it in the same epoch."""
+    """Where a fit begins.
+
+    Attributes:
+        position: the first step.
+        metric_state: of the steps before it in the same epoch.
+        parts: processes that read those steps.
+    """
 
     position: Position = Position()
     metric_state: np.ndarray | None = None
+    parts: int = 1
 
 
 class _State:
@@ -203,14 +217,14 @@ class _State:
         # Between epochs only the records and their order matter; within one, the steps do too.
         if step == 0:
             saved = replace(data, seed=saved.seed, num_records=saved.num_records)
-        if saved != data:
+        if replace(saved, parts=data.parts) != data:
             raise CheckpointError(
                 f"a fit resumed from {Path(path).name} needs the data of the fit that wrote it",
                 received=f"{data}, written with {saved}",
-                mend="Resume with the same records, seed, global_batch_size and workers",
+                mend="Resume with the same records, seed and global_batch_size",
             )
         state = self._metrics.numpy()
-        return Start(Position(epoch, step), state if state.size else None)
+        return Start(Position(epoch, step), state if state.size else None, saved.parts)
 
 
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:

@@ -7,6 +7,7 @@ the same for all of them.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ class Collective(abc.ABC):
     process: int
     #: Batches whose gradients are gathered before one update of the weights.
     batches_per_update: int = 1
+    #: Whether variables are read by all processes together, so that all write, and one file stays.
+    reads_together: bool = False
 
     @property
     def is_chief(self) -> bool:
@@ -35,11 +38,6 @@ class Collective(abc.ABC):
 
         ``name`` is the same on all replicas, and no other sum of the step has it.
         """
-
-    @property
-    @abc.abstractmethod
-    def gradients_are_averaged(self) -> bool:
-        """Whether the engine averages gradients over replicas (True) or adds them up (False)."""
 
     @abc.abstractmethod
     def apply(
@@ -66,6 +64,10 @@ class Collective(abc.ABC):
         """Returns the error that a user can act on for one of the engine's, None if it is not."""
 
     @abc.abstractmethod
+    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
+        """Encloses a loop of Keras; gives the callbacks that watch its steps for a stall."""
+
+    @abc.abstractmethod
     def merge(self, values: list[Any]) -> list[Any]:
         """Returns the sums over processes of numpy arrays of equal shapes."""
 
@@ -89,6 +91,9 @@ class OneProcess(Collective):
 
     def explain(self, error: Exception) -> Exception | None:
         return None
+
+    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
+        return contextlib.nullcontext([])
 
     def merge(self, values: list[Any]) -> list[Any]:
         return values

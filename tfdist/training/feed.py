@@ -128,6 +128,13 @@ class Feed:
             tuple(replace(self, part=part, splits=1, shared=True) for part in range(self.parts))
         )
 
+    def begun_by(self, parts: int) -> Feed | RedividedFeed:
+        """Returns the epoch that ``parts`` processes began, for those that go on with it."""
+        if parts == self.parts:
+            return self
+        before = replace(self, parts=parts, part=0, splits=1)
+        return RedividedFeed(before.on_one_device(), self)
+
     def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> Feed:
         return replace(self, class_weight=class_weight) if class_weight else self
 
@@ -237,6 +244,38 @@ class Feed:
             tf.ones_like(classes, tf.float32),
         )
         return x, y, weights if weight is None else weights * tf.cast(weight, tf.float32)
+
+
+@dataclass(frozen=True)
+class RedividedFeed:
+    """Global batches in the order that another number of processes gives them.
+
+    Which records a process has read of an epoch depends on how many there are. So each process
+    reads all of a global batch here, and keeps its own share.
+    """
+
+    whole: Feed | MergedFeed
+    feed: Feed
+
+    def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
+        """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""
+        batches = self.whole.epochs(first, last, skip_steps=skip_steps)
+        if not self.feed.shared:
+            return batches
+        own = batches.map(self._own_share)
+        return own if self.feed.splits == 1 else own.flat_map(self.feed._split)
+
+    def _own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
+        import tensorflow as tf
+
+        of = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        each, more = of // self.feed.parts, of % self.feed.parts
+        rows = each + tf.cast(self.feed.part < more, tf.int64)
+        start = self.feed.part * each + tf.minimum(tf.cast(self.feed.part, tf.int64), more)
+        # Without a row of its own, one of padding: the first.
+        first, last = tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1)
+        part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
+        return part, tf.stack([rows, of])
 
 
 @dataclass(frozen=True)

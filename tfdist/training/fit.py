@@ -6,7 +6,10 @@ They are the model's own, replaced on the instance: the model keeps its class an
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,12 +61,24 @@ def install(
     model.predict = runs.predict
     if not collective.is_chief:
         for save in ("save", "save_weights", "export"):
-            setattr(model, save, _left_to_the_chief)
+            aside = _written_aside(getattr(model, save))
+            setattr(model, save, aside if collective.reads_together else _left_to_the_chief)
     return model
 
 
 def _left_to_the_chief(*args: Any, **options: Any) -> None:
     """Replaces Keras' ways to write a file where another process writes it already."""
+
+
+def _written_aside(save: Callable) -> Callable:
+    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
+
+    @functools.wraps(save)
+    def aside(path: Any, *args: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            save(os.path.join(folder, os.path.basename(path)), *args, **options)
+
+    return aside
 
 
 def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
@@ -217,9 +232,11 @@ class _Runs:
             )
 
     @contextlib.contextmanager
-    def _reading(self, feed: Feed) -> Iterator[None]:
+    def _reading(self, feed: Feed) -> Iterator[list[Any]]:
+        """Encloses steps: explains their errors; gives the callbacks that watch them."""
         try:
-            yield
+            with self._collective.watched() as watch:
+                yield watch
         except tf.errors.OpError as error:
             explained = (
                 explain_label_error(error)
@@ -258,10 +275,11 @@ class _Runs:
             options["validation_steps"] = validation.steps_per_epoch
 
         def run(first: int, last: int, skip_steps: int = 0) -> None:
+            begun = feed.begun_by(start.parts) if skip_steps else feed
             chain.is_last_fit = last == epochs
             chain.steps_in_epoch = feed.steps_per_epoch - skip_steps
             self._keras_fit(
-                self._batches(feed, first, last, skip_steps),
+                self._batches(begun, first, last, skip_steps),
                 epochs=last,
                 initial_epoch=first,
                 steps_per_epoch=chain.steps_in_epoch,
@@ -269,7 +287,10 @@ class _Runs:
                 **options,
             )
 
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            for callback in watch:
+                chain.append(callback)
+                callback.set_model(model)
             if start.position.step and initial_epoch < epochs:
                 # Keras' epochs have one length: the rest of the broken one is a fit of its own.
                 model.get_metrics_result.carried = start.metric_state
@@ -283,7 +304,8 @@ class _Runs:
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         self._agree_on(feed)
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
             return self._keras_evaluate(
                 self._batches(feed, 0, 1),
                 steps=feed.steps_per_epoch,
@@ -294,7 +316,8 @@ class _Runs:
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
         self._agree_on(feed)
-        with self._reading(feed):
+        with self._reading(feed) as watch:
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
             local = self._keras_predict(
                 self._batches(feed, 0, 1),
                 steps=feed.steps_per_epoch,
@@ -340,7 +363,7 @@ class _Runs:
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective.is_chief)],
+            [*own, *for_process(callbacks, self._collective)],
             self._collective,
             add_progbar=verbose != 0,
             model=self._model,

@@ -1,0 +1,56 @@
+"""Builds the job of a TensorFlow cluster: mpirun starts its tasks, TF_CONFIG connects them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Mapping
+
+from tfdist.launch import hosts, mpi
+from tfdist.launch.supervisor import Job
+
+# On other hosts no port can be tried out: those of a job stand in a row from here on.
+_FIRST_REMOTE_PORT = 12300
+
+
+def job(
+    command: list[str],
+    *,
+    workers: int,
+    on_hosts: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Returns the job that runs ``command`` as ``workers`` tasks; arguments as ``mpi.job``."""
+    places = hosts.parse(on_hosts)
+    hosts.check_slots(workers, places)
+    tasks = [("worker", address) for address in _addresses(workers, places)]
+    task = [sys.executable, "-m", "tfdist.launch.task", json.dumps(tasks), "--", *command]
+    return mpi.job(
+        task,
+        workers=workers,
+        on_hosts=on_hosts,
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        environ=environ,
+    )
+
+
+def _addresses(workers: int, places: list[hosts.Host]) -> list[str]:
+    """Returns "host:port" of each rank; mpirun fills the hosts in their order."""
+    if all(place.is_local for place in places):
+        return [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+    names = [place.name for place in places for _ in range(place.slots)][:workers]
+    return [f"{name}:{_FIRST_REMOTE_PORT + rank}" for rank, name in enumerate(names)]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports of this machine that nothing listens on; held all at a time, so none twice."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

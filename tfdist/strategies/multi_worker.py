@@ -1,0 +1,131 @@
+"""Workers on one or several machines: ``tf.distribute.MultiWorkerMirroredStrategy``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tfdist import topology
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies.base import ModelOrFn, called, clone
+from tfdist.strategies.data_parallel import DataParallel
+from tfdist.topology import Topology
+from tfdist.training.collective import Collective
+
+_COMMUNICATIONS = ("auto", "ring", "nccl")
+
+
+class MultiWorker(DataParallel):
+    """One worker for each machine or core; gradients are added up by ring all-reduce or NCCL.
+
+    A worker finds the others in TF_CONFIG, which ``tfdist launch`` and ``tfdist train`` write.
+
+    Args:
+        communication: "ring" (gRPC), "nccl" (GPUs), or "auto".
+        bytes_per_pack: gradients travel in packs of about so many bytes; None leaves it to
+            TensorFlow.
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        start_timeout_s: seconds that a worker waits for the others to come up.
+        stall_timeout_s: seconds that a step waits for the others before the job ends in an error.
+        threads: threads that a worker computes with; None divides the cores among a host's workers.
+    """
+
+    name = "multi_worker"
+
+    def __init__(
+        self,
+        *,
+        communication: str = "auto",
+        bytes_per_pack: int | None = None,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+        start_timeout_s: float = 120,
+        stall_timeout_s: float = 120,
+        threads: int | None = None,
+    ):
+        super().__init__(lr_scaling, warmup_epochs)
+        if communication not in _COMMUNICATIONS:
+            raise unknown_choice("communication", communication, _COMMUNICATIONS)
+        for option, value in (("bytes_per_pack", bytes_per_pack), ("threads", threads)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(
+                    f"{option} must be a whole number of at least 1", received=repr(value)
+                )
+        for option, value in (
+            ("start_timeout_s", start_timeout_s),
+            ("stall_timeout_s", stall_timeout_s),
+        ):
+            if not isinstance(value, (int, float)) or value < 1:
+                raise OptionError(f"{option} must be at least 1", received=repr(value))
+        self._communication = communication
+        self._bytes_per_pack = bytes_per_pack
+        self._start_timeout_s = start_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._threads = threads
+        self._collective: Any = None
+
+    def start(self) -> None:
+        from tfdist.strategies.multi_worker_tasks import Tasks, connect
+
+        place = topology.current()
+        if place.role == "ps":
+            raise OptionError(
+                "strategy 'multi_worker' has workers only",
+                received="a TF_CONFIG whose task is a parameter server",
+                mend="Leave ps out of the cluster, or use strategy 'parameter_server'",
+            )
+        self._take_threads(place)
+        strategy = connect(
+            place, self._communication, self._bytes_per_pack, timeout_s=self._start_timeout_s
+        )
+        self._collective = Tasks(
+            strategy,
+            place,
+            start_timeout_s=self._start_timeout_s,
+            stall_timeout_s=self._stall_timeout_s,
+        )
+
+    def _take_threads(self, place: Topology) -> None:
+        import tensorflow as tf
+
+        from tfdist.strategies.horovod import choose_threads
+
+        cores = len(os.sched_getaffinity(0))
+        bound = cores < (os.cpu_count() or 1)
+        threads = self._threads or choose_threads(cores, bound, place.local_size)
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            # Collectives occupy threads while they wait for the others.
+            tf.config.threading.set_inter_op_parallelism_threads(max(4, threads))
+        except RuntimeError as error:
+            raise OptionError(
+                "strategy 'multi_worker' connects its workers before TensorFlow is first used",
+                received=str(error).splitlines()[0],
+                mend="Enter the strategy at the start of the program",
+            ) from error
+
+    def close(self) -> None:
+        """Leaves the workers connected: a process connects once, and it ends with the process."""
+
+    @property
+    def topology(self) -> Topology:
+        return topology.current()
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        return ()
+
+    def connect(self) -> Collective:
+        assert self._collective is not None, "start() comes first"
+        return self._collective
+
+    def make_model(self, model_fn: ModelOrFn) -> Any:
+        import tensorflow as tf
+
+        with self._collective.strategy.scope():
+            model = called(model_fn)
+            if isinstance(model_fn, tf.keras.Model):
+                model = clone(model)
+        self._collective.prepare(model)
+        return model

@@ -1,0 +1,204 @@
+"""The workers of a MultiWorkerMirroredStrategy as a ``Collective``."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfdist.errors import LaunchError
+from tfdist.strategies.rendezvous import meet
+from tfdist.strategies.step_watch import StepWatch
+from tfdist.topology import Topology
+from tfdist.training.collective import Collective
+
+# What TensorFlow says where a peer is gone; its error classes say the same of other causes.
+_STALLED = "tfdist:"
+_LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
+
+
+def connect(
+    place: Topology, communication: str, bytes_per_pack: int | None, *, timeout_s: float
+) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Returns TensorFlow's strategy once all workers of the cluster have come up.
+
+    Raises:
+        LaunchError: some did not within ``timeout_s``.
+    """
+    implementation = {
+        "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
+        "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+        "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    }[communication]
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=bytes_per_pack or 0, implementation=implementation
+    )
+    meet(place, timeout_s=timeout_s)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+class Tasks(Collective):
+    """The workers of a cluster; each may have several replicas (GPUs)."""
+
+    # BatchNormalization's moving statistics and metrics are read as a mean or sum of all workers.
+    reads_together = True
+
+    def __init__(
+        self,
+        strategy: tf.distribute.MultiWorkerMirroredStrategy,
+        place: Topology,
+        *,
+        start_timeout_s: float,
+        stall_timeout_s: float,
+    ):
+        self.strategy = strategy
+        self.num_replicas = strategy.num_replicas_in_sync
+        self.num_processes = place.world_size
+        self.process = place.rank
+        self._start_timeout_s = start_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
+
+    # Models -------------------------------------------------------------------------------------
+
+    def prepare(self, model: tf.keras.Model) -> None:
+        """Keeps Keras' loops from reducing over workers what only this one needs in a step."""
+        # Keras would add up the logs of all workers in each step; the bar shows this one's.
+        model.distribute_reduction_method = "first"
+
+        def make_predict_function(force: bool = False) -> Callable:
+            def predict(iterator: Any) -> Any:
+                def run(data: Any) -> Any:
+                    outputs = model.predict_step(data)
+                    model._predict_counter.assign_add(1)
+                    return outputs
+
+                outputs = self.strategy.run(run, args=(next(iterator),))
+                return tf.nest.map_structure(self._own_rows, outputs)
+
+            if force or model.predict_function is None:
+                model.predict_function = tf.function(predict, reduce_retracing=True)
+            return model.predict_function
+
+        # Keras would gather each batch from all workers; the loop gathers them once, in order.
+        model.make_predict_function = make_predict_function
+
+    def _own_rows(self, value: Any) -> tf.Tensor:
+        return tf.concat(self.strategy.experimental_local_results(value), axis=0)
+
+    # Inside a step ------------------------------------------------------------------------------
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+    def apply(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
+    ) -> None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    # Between steps ------------------------------------------------------------------------------
+
+    def finish_epoch(self, optimizer: Any) -> None:
+        pass
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        if self.num_replicas == self.num_processes:
+            return _OwnBatches(dataset_fn())
+        return self.strategy.distribute_datasets_from_function(lambda _: dataset_fn())
+
+    def explain(self, error: Exception) -> Exception | None:
+        text = str(error)
+        if not isinstance(error, tf.errors.UnavailableError) and not any(
+            word in text for word in _LOST
+        ):
+            return None
+        lost = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
+        stalled = re.search(rf"{_STALLED} (.*)", text)
+        if stalled:
+            received = stalled[1]
+        elif lost:
+            received = f"rank {self.process} has lost rank {lost[1]}"
+        else:
+            received = text.splitlines()[0]
+        return LaunchError(
+            "all workers must take every step together",
+            received=received,
+            mend="Look for the first worker that failed or stopped; its last lines name the cause",
+        )
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[Any]]:
+        if self.num_processes == 1:
+            yield []
+            return
+        watch = StepWatch(
+            timeout_s=self._stall_timeout_s,
+            first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
+            on_stall=self._abort,
+        )
+        with watch.running():
+            yield [watch]
+
+    def _abort(self, place: str) -> None:
+        """Makes the step that waits raise: TensorFlow itself would wait for ever."""
+        context.context().abort_collective_ops(
+            tf.errors.UNAVAILABLE,
+            f"{_STALLED} rank {self.process} on {socket.gethostname()} has waited for the others "
+            f"in {place} for more than {self._stall_timeout_s:g} s",
+        )
+
+    def merge(self, values: list[Any]) -> list[Any]:
+        return values  # They were read as the sum of all workers already.
+
+    def gather(self, value: Any) -> list[Any]:
+        if self.num_processes == 1:
+            return [value]
+        # Pickled and read by the ranks of one job, as Horovod does: nobody else's data.
+        data = pickle.dumps(value)
+        words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)
+        sizes = self._all_gather(tf.constant([words.size])).numpy()
+        rows = self._all_gather(tf.constant(words)).numpy()
+        parts = np.split(rows, np.cumsum(sizes)[:-1])
+        firsts = parts[:: self.num_replicas // self.num_processes]
+        return [pickle.loads(part.tobytes()) for part in firsts]
+
+    def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        def run(rows: tf.Tensor) -> tf.Tensor:
+            # Made anew within the replica: a collective needs the device of what it sends.
+            return tf.distribute.get_replica_context().all_gather(tf.identity(rows), axis=0)
+
+        return self.strategy.experimental_local_results(self.strategy.run(run, args=(rows,)))[0]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        own = [self.strategy.experimental_local_results(v)[0].numpy() for v in variables]
+        chiefs = self.gather(own if self.is_chief else None)[0]
+        for variable, value in zip(variables, chiefs, strict=True):
+            variable.assign(value)
+
+
+class _OwnBatches(tf.distribute.DistributedDataset):
+    """This worker's batches as they are.
+
+    TensorFlow's own wrapper asks all workers before each batch whether there is one more, which
+    takes several milliseconds; here they have agreed on the number of steps before.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = dataset
+
+    def __iter__(self) -> Any:
+        return iter(self._dataset)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
+        return self._dataset.reduce(initial_state, reduce_func)
