@@ -14,13 +14,14 @@ def rehearse(run_cli, shards, model_file):
             "rehearse",
             *("--model", f"{model_file}:mlp", "--data", shards, "--global-batch-size", 64),
             *("--epochs", 2, "--checkpoint-every", 2, *options),
+            timeout_s=240,
         )
 
     return run
 
 
-@pytest.mark.parametrize("strategy", ["single", "horovod", "multi_worker"])
-def test_a_killed_rank_costs_no_weight(rehearse, strategy, traces):
+@pytest.mark.parametrize("strategy", ["single", "horovod"])
+def test_a_killed_rank_costs_no_weight(rehearse, strategy):
     rank = 0 if strategy == "single" else 1
     done = rehearse("--strategy", strategy, "--kill", f"rank={rank},step=5")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,13 +32,13 @@ def test_a_killed_rank_costs_no_weight(rehearse, strategy, traces):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
-def test_a_stopped_rank_is_noticed(rehearse, strategy):
-    done = rehearse("--strategy", strategy, "--stop", "rank=1,step=5", "-o", "stall_timeout_s=3")
+def test_a_stopped_rank_is_noticed(rehearse):
+    options = ("--stop", "rank=1,step=5", "-o", "stall_timeout_s=4")
+    done = rehearse("--strategy", "multi_worker", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{strategy} survives this" in done.stdout
+    assert "multi_worker survives this" in done.stdout
     assert "rank 0 on" in done.stderr
-    assert "epoch 1, step 6" in done.stderr
+    assert "has waited for the others in epoch 2" in done.stderr
 
 
 def test_a_fault_that_never_struck_is_said(rehearse):
