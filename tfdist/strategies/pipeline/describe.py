@@ -61,8 +61,8 @@ class Description:
             rows.append(
                 StageRow(
                     device=device,
-                    first=calls[0].layer.name,
-                    last=calls[-1].layer.name,
+                    first=calls[0].name,
+                    last=calls[-1].name,
                     num_layers=len(calls),
                     weight_bytes=sum(
                         w.shape.num_elements() * w.dtype.size for w in weights.values()

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import partition, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
-from tfdist.strategies.pipeline.graph import Call, calls_of, crossing_bytes, normalizes
+from tfdist.strategies.pipeline.graph import Call, Graph, crossing_bytes, normalizes
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
@@ -31,15 +31,21 @@ class Plan:
         schedule: of the chunks.
     """
 
-    calls: tuple[Call, ...]
+    graph: Graph
     cuts: tuple[int, ...]
     norm_starts: frozenset[int]
     schedule: Schedule
     options: Options
 
-    def chunks(self, model: tf.keras.Model, devices: Sequence[str]) -> tuple[Chunk, ...]:
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return self.graph.calls
+
+    def chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
         of_chunks = [devices[stage] for stage in self.schedule.device_of]
-        return make_chunks(model, self.calls, self.cuts, of_chunks, self.norm_starts)
+        return make_chunks(
+            self.calls, self.graph.outputs, self.cuts, of_chunks, self.norm_starts
+        )
 
     def calls_of_chunk(self, chunk: int) -> tuple[Call, ...]:
         bounds = [0, *self.cuts, len(self.calls)]
@@ -78,50 +84,55 @@ class Named:
     frozen: tuple[int, ...]
 
 
-def find_named(model: tf.keras.Model, options: Options) -> Named:
+def find_named(graph: Graph, options: Options) -> Named:
     """Raises:
     OptionError: the model has no such layers, or not in this order.
     """
-    calls = calls_of(model)
-    names = [call.layer.name for call in calls]
     cuts = None
     if options.cut_names is not None:
-        cuts = partition.cuts_after(options.cut_names, names)
-    frozen = () if options.freeze_until is None else _leading_to(calls, options.freeze_until)
+        cuts = partition.cuts_after(
+            [_resolved(graph, name, "cut_after") for name in options.cut_names], len(graph.calls)
+        )
+    frozen = () if options.freeze_until is None else _leading_to(graph, options.freeze_until)
     return Named(cuts, frozen)
 
 
-def _leading_to(calls: list[Call], last: str) -> tuple[int, ...]:
+def _resolved(graph: Graph, name: str, option: str) -> tuple[str, list[int]]:
+    """Returns ``name`` and the calls that it means."""
+    found = [number for number, call in enumerate(graph.calls) if call.is_called(name)]
+    if not found:
+        raise unknown_choice(f"layer in {option}", name, list(dict.fromkeys(graph.names)))
+    return name, found
+
+
+def _leading_to(graph: Graph, last: str) -> tuple[int, ...]:
     """Returns the calls of the layer called ``last``, and all that its inputs come from."""
-    names = list(dict.fromkeys(call.layer.name for call in calls))
-    if last not in names:
-        raise unknown_choice("layer in freeze_until", last, names)
+    _, named = _resolved(graph, last, "freeze_until")
     wanted: set[int] = set()
     found = []
-    for number, call in reversed(list(enumerate(calls))):
-        if call.layer.name == last or any(id(tensor) in wanted for tensor in call.outputs):
+    for number, call in reversed(list(enumerate(graph.calls))):
+        if number in named or any(id(tensor) in wanted for tensor in call.outputs):
             found.append(number)
             wanted.update(id(tensor) for tensor in call.inputs)
     return tuple(reversed(found))
 
 
-def freeze(model: tf.keras.Model, named: Named) -> None:
+def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> None:
     """Makes the named leading layers untrainable."""
-    calls = calls_of(model)
     for number in named.frozen:
-        calls[number].layer.trainable = False
+        graph.calls[number].layer.trainable = False
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
         model._reset_compile_cache()
 
 
-def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
+def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Named) -> Plan:
     """Raises:
     ModelError: this model cannot become a pipeline.
     OptionError: the options do not fit the model.
     """
-    calls = calls_of(model)
+    calls = graph.calls
     check_model(model, calls, options.batch_norm)
     if options.recompute:
         _refuse_other_numbers(calls)
@@ -148,7 +159,7 @@ def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
         made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
-    return Plan(tuple(calls), cuts, norm_starts, made, options)
+    return Plan(graph, cuts, norm_starts, made, options)
 
 
 def _with_norms(
@@ -168,7 +179,7 @@ def _cost(call: Call, options: Options) -> float:
     return call.flops * (1.0 if frozen else _BACKWARD_AND_FORWARD)
 
 
-def _refuse_other_numbers(calls: list[Call]) -> None:
+def _refuse_other_numbers(calls: Sequence[Call]) -> None:
     random = random_layers(calls)
     if random:
         raise OptionError(

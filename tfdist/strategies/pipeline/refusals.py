@@ -46,7 +46,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
         _check_layer(layer)
         if batch_norm == "synchronized":
             _check_nested_norm(layer, [call for call in calls if call.layer is layer])
-    if any(type(layer).__name__ in _ADDED for layer in model.layers):
+    if any(type(layer).__name__ in _ADDED for layer in [*model.layers, *layers]):
         raise ModelError(
             "a pipeline takes losses and metrics from compile() and from layers",
             received=f"model '{model.name}' with model.add_loss or model.add_metric",
@@ -91,10 +91,10 @@ def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
     inner = [part for part in layer.submodules if isinstance(part, kind) and part.trainable]
     if inner:
         raise ModelError(
-            "a pipeline can synchronize a BatchNormalization only where it stands in the model "
-            "itself",
+            "a pipeline can synchronize a BatchNormalization only where the graph of the model shows "
+            "it, not inside of a layer",
             received=f"'{inner[0].name}' inside '{layer.name}'",
-            mend=f"Call the layers of '{layer.name}' one by one, freeze it, or choose "
+            mend=f"Make '{layer.name}' a Functional model, freeze it, or choose "
             "batch_norm='per_microbatch' (not exact)",
         )
 
@@ -102,7 +102,7 @@ def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
 def random_layers(calls: Iterable[Call]) -> list[str]:
     """Returns the names of layers that draw random numbers in training."""
     found = {}
-    for call in calls:
+    for call in (call for call in calls if not call.infers):
         for layer in [call.layer, *call.layer.submodules]:
             kind = type(layer).__name__
             rates = (getattr(layer, name, None) for name in _RATES)

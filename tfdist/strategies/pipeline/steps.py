@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.gradients import Sums, weight_losses
+from tfdist.strategies.pipeline.graph import Graph
 from tfdist.strategies.pipeline.microbatches import divide, inputs_of
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
@@ -26,6 +27,7 @@ class PipelineSteps:
     def __init__(
         self,
         model: tf.keras.Model,
+        graph: Graph,
         chunks: tuple[Chunk, ...],
         schedule: Schedule,
         *,
@@ -37,7 +39,7 @@ class PipelineSteps:
         self.recompute = recompute
         self.loss_is_sum = loss_is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
-        self.output_keys = [id(tensor) for tensor in model.outputs]
+        self.output_keys = [id(tensor) for tensor in graph.outputs]
         # Forward alone: as soon as the chunk before has finished a microbatch.
         self._forward_order = sorted(
             (slot.task for slot in schedule.timeline() if slot.task.is_forward),
@@ -123,8 +125,7 @@ class PipelineSteps:
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
         losses = []
-        for layer in self.model.layers:
-            device = self._device_of_layer.get(layer)
+        for layer, device in self._device_of_layer.items():
             with tf.device(device), tf.GradientTape() as tape:
                 own = weight_losses(layer)
                 total = tf.add_n(own) if own else None

@@ -99,6 +99,7 @@ class Pipeline(OneProcessStrategy):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
+        from tfdist.strategies.pipeline.graph import graph_of
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
@@ -107,27 +108,30 @@ class Pipeline(OneProcessStrategy):
 
         assert self._devices, "start() comes first"
 
-        named = None
+        graph = named = None
 
         def make_model() -> tf.keras.Model:
-            nonlocal named
+            nonlocal graph, named
             is_model = isinstance(model_fn, tf.keras.Model)
             model = clone(called(model_fn)) if is_model else called(model_fn)
-            named = named or find_named(model, self._options)
-            freeze(model, named)
+            graph = graph_of(model)
+            named = named or find_named(graph, self._options)
+            freeze(model, graph, named)
             return model
 
         def devices_of(model: tf.keras.Model) -> dict:
-            stages = make_plan(model, self._options, named).stage_of_variables()
+            stages = make_plan(model, graph, self._options, named).stage_of_variables()
             return {ref: self._devices[stage] for ref, stage in stages.items()}
 
         model = place(make_model, devices_of)
-        plan = make_plan(model, self._options, named)
-        chunks = plan.chunks(model, self._devices)
+        plan = make_plan(model, graph, self._options, named)
+        chunks = plan.chunks(self._devices)
         install_norms(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
         install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
-        steps = PipelineSteps(model, chunks, plan.schedule, recompute=self._options.recompute)
+        steps = PipelineSteps(
+            model, graph, chunks, plan.schedule, recompute=self._options.recompute
+        )
         model.train_step = steps.train_step
         model.test_step = steps.test_step
         model.predict_step = steps.predict_step
