@@ -256,7 +256,10 @@ class ShardSource(Source):
         firsts = tf.constant([before[shard] + first for shard, first, _ in ranges], tf.int64)
         counts = tf.constant([count for _, _, count in ranges], tf.int64)
         numbers = self._in_shuffled_shards(
-            ranges, (firsts, counts), order, lambda first, n: tf.data.Dataset.range(first, first + n)
+            ranges,
+            (firsts, counts),
+            order,
+            lambda first, n: tf.data.Dataset.range(first, first + n),
         )
         return _shuffle(numbers, order, _buffer_records(self._stored_bytes, stop - start))
 

@@ -155,7 +155,9 @@ def _nested(keras: Any, layers: Any) -> tuple[Any, Any]:
     twice = keras.Model(
         pair,
         layers.Dense(8, "tanh", kernel_regularizer="l2")(
-            layers.Dense(16, "gelu", name="wide", activity_regularizer="l2")(pair[0] * 0.5 + pair[1])
+            layers.Dense(16, "gelu", name="wide", activity_regularizer="l2")(
+                pair[0] * 0.5 + pair[1]
+            )
         ),
         name="twice",
     )

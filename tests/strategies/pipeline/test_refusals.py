@@ -12,7 +12,7 @@ import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.pipeline.graph import graph_of
 from tfdist.strategies.pipeline.options import Options
-from tfdist.strategies.pipeline.plan import find_named, make_plan
+from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
 
 layers = keras.layers
 
@@ -29,6 +29,8 @@ def options(**chosen: Any) -> Options:
             "recompute": False,
             "batch_norm": "synchronized",
             "freeze_until": None,
+            "frozen_cache": None,
+            "frozen_cache_dir": None,
         }
         | chosen
     )
@@ -37,7 +39,8 @@ def options(**chosen: Any) -> Options:
 def plan(model: keras.Model, **chosen: Any) -> Any:
     asked = options(**chosen)
     graph = graph_of(model)
-    return make_plan(model, graph, asked, find_named(graph, asked))
+    named = find_named(graph, asked)
+    return make_plan(model, freeze(model, graph, named), asked, named)
 
 
 def sequential(*given: Any, shape: tuple = (6,), **compiled: Any) -> keras.Model:

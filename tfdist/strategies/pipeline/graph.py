@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -92,6 +92,11 @@ class Graph:
     @property
     def names(self) -> list[str]:
         return [call.name for call in self.calls]
+
+    def with_first(self, numbers: Sequence[int]) -> Graph:
+        """Returns the same calls with those of ``numbers``, which read no others, before them."""
+        rest = [number for number in range(len(self.calls)) if number not in set(numbers)]
+        return replace(self, calls=tuple(self.calls[number] for number in (*numbers, *rest)))
 
 
 def graph_of(model: tf.keras.Model) -> Graph:

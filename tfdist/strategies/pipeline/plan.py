@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,6 +31,7 @@ class Plan:
         cuts: the first call of each chunk but the first one.
         norm_starts: calls that begin a chunk because their statistics are those of the batch.
         schedule: of the chunks.
+        num_frozen: leading calls that are frozen.
     """
 
     graph: Graph
@@ -36,15 +39,31 @@ class Plan:
     norm_starts: frozenset[int]
     schedule: Schedule
     options: Options
+    num_frozen: int
 
     @property
     def calls(self) -> tuple[Call, ...]:
         return self.graph.calls
 
     def chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
-        of_chunks = [devices[stage] for stage in self.schedule.device_of]
+        return self._chunks_without(0, devices)
+
+    def live_chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
+        """Returns what remains of the chunks when the outputs of frozen layers are known."""
+        return self._chunks_without(self.num_frozen, devices)
+
+    def frozen_chunk(self, results: Sequence[Any], devices: Sequence[str]) -> Chunk:
+        """Returns the frozen layers as one chunk that gives ``results``."""
+        frozen = self.calls[: self.num_frozen]
+        return make_chunks(frozen, results, (), devices[:1], frozenset())[0]
+
+    def _chunks_without(self, leading: int, devices: Sequence[str]) -> tuple[Chunk, ...]:
         return make_chunks(
-            self.calls, self.graph.outputs, self.cuts, of_chunks, self.norm_starts
+            self.calls[leading:],
+            self.graph.outputs,
+            [cut - leading for cut in self.cuts],
+            [devices[stage] for stage in self.schedule.device_of],
+            frozenset(start - leading for start in self.norm_starts),
         )
 
     def calls_of_chunk(self, chunk: int) -> tuple[Call, ...]:
@@ -62,10 +81,11 @@ class Plan:
 
     def costs(self) -> list[float]:
         """Returns the estimated operations of each chunk for one row forward."""
-        return [
-            sum(call.flops for call in self.calls_of_chunk(chunk))
-            for chunk in range(self.schedule.num_chunks)
-        ]
+        costs = [call.flops for call in self.calls]
+        if self.options.frozen_cache is not None:
+            costs[: self.num_frozen] = [0.0] * self.num_frozen
+        bounds = [0, *self.cuts, len(costs)]
+        return [sum(costs[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -76,25 +96,46 @@ class Named:
     once, in the first of two equal models.
 
     Attributes:
+        frozen: calls whose layers are not trained; the others are numbered after them.
         cuts: as asked for with ``cut_after``; None when they are to be chosen.
-        frozen: calls whose layers are not trained.
     """
 
-    cuts: tuple[int, ...] | None
     frozen: tuple[int, ...]
+    cuts: tuple[int, ...] | None
 
 
 def find_named(graph: Graph, options: Options) -> Named:
     """Raises:
     OptionError: the model has no such layers, or not in this order.
     """
+    frozen = () if options.freeze_until is None else _leading_to(graph, options.freeze_until)
+    graph = graph.with_first(frozen)
     cuts = None
     if options.cut_names is not None:
         cuts = partition.cuts_after(
             [_resolved(graph, name, "cut_after") for name in options.cut_names], len(graph.calls)
         )
-    frozen = () if options.freeze_until is None else _leading_to(graph, options.freeze_until)
-    return Named(cuts, frozen)
+    if options.frozen_cache is not None:
+        _check_live(graph, options, len(frozen), cuts)
+    return Named(frozen, cuts)
+
+
+def _check_live(
+    graph: Graph, options: Options, num_frozen: int, cuts: tuple[int, ...] | None
+) -> None:
+    """Raises:
+    OptionError: a part of the model has frozen layers alone, and nothing to do when their
+        outputs are kept.
+    """
+    num_live = len(graph.calls) - num_frozen
+    if num_live < options.parts or (cuts and cuts[0] <= num_frozen):
+        raise OptionError(
+            "with frozen_cache each part of the model needs a layer that is not frozen",
+            received=f"{num_live} such layers after '{options.freeze_until}' for "
+            f"{options.parts} parts"
+            + (f", the first cut after '{graph.names[cuts[0] - 1]}'" if cuts else ""),
+            mend="Choose fewer stages, a later cut_after or an earlier freeze_until",
+        )
 
 
 def _resolved(graph: Graph, name: str, option: str) -> tuple[str, list[int]]:
@@ -117,14 +158,15 @@ def _leading_to(graph: Graph, last: str) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> None:
-    """Makes the named leading layers untrainable."""
+def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> Graph:
+    """Makes the named leading layers untrainable; returns the graph with them first."""
     for number in named.frozen:
         graph.calls[number].layer.trainable = False
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
         model._reset_compile_cache()
+    return graph.with_first(named.frozen)
 
 
 def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Named) -> Plan:
@@ -139,8 +181,7 @@ def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Name
     partition.check_enough(len(calls), options.parts, options.stages, model.name)
     cuts = named.cuts
     if cuts is None:
-        crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
-        cuts = partition.balance([_cost(call, options) for call in calls], crossing, options.parts)
+        cuts = _balanced(calls, options, len(named.frozen))
     norm_starts = frozenset()
     if options.batch_norm == "synchronized":
         norm_starts = frozenset(n for n, call in enumerate(calls) if normalizes(call))
@@ -159,7 +200,20 @@ def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Name
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
         made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
-    return Plan(graph, cuts, norm_starts, made, options)
+    return Plan(graph, cuts, norm_starts, made, options, len(named.frozen))
+
+
+def _balanced(calls: Sequence[Call], options: Options, num_frozen: int) -> tuple[int, ...]:
+    costs = [_cost(call, options) for call in calls]
+    crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
+    if options.frozen_cache is None:
+        return partition.balance(costs, crossing, options.parts)
+    # The frozen layers stay with the first of the others, and take no time.
+    live = costs[num_frozen:]
+    if options.optimize == "memory":
+        live[0] += sum(call.weight_bytes for call in calls[:num_frozen])
+    cuts = partition.balance(live, crossing[num_frozen:], options.parts)
+    return tuple(cut + num_frozen for cut in cuts)
 
 
 def _with_norms(

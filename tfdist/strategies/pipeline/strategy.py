@@ -31,7 +31,13 @@ class Pipeline(OneProcessStrategy):
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
             makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
             does not wait, and differs from one device.
-        freeze_until: a layer; it and all before it are not trained, and never go backward.
+        freeze_until: a layer, or a nested model; it and all before it are not trained, and never
+            go backward.
+        frozen_cache: "memory" or "disk" keeps the outputs of frozen layers for each record, so
+            that they run once and not in each epoch. Frozen layers that draw random numbers, and
+            datasets with a map_fn, are refused.
+        frozen_cache_dir: the folder for "disk". What another model or other data has left there
+            is never used.
         lr_scaling: None, "linear" or "sqrt"; there is one replica, so nothing to scale by.
         warmup_epochs: epochs in which the learning rate climbs to its value.
     """
@@ -50,6 +56,8 @@ class Pipeline(OneProcessStrategy):
         recompute: bool = False,
         batch_norm: str = "synchronized",
         freeze_until: str | None = None,
+        frozen_cache: str | None = None,
+        frozen_cache_dir: str | os.PathLike | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
@@ -64,6 +72,8 @@ class Pipeline(OneProcessStrategy):
             recompute=recompute,
             batch_norm=batch_norm,
             freeze_until=freeze_until,
+            frozen_cache=frozen_cache,
+            frozen_cache_dir=frozen_cache_dir,
         )
         self._devices: list[str] = []
         self._plans: Any = weakref.WeakKeyDictionary()
@@ -99,6 +109,8 @@ class Pipeline(OneProcessStrategy):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
+        from tfdist.strategies.pipeline.frozen import Frozen
+        from tfdist.strategies.pipeline.frozen_cache import FrozenCache
         from tfdist.strategies.pipeline.graph import graph_of
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
@@ -116,7 +128,7 @@ class Pipeline(OneProcessStrategy):
             model = clone(called(model_fn)) if is_model else called(model_fn)
             graph = graph_of(model)
             named = named or find_named(graph, self._options)
-            freeze(model, graph, named)
+            graph = freeze(model, graph, named)
             return model
 
         def devices_of(model: tf.keras.Model) -> dict:
@@ -129,13 +141,21 @@ class Pipeline(OneProcessStrategy):
         install_norms(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
         install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
+        cache = None
+        if self._options.frozen_cache is not None:
+            cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
         steps = PipelineSteps(
-            model, graph, chunks, plan.schedule, recompute=self._options.recompute
+            model,
+            graph,
+            chunks,
+            plan.schedule,
+            recompute=self._options.recompute,
+            frozen=cache and cache.frozen,
         )
         model.train_step = steps.train_step
         model.test_step = steps.test_step
         model.predict_step = steps.predict_step
-        model.fit = _prepared(model.fit, steps)
+        model.fit = _prepared(model.fit, steps, cache)
         self._plans[model] = plan
         return model
 
@@ -182,16 +202,38 @@ class Pipeline(OneProcessStrategy):
         return Description(self._plans[model], tuple(self._devices))
 
 
-def _prepared(fit: Callable, steps: Any) -> Callable:
+def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
     from tfdist.training.feed import Feed
 
     @functools.wraps(fit)
     def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
         if isinstance(x, Feed) and len(x.records.element_spec) > 1:
             steps.make_metrics(x.records.element_spec[1])
-        return fit(x, *args, **options)
+        if cache is None:
+            return fit(x, *args, **options)
+        if not isinstance(x, Feed) or args:
+            raise OptionError(
+                "frozen_cache works in a fit on what strategy.dataset returns, with all other "
+                "arguments by name",
+                received=f"fit({type(x).__name__}{', ...' if args else ''})",
+            )
+        return _fit_on_kept(fit, cache, x, options)
 
     return prepared
+
+
+def _fit_on_kept(fit: Callable, cache: Any, feed: Any, options: dict) -> Any:
+    from tfdist.training.feed import Feed
+
+    silent = options.get("verbose") == 0
+    callbacks = options.pop("callbacks", None) or []
+    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    validation = options.get("validation_data")
+    if isinstance(validation, Feed):
+        kept = cache.feed(validation, training=False, silent=silent)
+        options = options | {"validation_data": kept}
+    kept = cache.feed(feed, training=True, silent=silent)
+    return fit(kept, callbacks=[*callbacks, cache.guard()], **options)
 
 
 def _let_all_stages_run(stages: int) -> None:
