@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nested_norms": {"cut_after": "middle/second"},
     "nested-interleaved": {"schedule": "interleaved"},
     "frozen": {"freeze_until": "middle"},
+    "frozen-kept": {"freeze_until": "middle", "frozen_cache": "memory", "schedule": "1f1b"},
     "frozen_norm": {"schedule": "1f1b"},
     "eager": {},
     "recurrent": {"schedule": "1f1b"},

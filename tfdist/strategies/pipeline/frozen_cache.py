@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,7 +148,10 @@ class KeptRecords:
         name = _hash(of_model, self._fingerprint(), str(self._training), str(self.num_records))
         folder = self._cache.folder / f"frozen-{name}"
         arrays = tables.opened(folder, columns)
-        if arrays is None or not self._are_right(arrays):
+        if arrays is not None and not self._are_right(arrays):
+            shutil.rmtree(folder)
+            arrays = None
+        if arrays is None:
             tables.check_fits(columns, self._cache.folder)
             with tables.written(folder, columns) as written:
                 self._fill(written, columns, f"in {folder}")

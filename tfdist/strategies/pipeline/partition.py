@@ -70,6 +70,6 @@ def check_enough(num_calls: int, parts: int, stages: int, name: str) -> None:
         of_chunks = "" if parts == stages else f" of {parts // stages} chunks each"
         raise ModelError(
             f"{stages} stages{of_chunks} need at least {parts} layers",
-            received=f"model '{name}' with {num_calls}; a model of a class of its own counts as one",
+            received=f"model '{name}' with {num_calls}; a model of its own class counts as one",
             mend=f"Choose at most {num_calls} stages",
         )

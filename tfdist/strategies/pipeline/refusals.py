@@ -91,8 +91,8 @@ def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
     inner = [part for part in layer.submodules if isinstance(part, kind) and part.trainable]
     if inner:
         raise ModelError(
-            "a pipeline can synchronize a BatchNormalization only where the graph of the model shows "
-            "it, not inside of a layer",
+            "a pipeline can synchronize a BatchNormalization only in the graph of the model, not "
+            "inside of a layer",
             received=f"'{inner[0].name}' inside '{layer.name}'",
             mend=f"Make '{layer.name}' a Functional model, freeze it, or choose "
             "batch_norm='per_microbatch' (not exact)",
