@@ -11,6 +11,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.pipeline.graph import graph_of
+from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
 
@@ -26,6 +27,7 @@ def options(**chosen: Any) -> Options:
             "chunks_per_stage": None,
             "cut_after": None,
             "optimize": "speed",
+            "balance": "estimated",
             "recompute": False,
             "batch_norm": "synchronized",
             "freeze_until": None,
@@ -172,6 +174,7 @@ def test_models_that_cannot_be_a_pipeline(make, chosen, error, part):
 @pytest.mark.parametrize(
     ("chosen", "part"),
     [
+        ({"balance": "guessed"}, "Known: estimated, measured"),
         ({"optimize": "money"}, "Known: speed, memory"),
         ({"batch_norm": "none"}, "Known: synchronized, per_microbatch"),
         ({"recompute": "yes"}, "True or False"),
@@ -198,3 +201,15 @@ def test_describe_needs_a_model_of_this_strategy():
     strategy = tfdist.strategy("pipeline")
     with pytest.raises(ModelError, match="that this strategy has built"):
         strategy.describe(sequential(layers.Dense(2)))
+
+
+def test_measured_cuts_balance_what_was_measured():
+    model = sequential(*(layers.Dense(6) for _ in range(4)))
+    graph = graph_of(model)
+    asked = options(balance="measured")
+    costs = tuple(Cost(time_s, time_s, 0) for time_s in (5.0, 1.0, 1.0, 1.0))
+    named = find_named(graph, asked)
+    assert make_plan(model, graph, asked, named, Measured(8, costs)).cuts == (1,)
+    kept = tuple(Cost(1.0, 1.0, number) for number in (0, 0, 0, 10**6))
+    asked = options(balance="measured", optimize="memory")
+    assert make_plan(model, graph, asked, named, Measured(8, kept)).cuts == (3,)

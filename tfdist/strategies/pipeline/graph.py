@@ -65,8 +65,14 @@ class Call:
         """Bytes of what the call produces from one row, kept for the way back."""
         return sum(_elements(tensor) * tensor.dtype.size for tensor in self.outputs)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights with their gradients and slots."""
+        trained = sum(math.prod(w.shape) * w.dtype.size for w in self.layer.trainable_weights)
+        return self.weight_bytes + trained * (_COPIES_OF_WEIGHTS - 1)
+
     def memory_bytes(self, rows: int) -> int:
-        return self.weight_bytes * _COPIES_OF_WEIGHTS + self.row_bytes * rows
+        return self.state_bytes + self.row_bytes * rows
 
 
 def _sizes(tensor: Any) -> list[int]:

@@ -27,6 +27,7 @@ class Options:
     chunks_per_stage: int | None
     cut_after: Sequence[str] | str | None
     optimize: str
+    balance: str
     recompute: bool
     batch_norm: str
     freeze_until: str | None
@@ -42,6 +43,7 @@ class Options:
         )
         for what, chosen, known in (
             ("optimize", self.optimize, partition.GOALS),
+            ("balance", self.balance, partition.SOURCES),
             ("batch_norm", self.batch_norm, BATCH_NORMS),
         ):
             if chosen not in known:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfdist.errors import ModelError, OptionError
 
 GOALS = ("speed", "memory")
+SOURCES = ("estimated", "measured")
 
 
 def balance(costs: Sequence[float], crossing: Sequence[float], parts: int) -> tuple[int, ...]:

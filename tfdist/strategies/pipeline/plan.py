@@ -13,6 +13,7 @@ from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import partition, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
 from tfdist.strategies.pipeline.graph import Call, Graph, crossing_bytes, normalizes
+from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
@@ -32,6 +33,7 @@ class Plan:
         norm_starts: calls that begin a chunk because their statistics are those of the batch.
         schedule: of the chunks.
         num_frozen: leading calls that are frozen.
+        measured: what the calls cost; None when that is estimated.
     """
 
     graph: Graph
@@ -40,6 +42,7 @@ class Plan:
     schedule: Schedule
     options: Options
     num_frozen: int
+    measured: Measured | None
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -80,8 +83,14 @@ class Plan:
         return stages
 
     def costs(self) -> list[float]:
-        """Returns the estimated operations of each chunk for one row forward."""
-        costs = [call.flops for call in self.calls]
+        """Returns what a microbatch costs in each chunk forward: operations a row, or seconds.
+
+        Where it is measured, a third of forward and backward together, as a schedule assumes it.
+        """
+        if self.measured is None:
+            costs = [call.flops for call in self.calls]
+        else:
+            costs = [(c.forward_s + c.backward_s) / 3 for c in self.measured.costs]
         if self.options.frozen_cache is not None:
             costs[: self.num_frozen] = [0.0] * self.num_frozen
         bounds = [0, *self.cuts, len(costs)]
@@ -169,7 +178,13 @@ def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> Graph:
     return graph.with_first(named.frozen)
 
 
-def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Named) -> Plan:
+def make_plan(
+    model: tf.keras.Model,
+    graph: Graph,
+    options: Options,
+    named: Named,
+    measured: Measured | None = None,
+) -> Plan:
     """Raises:
     ModelError: this model cannot become a pipeline.
     OptionError: the options do not fit the model.
@@ -181,7 +196,7 @@ def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Name
     partition.check_enough(len(calls), options.parts, options.stages, model.name)
     cuts = named.cuts
     if cuts is None:
-        cuts = _balanced(calls, options, len(named.frozen))
+        cuts = _balanced(calls, options, len(named.frozen), measured)
     norm_starts = frozenset()
     if options.batch_norm == "synchronized":
         norm_starts = frozenset(n for n, call in enumerate(calls) if normalizes(call))
@@ -200,11 +215,17 @@ def make_plan(model: tf.keras.Model, graph: Graph, options: Options, named: Name
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
         made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
-    return Plan(graph, cuts, norm_starts, made, options, len(named.frozen))
+    return Plan(graph, cuts, norm_starts, made, options, len(named.frozen), measured)
 
 
-def _balanced(calls: Sequence[Call], options: Options, num_frozen: int) -> tuple[int, ...]:
-    costs = [_cost(call, options) for call in calls]
+def _balanced(
+    calls: Sequence[Call], options: Options, num_frozen: int, measured: Measured | None
+) -> tuple[int, ...]:
+    if measured is None:
+        costs = [_cost(call, options) for call in calls]
+    else:
+        found = zip(calls, measured.costs, strict=True)
+        costs = [_measured_cost(call, cost, options) for call, cost in found]
     crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
     if options.frozen_cache is None:
         return partition.balance(costs, crossing, options.parts)
@@ -231,6 +252,13 @@ def _cost(call: Call, options: Options) -> float:
         return float(call.memory_bytes(_ASSUMED_ROWS))
     frozen = bool(call.layer.weights) and not call.layer.trainable
     return call.flops * (1.0 if frozen else _BACKWARD_AND_FORWARD)
+
+
+def _measured_cost(call: Call, cost: Cost, options: Options) -> float:
+    if options.optimize == "memory":
+        # A stage keeps what all microbatches leave, or in other schedules its share of that.
+        return call.state_bytes + cost.kept_bytes * float(options.microbatches)
+    return cost.forward_s + cost.backward_s
 
 
 def _refuse_other_numbers(calls: Sequence[Call]) -> None:

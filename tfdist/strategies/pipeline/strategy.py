@@ -16,6 +16,9 @@ from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.single import Alone
 
+# Keras' own.
+_ASSUMED_GLOBAL_BATCH_SIZE = 32
+
 
 class Pipeline(OneProcessStrategy):
     """The model in stages, one on each device; a global batch goes through in microbatches.
@@ -26,7 +29,10 @@ class Pipeline(OneProcessStrategy):
         schedule: "gpipe", "1f1b" (fewer activations at a time) or "interleaved" (a smaller bubble).
         chunks_per_stage: for "interleaved": parts of the model on each device; 2 when None.
         cut_after: names of the last layers of all parts but the last; None balances them.
-        optimize: what the automatic cuts balance: "speed" (operations) or "memory" (bytes).
+        optimize: what the automatic cuts balance: "speed" (time) or "memory" (bytes).
+        balance: "estimated" takes the time of a layer from its operations, and its memory from its
+            outputs. "measured" runs each layer on a microbatch when the model is built, of the
+            rows of the dataset that was made before, or of a batch of 32: a second or more.
         recompute: compute activations once more on the way back instead of keeping them.
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
             makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
@@ -53,6 +59,7 @@ class Pipeline(OneProcessStrategy):
         chunks_per_stage: int | None = None,
         cut_after: Sequence[str] | str | None = None,
         optimize: str = "speed",
+        balance: str = "estimated",
         recompute: bool = False,
         batch_norm: str = "synchronized",
         freeze_until: str | None = None,
@@ -69,6 +76,7 @@ class Pipeline(OneProcessStrategy):
             chunks_per_stage=chunks_per_stage,
             cut_after=cut_after,
             optimize=optimize,
+            balance=balance,
             recompute=recompute,
             batch_norm=batch_norm,
             freeze_until=freeze_until,
@@ -76,6 +84,7 @@ class Pipeline(OneProcessStrategy):
             frozen_cache_dir=frozen_cache_dir,
         )
         self._devices: list[str] = []
+        self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
         self._plans: Any = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
@@ -112,6 +121,7 @@ class Pipeline(OneProcessStrategy):
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
         from tfdist.strategies.pipeline.graph import graph_of
+        from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
@@ -120,7 +130,7 @@ class Pipeline(OneProcessStrategy):
 
         assert self._devices, "start() comes first"
 
-        graph = named = None
+        graph = named = measured = None
 
         def make_model() -> tf.keras.Model:
             nonlocal graph, named
@@ -132,11 +142,16 @@ class Pipeline(OneProcessStrategy):
             return model
 
         def devices_of(model: tf.keras.Model) -> dict:
-            stages = make_plan(model, graph, self._options, named).stage_of_variables()
+            nonlocal measured
+            if self._options.balance == "measured":
+                rows = max(1, self._global_batch_size // self._options.microbatches)
+                measured = measure(graph, rows)
+            plan = make_plan(model, graph, self._options, named, measured)
+            stages = plan.stage_of_variables()
             return {ref: self._devices[stage] for ref, stage in stages.items()}
 
         model = place(make_model, devices_of)
-        plan = make_plan(model, graph, self._options, named)
+        plan = make_plan(model, graph, self._options, named, measured)
         chunks = plan.chunks(self._devices)
         install_norms(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
@@ -177,13 +192,16 @@ class Pipeline(OneProcessStrategy):
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
-        return make_feed(
+        feed = make_feed(
             source,
             global_batch_size=global_batch_size,
             training=training,
             seed=seed,
             map_fn=map_fn,
         )
+        if training:
+            self._global_batch_size = global_batch_size
+        return feed
 
     def describe(self, model: Any) -> Any:
         """Returns the stages of a built model and its schedule; print it, or ``draw`` it.
