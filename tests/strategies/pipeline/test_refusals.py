@@ -146,10 +146,10 @@ def stateful() -> keras.Model:
             "batch_norm='per_microbatch'",
         ),
         (
-            lambda: sequential(layers.Dense(2), layers.Dropout(0.5, name="drop")),
+            lambda: sequential(layers.RandomFlip(name="flip"), layers.Flatten(), shape=(4, 4, 3)),
             {"recompute": True},
             OptionError,
-            "drop",
+            "flip",
         ),
         (
             lambda: sequential(layers.Dense(2, name="a"), layers.Dense(2, name="b")),

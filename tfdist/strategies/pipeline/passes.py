@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.strategies.pipeline import norms
+from tfdist.strategies.pipeline import norms, randomness
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.gradients import Sums, activity_losses, added
 from tfdist.strategies.pipeline.microbatches import Microbatch
@@ -83,6 +84,7 @@ class Forward:
         self.recorded: dict[Place, Recorded] = {}
         self._activity: list[tf.Tensor] = []
         self._loss = steps.gradient_loss() if training else None
+        self._step_seed = steps.seeds.of_step() if training else None
 
     def run(self, number: int, microbatch: int) -> None:
         chunk = self.chunks[number]
@@ -140,7 +142,10 @@ class Forward:
     ) -> Targets:
         chunk, part = self.chunks[number], self.parts[microbatch]
         given = None if total is None else (chunk.norm, total)
-        with norms.microbatch(total=given, is_real=part.is_real, moves=moves):
+        with (
+            norms.microbatch(total=given, is_real=part.is_real, moves=moves),
+            self._seeded(number, microbatch),
+        ):
             arguments = [inputs[key] for key in chunk.inputs]
             made = tf.nest.flatten(chunk.model(arguments, training=self.training))
         outputs = dict(zip(chunk.outputs, made, strict=True))
@@ -149,6 +154,11 @@ class Forward:
         if self.training and self._is_last(number):
             loss = self._own_loss(part, {**inputs, **outputs})
         return Targets(outputs, loss, activity)
+
+    def _seeded(self, number: int, microbatch: int) -> Any:
+        if self._step_seed is None:
+            return contextlib.nullcontext()
+        return randomness.microbatch(self._step_seed, microbatch, number)
 
     def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
         y_pred = self.steps.packed([known[key][: part.rows] for key in self.steps.output_keys])

@@ -15,6 +15,7 @@ from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
 from tfdist.strategies.pipeline.graph import Call, Graph, crossing_bytes, normalizes
 from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
+from tfdist.strategies.pipeline.randomness import is_seeded
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
 
@@ -262,10 +263,10 @@ def _measured_cost(call: Call, cost: Cost, options: Options) -> float:
 
 
 def _refuse_other_numbers(calls: Sequence[Call]) -> None:
-    random = random_layers(calls)
+    random = random_layers(calls, but=is_seeded)
     if random:
         raise OptionError(
-            "recompute runs layers twice, so they must not draw random numbers",
+            "recompute runs layers twice, and layers that augment images draw other numbers then",
             received=", ".join(random),
-            mend="Leave recompute out, or those layers",
+            mend="Augment in the map_fn of strategy.dataset, or leave recompute out",
         )

@@ -17,6 +17,7 @@ from tfdist.strategies.pipeline.gradients import Sums, weight_losses
 from tfdist.strategies.pipeline.graph import Graph
 from tfdist.strategies.pipeline.microbatches import Microbatch, divide, inputs_of
 from tfdist.strategies.pipeline.passes import Backward, Forward
+from tfdist.strategies.pipeline.randomness import StepSeeds, refuse_unseeded
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_norm import move_statistics
 from tfdist.training.steps import loss_is_sum
@@ -39,6 +40,7 @@ class PipelineSteps:
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
+        self.seeds = StepSeeds(model)
         self._frozen = frozen
         self.loss_is_sum = loss_is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
@@ -97,6 +99,8 @@ class PipelineSteps:
             task = slot.task
             run = forward.run if task.is_forward else backward.run
             run(task.chunk, task.microbatch)
+        if self.recompute and not tf.executing_eagerly():
+            refuse_unseeded(tf.compat.v1.get_default_graph())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
         for number, total in forward.totals.items():

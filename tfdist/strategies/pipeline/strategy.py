@@ -33,7 +33,8 @@ class Pipeline(OneProcessStrategy):
         balance: "estimated" takes the time of a layer from its operations, and its memory from its
             outputs. "measured" runs each layer on a microbatch when the model is built, of the
             rows of the dataset that was made before, or of a batch of 32: a second or more.
-        recompute: compute activations once more on the way back instead of keeping them.
+        recompute: compute activations once more on the way back instead of keeping them; Dropout
+            and noise draw the same numbers again.
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
             makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
             does not wait, and differs from one device.
@@ -125,6 +126,7 @@ class Pipeline(OneProcessStrategy):
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+        from tfdist.strategies.pipeline.randomness import install as install_randomness
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training.fit import install
 
@@ -154,6 +156,7 @@ class Pipeline(OneProcessStrategy):
         plan = make_plan(model, graph, self._options, named, measured)
         chunks = plan.chunks(self._devices)
         install_norms(model)
+        install_randomness(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
         install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
         cache = None
