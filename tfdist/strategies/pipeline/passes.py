@@ -84,7 +84,7 @@ class Forward:
         self.recorded: dict[Place, Recorded] = {}
         self._activity: list[tf.Tensor] = []
         self._loss = steps.gradient_loss() if training else None
-        self._step_seed = steps.seeds.of_step() if training else None
+        self._step_seed = steps.seeds.of_step() if training and steps.seeds else None
 
     def run(self, number: int, microbatch: int) -> None:
         chunk = self.chunks[number]

@@ -29,7 +29,7 @@ class Plan:
     """A model cut into chunks.
 
     Attributes:
-        chunk_of: call -> chunk.
+        graph: all calls, the frozen ones first.
         cuts: the first call of each chunk but the first one.
         norm_starts: calls that begin a chunk because their statistics are those of the batch.
         schedule: of the chunks.

@@ -17,7 +17,7 @@ from tfdist.strategies.pipeline.gradients import Sums, weight_losses
 from tfdist.strategies.pipeline.graph import Graph
 from tfdist.strategies.pipeline.microbatches import Microbatch, divide, inputs_of
 from tfdist.strategies.pipeline.passes import Backward, Forward
-from tfdist.strategies.pipeline.randomness import StepSeeds, refuse_unseeded
+from tfdist.strategies.pipeline.randomness import StepSeeds, is_seeded, refuse_unseeded
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_norm import move_statistics
 from tfdist.training.steps import loss_is_sum
@@ -40,7 +40,7 @@ class PipelineSteps:
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
-        self.seeds = StepSeeds(model)
+        self.seeds = StepSeeds(model) if is_seeded(model) else None
         self._frozen = frozen
         self.loss_is_sum = loss_is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
