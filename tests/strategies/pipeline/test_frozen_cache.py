@@ -303,6 +303,9 @@ def test_size_is_told(capsys):
     feed = made.strategy.dataset(images(), global_batch_size=8)
     made.model.fit(feed, verbose=2)
     assert "up to 'backbone' in memory: 37 records of 0.3 kB, 0.0 MB" in capsys.readouterr().out
+    assert "up to 'backbone' are frozen; their outputs are kept: memory" in str(
+        made.strategy.describe(made.model)
+    )
 
 
 @pytest.mark.parametrize(

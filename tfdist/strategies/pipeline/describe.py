@@ -161,6 +161,12 @@ class Description:
         stream = io.StringIO()
         Console(file=stream, width=120).print(table)
         parts = [stream.getvalue().rstrip(), self._title(), self.gantt()]
+        if self.plan.num_frozen:
+            kept = self.plan.options.frozen_cache
+            parts.append(
+                f"{self.plan.num_frozen} layers up to '{self.plan.options.freeze_until}' are frozen"
+                + (f"; their outputs are kept: {kept}" if kept else "")
+            )
         if self.plan.measured is not None:
             parts.append(self._measurement())
         if self.plan.norm_starts:

@@ -43,7 +43,7 @@ class FrozenCache:
         self.weights = ""
         self._known: Any = weakref.WeakKeyDictionary()
 
-    def feed(self, feed: Feed, *, training: bool, silent: bool) -> Feed:
+    def feed(self, feed: Feed, *, training: bool) -> Feed:
         """Returns the same batches with kept outputs in place of the features.
 
         Raises:
@@ -62,7 +62,6 @@ class FrozenCache:
             (training, feed.num_records),
             KeptRecords(self, feed.records, feed.num_records, training=training),
         )
-        records.silent = silent
         return replace(feed, records=records)
 
     def guard(self) -> tf.keras.callbacks.Callback:
@@ -75,7 +74,6 @@ class KeptRecords:
 
     Attributes:
         element_spec: of the records that these stand for.
-        silent: whether to say nothing while filling.
     """
 
     place = None
@@ -89,7 +87,6 @@ class KeptRecords:
         self.num_records = num_records
         self.has_weights = records.has_weights
         self.element_spec = records.element_spec
-        self.silent = False
         self._filled: tuple[str, Any, list[np.ndarray]] | None = None
 
     @property
@@ -157,16 +154,17 @@ class KeptRecords:
                 self._fill(written, columns, f"in {folder}")
             arrays = tables.opened(folder, columns)
             assert arrays is not None, folder
+        else:
+            print(f"tfdist: the outputs of frozen layers are read from {folder}", flush=True)
         return arrays
 
     def _fill(self, arrays: list[np.ndarray], columns: tables.Columns, where: str) -> None:
-        if not self.silent:
-            print(
-                f"tfdist: keeping the outputs of the layers up to '{self._cache.frozen.last}' "
-                f"{where}: {columns.num_records:,} records of {columns.record_bytes / 1e3:,.1f} "
-                f"kB, {columns.total_bytes / 1e6:,.1f} MB",
-                flush=True,
-            )
+        print(
+            f"tfdist: keeping the outputs of the layers up to '{self._cache.frozen.last}' "
+            f"{where}: {columns.num_records:,} records of {columns.record_bytes / 1e3:,.1f} "
+            f"kB, {columns.total_bytes / 1e6:,.1f} MB",
+            flush=True,
+        )
         console = Console(stderr=True)
         batches = track(
             self._source_batches(self._fill_rows),
@@ -174,7 +172,7 @@ class KeptRecords:
             total=-(-self.num_records // self._fill_rows),
             console=console,
             transient=True,
-            disable=self.silent or not console.is_terminal,
+            disable=not console.is_terminal,
         )
         filled = 0
         for batch in batches:

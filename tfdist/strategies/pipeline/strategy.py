@@ -246,14 +246,13 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
 def _fit_on_kept(fit: Callable, cache: Any, feed: Any, options: dict) -> Any:
     from tfdist.training.feed import Feed
 
-    silent = options.get("verbose") == 0
     callbacks = options.pop("callbacks", None) or []
     callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
     validation = options.get("validation_data")
     if isinstance(validation, Feed):
-        kept = cache.feed(validation, training=False, silent=silent)
+        kept = cache.feed(validation, training=False)
         options = options | {"validation_data": kept}
-    kept = cache.feed(feed, training=True, silent=silent)
+    kept = cache.feed(feed, training=True)
     return fit(kept, callbacks=[*callbacks, cache.guard()], **options)
 
 
