@@ -1,8 +1,10 @@
-"""How much of the ideal overlap a pipeline reaches, and what its schedules keep in memory.
+"""How much of the ideal overlap a pipeline reaches, what it keeps in memory, what freezing saves.
 
 Overlap is measured with layers that sleep in proportion to their rows, so stages do not compete
 for cores: the schedule and what TensorFlow adds to it are all that is measured. Memory is the peak
-of the process's resident set, each schedule in a process of its own.
+of the process's resident set, each schedule in a process of its own. What frozen layers save is
+measured on a convnet, epoch by epoch in turn, with all layers trained, with frozen ones, and with
+their outputs kept.
 """
 
 from __future__ import annotations
@@ -23,21 +25,49 @@ def run(quick: bool = False) -> list[dict]:
 
     For overlap: seconds a step without and with a pipeline, and the speed-up over the ideal
     M S / (M + S - 1). For memory: MB at the peak with GPipe, with the schedule, and how many times
-    less that is.
+    less that is. For frozen layers: seconds, or MB, without and with.
     """
     rows = []
     for stages, name in ((2, "gpipe"), (2, "1f1b"), (4, "gpipe"), (4, "1f1b")):
         if quick and name == "1f1b":
             continue
         rows.append(_overlap(stages, 8, name, steps=3 if quick else 7))
+    rows += _frozen(quick)
     if not quick:
         rows += _memory()
     return rows
 
 
+def _frozen(quick: bool) -> list[dict]:
+    trained, frozen, kept, filling = _in_process("frozen", rounds=2 if quick else 5)
+    rows = [
+        ("an epoch, frozen layers do not go backward", trained, frozen, 1.5),
+        ("an epoch, outputs of frozen layers kept, over frozen", frozen, kept, 5.0),
+        (
+            "10 epochs, outputs of frozen layers kept, filling counted, over frozen",
+            10 * frozen,
+            10 * kept + filling,
+            2.0,
+        ),
+    ]
+    if not quick:
+        peaks = [_in_process("frozen_memory", freeze=freeze)[0] for freeze in (False, True)]
+        rows.append(("peak memory, frozen layers do not go backward", *peaks, 2.0))
+    return [
+        {
+            "work": f"{work}, S=2 M=4",
+            "baseline": round(baseline, 3),
+            "ours": round(ours, 3),
+            "ratio": round(baseline / ours, 3),
+            "target": target,
+        }
+        for work, baseline, ours, target in rows
+    ]
+
+
 def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
-    alone = _in_process("overlap", stages=stages, microbatches=1, schedule="gpipe", steps=steps)
-    ours = _in_process(
+    (alone,) = _in_process("overlap", stages=stages, microbatches=1, schedule="gpipe", steps=steps)
+    (ours,) = _in_process(
         "overlap", stages=stages, microbatches=microbatches, schedule=schedule, steps=steps
     )
     ideal = microbatches * stages / (microbatches + stages - 1)
@@ -52,7 +82,7 @@ def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
 
 def _memory() -> list[dict]:
     def peak(schedule: str, recompute: bool) -> float:
-        return _in_process("memory", schedule=schedule, recompute=recompute)
+        return _in_process("memory", schedule=schedule, recompute=recompute)[0]
 
     baseline = peak("gpipe", False)
     rows = []
@@ -70,8 +100,8 @@ def _memory() -> list[dict]:
     return rows
 
 
-def _in_process(what: str, **options: Any) -> float:
-    """Devices and threads are settled once in a process."""
+def _in_process(what: str, **options: Any) -> list[float]:
+    """Returns the numbers that a function below gives: devices are settled once in a process."""
     done = subprocess.run(
         [sys.executable, __file__, what, json.dumps(options)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -83,7 +113,7 @@ def _in_process(what: str, **options: Any) -> float:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    return float(done.stdout.split()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _sleeping_layer() -> Any:
@@ -117,7 +147,7 @@ def _sleeping_layer() -> Any:
     return Sleep
 
 
-def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> float:
+def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
     """Returns the median seconds of a step."""
     import statistics
 
@@ -147,15 +177,12 @@ def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> float:
             start = time.perf_counter()
             step(batches)["loss"].numpy()
             times.append(time.perf_counter() - start)
-        return statistics.median(times)
+        return [statistics.median(times)]
 
 
-def memory(schedule: str, recompute: bool) -> float:
+def memory(schedule: str, recompute: bool) -> list[float]:
     """Returns the MB that two steps of a wide model take at the peak, beside those at rest."""
-    import threading
-
     import numpy as np
-    import psutil
     import tensorflow as tf
 
     import tfdist
@@ -169,38 +196,117 @@ def memory(schedule: str, recompute: bool) -> float:
         return model
 
     x = np.ones((65536, 64), np.float32)
-
-    def batches_of(rows: int) -> Any:
-        # A dataset that may end on a short batch: one trace then serves all sizes.
-        return iter(tf.data.Dataset.from_tensor_slices((x, x)).batch(rows).repeat())
-
     with tfdist.strategy(
         "pipeline", stages=2, microbatches=8, schedule=schedule, recompute=recompute
     ) as strategy:
-        model = strategy.build(model_fn)
-        step = model.make_train_function()
-        batches, small = batches_of(len(x)), batches_of(64)
-        process, peak, done = psutil.Process(), [0], threading.Event()
-        next(batches)
-        step(small)  # Traced, and the kernels loaded.
-        rest = process.memory_info().rss
+        return [_peak(strategy.build(model_fn), x, x)]
 
-        def watch() -> None:
-            while not done.wait(0.002):
-                peak[0] = max(peak[0], process.memory_info().rss)
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        for _ in range(2):
-            step(batches)["loss"].numpy()
-        done.set()
-        watcher.join()
-        return (peak[0] - rest) / 1e6
+def _peak(model: Any, x: Any, y: Any) -> float:
+    """Returns the MB that two steps take at the peak, beside those at rest."""
+    import threading
+
+    import psutil
+    import tensorflow as tf
+
+    def batches_of(rows: int) -> Any:
+        # A dataset that may end on a short batch: one trace then serves all sizes.
+        return iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(rows).repeat())
+
+    step = model.make_train_function()
+    batches, small = batches_of(len(x)), batches_of(64)
+    process, peak, done = psutil.Process(), [0], threading.Event()
+    next(batches)
+    step(small)  # Traced, and the kernels loaded.
+    rest = process.memory_info().rss
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(2):
+        step(batches)["loss"].numpy()
+    done.set()
+    watcher.join()
+    return (peak[0] - rest) / 1e6
+
+
+def _backbone_and_head() -> Any:
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    backbone = tf.keras.Sequential([tf.keras.Input((32, 32, 3))], name="backbone")
+    for filters in (32, 32, 64, 64):
+        backbone.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
+        backbone.add(layers.BatchNormalization())
+        backbone.add(layers.Activation("relu"))
+    backbone.add(layers.GlobalAveragePooling2D())
+    inputs = tf.keras.Input((32, 32, 3))
+    x = layers.Dense(256, "relu")(backbone(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(10)(x))
+    model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def frozen(rounds: int) -> list[float]:
+    """Returns median seconds of an epoch trained, frozen, kept; and seconds to fill the cache."""
+    import statistics
+
+    import numpy as np
+
+    import tfdist
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(512, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 512)
+    options = (
+        {},
+        {"freeze_until": "backbone"},
+        {"freeze_until": "backbone", "frozen_cache": "memory"},
+    )
+    runs = []
+    for chosen in options:
+        strategy = tfdist.strategy("pipeline", stages=2, microbatches=4, **chosen)
+        strategy.start()
+        model = strategy.build(_backbone_and_head)
+        feed = strategy.dataset((x, y), global_batch_size=64)
+        model.fit(feed, verbose=0)  # Traced, and the cache filled.
+        runs.append((model, feed))
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for own, (model, feed) in zip(times, runs, strict=True):
+            own.append(_seconds(lambda model=model, feed=feed: model.fit(feed, verbose=0)))
+    # New weights: the same model fills its cache again, without tracing anything.
+    model, feed = runs[-1]
+    model.set_weights([weight * 0.9 for weight in model.get_weights()])
+    again = _seconds(lambda: model.fit(feed, verbose=0))
+    medians = [statistics.median(own) for own in times]
+    return [*medians, max(again - medians[-1], 0.0)]
+
+
+def _seconds(work: Any) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def frozen_memory(freeze: bool) -> list[float]:
+    """Returns the MB that two steps take at the peak, beside those at rest."""
+    import numpy as np
+
+    import tfdist
+
+    x = np.random.default_rng(0).normal(size=(256, 32, 32, 3)).astype(np.float32)
+    chosen = {"freeze_until": "backbone"} if freeze else {"batch_norm": "per_microbatch"}
+    with tfdist.strategy("pipeline", stages=2, microbatches=4, **chosen) as strategy:
+        return [_peak(strategy.build(_backbone_and_head), x, np.zeros(256, np.int64))]
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        print({"overlap": overlap, "memory": memory}[sys.argv[1]](**json.loads(sys.argv[2])))
+        work = {f.__name__: f for f in (overlap, memory, frozen, frozen_memory)}[sys.argv[1]]
+        print(json.dumps(work(**json.loads(sys.argv[2]))))
     else:
         for row in run("--quick" in sys.argv):
             print(row)

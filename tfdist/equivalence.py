@@ -237,6 +237,8 @@ def _layer_differences(
 def _known_causes(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
     import tensorflow as tf
 
+    from tfdist.training.nested import layers_in
+
     layers = tf.keras.layers
     random = (
         layers.Dropout,
@@ -248,7 +250,7 @@ def _known_causes(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
         layers.SpatialDropout3D,
     )
     causes = list(strategy.approximations)
-    for layer in model.submodules:
+    for layer in layers_in(model):
         if isinstance(layer, random) or type(layer).__name__.startswith("Random"):
             causes.append(f"layer '{layer.name}' draws other random numbers on each replica")
         if getattr(layer, "activity_regularizer", None) is not None:

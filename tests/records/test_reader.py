@@ -378,3 +378,32 @@ class TestDamage:
         unrelated = tf.errors.InvalidArgumentError(None, None, "Matrix size-incompatible")
         assert explain_read_error(unrelated, folder) is None
         assert explain_read_error(unrelated, (X, X)) is None
+
+
+@SOURCES
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"shuffle": False},
+        {"shuffle": True, "seed": 3, "epoch": 2},
+        {"shuffle": True, "epoch": 1, "skip": 2, "start": 7, "stop": 96},
+    ],
+    ids=["in order", "shuffled", "a part from its third batch on"],
+)
+def test_numbers_are_those_of_the_records_in_batches(folder, source, part):
+    records = opened(folder, source)
+    of_number = epoch_labels(records, shuffle=False)
+    options = {"start": 0, "stop": NUM, "seed": 0, "epoch": 0, "skip": 0} | part
+    numbers = records.numbers(
+        options["start"],
+        options["stop"],
+        10,
+        shuffle=options["shuffle"],
+        seed=options["seed"],
+        epoch=options["epoch"],
+        skip_batches=options["skip"],
+    )
+    batches = [batch.tolist() for batch in numbers.as_numpy_iterator()]
+    assert {len(batch) for batch in batches[:-1]} == {10}
+    found = [of_number[number] for number in itertools.chain.from_iterable(batches)]
+    assert found == epoch_labels(records, **part)

@@ -107,6 +107,7 @@ class Records:
         has_weights: whether each has a sample weight, the third item of a batch.
         element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
             tf.TensorSpec with batch dimension None.
+        has_map_fn: whether a function of the user's may change batches, anew in each epoch.
         place: folder and split of shards; None for arrays and datasets.
     """
 
@@ -117,6 +118,7 @@ class Records:
         self._tables: dict[tuple[int, int], Any] = {}
         self.place = source.place
         self.num_records = source.num_records
+        self.has_map_fn = map_fn is not None
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
         if map_fn is not None:
@@ -167,6 +169,34 @@ class Records:
                 _checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
             )
         return _untuned(batches.prefetch(tf.data.AUTOTUNE))
+
+    @tf.autograph.experimental.do_not_convert
+    def numbers(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        epoch: Any,
+        skip_batches: Any = 0,
+    ) -> tf.data.Dataset:
+        """Returns the numbers of the records that ``batches`` gives, in the same batches.
+
+        Nothing is read: what is kept of each record elsewhere can take the record's place.
+
+        Returns:
+            A dataset of int64 [rows], each in [start, stop).
+        """
+        assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
+        order = order_seed(seed, epoch) if shuffle else None
+        skip_batches = tf.cast(skip_batches, tf.int64)
+        if self._fits(start, stop):
+            column = tf.range(start, stop, dtype=tf.int64)
+            return _table_batches(column, stop - start, batch_size, order, skip_batches)
+        numbers = self._source.numbers(start, stop, order)
+        return numbers.skip(skip_batches * batch_size).batch(batch_size)
 
     def _fits(self, start: int, stop: int) -> bool:
         if self._source.in_memory or self._cache is True:

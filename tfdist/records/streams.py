@@ -6,7 +6,7 @@ import abc
 import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,13 @@ class Source(abc.ABC):
 
         Args:
             order: the key from ``order_seed``; None for the order of the records.
+        """
+
+    @abc.abstractmethod
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        """Returns the numbers of records [start, stop), int64 [], as ``stream`` orders them.
+
+        No record is read.
         """
 
     def load(self, start: int, stop: int) -> Any:
@@ -122,6 +129,9 @@ class ArraySource(Source):
     ) -> tf.data.Dataset:
         raise AssertionError("arrays are always read from memory")
 
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        raise AssertionError("arrays are always read from memory")
+
 
 def _without_lists(item: Any) -> Any:
     """Lists are arrays to a user and structure to tf.nest."""
@@ -162,9 +172,17 @@ class DatasetSource(Source):
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tf.data.Dataset:
         part = self._dataset.skip(start).take(stop - start)
-        if order is not None:
-            part = _shuffle(part, order, _buffer_records(self.record_bytes, stop - start))
-        return part.skip(skip_records).batch(batch_size)
+        return self._shuffled(part, order, stop - start).skip(skip_records).batch(batch_size)
+
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)
+
+    def _shuffled(
+        self, records: tf.data.Dataset, order: tf.Tensor | None, total: int
+    ) -> tf.data.Dataset:
+        if order is None:
+            return records
+        return _shuffle(records, order, _buffer_records(self.record_bytes, total))
 
 
 def _refuse_changing(dataset: tf.data.Dataset) -> None:
@@ -230,6 +248,21 @@ class ShardSource(Source):
         batches = serialized.skip(skip_records).batch(batch_size)
         return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        if order is None:
+            return tf.data.Dataset.range(start, stop)
+        ranges = self._ranges(start, stop)
+        before = [0, *self._ends.tolist()]
+        firsts = tf.constant([before[shard] + first for shard, first, _ in ranges], tf.int64)
+        counts = tf.constant([count for _, _, count in ranges], tf.int64)
+        numbers = self._in_shuffled_shards(
+            ranges,
+            (firsts, counts),
+            order,
+            lambda first, n: tf.data.Dataset.range(first, first + n),
+        )
+        return _shuffle(numbers, order, _buffer_records(self._stored_bytes, stop - start))
+
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns (shard, first record in it, number of records) of the shards that are needed."""
         ranges = []
@@ -253,15 +286,21 @@ class ShardSource(Source):
             tf.constant([first for _, first, _ in ranges], tf.int64),
             tf.constant([count for _, _, count in ranges], tf.int64),
         )
-        if order is not None:
-            shuffled = tf.random.experimental.stateless_shuffle(tf.range(len(ranges)), seed=order)
-            columns = tuple(tf.gather(column, shuffled) for column in columns)
-        shards = tf.data.Dataset.from_tensor_slices(columns)
 
         def read(file: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
             records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
             return records.skip(first).take(count)
 
+        return self._in_shuffled_shards(ranges, columns, order, read)
+
+    def _in_shuffled_shards(
+        self, ranges: list, columns: tuple[tf.Tensor, ...], order: tf.Tensor, read: Callable
+    ) -> tf.data.Dataset:
+        """Returns what ``read`` makes of the columns of each shard, as one dataset."""
+        shuffled = tf.random.experimental.stateless_shuffle(tf.range(len(ranges)), seed=order)
+        shards = tf.data.Dataset.from_tensor_slices(
+            tuple(tf.gather(column, shuffled) for column in columns)
+        )
         cycle = self._interleaved(ranges)
         if cycle == 1:
             return shards.flat_map(read)

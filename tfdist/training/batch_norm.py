@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
+from tfdist.training.nested import layers_in
 
 # The step that is being traced. Replicas of one process are traced in threads of their own, which
 # take turns.
@@ -43,7 +44,7 @@ def shared_step(*, is_real: tf.Tensor) -> Iterator[None]:
 def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]:
     """Returns the BatchNormalization layers of ``model``, those of nested models included."""
     kind = tf.keras.layers.BatchNormalization
-    return [layer for layer in model.submodules if isinstance(layer, kind)]
+    return [layer for layer in layers_in(model) if isinstance(layer, kind)]
 
 
 def synchronize(model: tf.keras.Model, collective: Collective) -> None:

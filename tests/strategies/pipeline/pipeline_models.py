@@ -28,8 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sum_loss": {},
     "clipped": {"schedule": "1f1b"},
     "legacy": {},
-    "nested": {"cut_after": "inner"},
+    "nested": {"cut_after": "twice/wide"},
+    "nested_norms": {"cut_after": "middle/second"},
+    "nested-interleaved": {"schedule": "interleaved"},
     "frozen": {"freeze_until": "middle"},
+    "frozen-kept": {"freeze_until": "middle", "frozen_cache": "memory", "schedule": "1f1b"},
     "frozen_norm": {"schedule": "1f1b"},
     "eager": {},
     "recurrent": {"schedule": "1f1b"},
@@ -48,7 +51,7 @@ def arrays(case: str) -> tuple[Any, Any, Any]:
     y = rng.integers(0, 3, NUM_RECORDS)
     if kind(case) in ("tokens", "recurrent"):
         return rng.integers(0, 20, (NUM_RECORDS, 7)), y, weights
-    if kind(case) in ("norms", "frozen_norm"):
+    if kind(case) in ("norms", "frozen_norm", "nested_norms"):
         return rng.normal(size=(NUM_RECORDS, 6, 6, 2)).astype(np.float32), y, weights
     x = rng.normal(size=(NUM_RECORDS, 8)).astype(np.float32)
     if kind(case) == "two_outputs":
@@ -148,11 +151,24 @@ def _shared(keras: Any, layers: Any) -> tuple[Any, Any]:
 
 
 def _nested(keras: Any, layers: Any) -> tuple[Any, Any]:
-    inner = keras.Sequential(
-        [keras.Input((8,)), layers.Dense(8, "tanh"), layers.Dense(6, "tanh")], name="inner"
+    """Models in models, with losses of their own: one is called twice, one in inference."""
+    pair = keras.Input((8,)), keras.Input((8,))
+    twice = keras.Model(
+        pair,
+        layers.Dense(8, "tanh", kernel_regularizer="l2")(
+            layers.Dense(16, "gelu", name="wide", activity_regularizer="l2")(
+                pair[0] * 0.5 + pair[1]
+            )
+        ),
+        name="twice",
     )
+    settled = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8, "tanh"), layers.BatchNormalization()], name="settled"
+    )
+    deep = keras.Sequential([keras.Input((8,)), settled, layers.Dense(6, "tanh")], name="inner")
     inputs = keras.Input((8,))
-    return inputs, layers.Dense(3)(inner(inputs))
+    x = twice([inputs, layers.Dense(8)(inputs)])
+    return inputs, layers.Dense(3)(deep(twice([x, inputs]), training=False))
 
 
 def _frozen_norm(keras: Any, layers: Any) -> tuple[Any, Any]:
@@ -164,7 +180,23 @@ def _frozen_norm(keras: Any, layers: Any) -> tuple[Any, Any]:
     return inputs, layers.Dense(3)(layers.Flatten()(x))
 
 
+def _nested_norms(keras: Any, layers: Any) -> tuple[Any, Any]:
+    middle = keras.Sequential(
+        [
+            keras.Input((6, 6, 4)),
+            layers.BatchNormalization(momentum=0.8),
+            layers.Conv2D(4, 3, activation="gelu", name="second"),
+            layers.BatchNormalization(momentum=0.8),
+        ],
+        name="middle",
+    )
+    inputs = keras.Input((6, 6, 2))
+    x = middle(layers.Conv2D(4, 3, padding="same")(inputs))
+    return inputs, layers.Dense(3)(layers.Flatten()(x))
+
+
 _LAYERS = {
+    "nested_norms": _nested_norms,
     "skips": _skips,
     "norms": _norms,
     "tokens": _tokens,

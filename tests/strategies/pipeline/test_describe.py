@@ -31,12 +31,25 @@ def test_table_chart_and_picture(strategy, tmp_path):
     (row,) = description.stages
     assert (row.first, row.last, row.num_layers) == ("a", "d", 4)
     assert row.weight_bytes == 4 * 4 * (6 * 6 + 6)
-    assert row.operations == 1
+    assert row.cost == 1
     assert description.bubble_fraction == description.theoretical_bubble == 0
     assert "stage 0 |0" in str(description)
     assert "theory 0.0%" in str(description)
     description.draw(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_measured_costs_are_shown():
+    with tfdist.strategy("pipeline", stages=1, microbatches=4, balance="measured") as strategy:
+        strategy.dataset((np.zeros((24, 6)), np.zeros((24, 6))), global_batch_size=12)
+        description = strategy.describe(strategy.build(model_fn))
+    (row,) = description.stages
+    assert row.measured.forward_s > 0
+    assert row.measured.backward_s >= 0
+    # Of each of four tanh its output [3, 6], which the next product reads too: it counts once.
+    assert row.measured.kept_bytes == 4 * 3 * 6 * 4
+    assert sorted(description.slowest_layers) == list("abcd")
+    assert "Measured on microbatches of 3 rows" in str(description)
 
 
 def test_file_is_keras_own(strategy, tmp_path):

@@ -31,18 +31,17 @@ def test_of_equal_cuts_the_one_with_less_to_send():
 
 
 def test_cuts_after_the_last_call_of_a_layer():
-    assert partition.cuts_after(["a", "b"], ["a", "a", "b", "c"]) == (2, 3)
+    assert partition.cuts_after([("a", [0, 1]), ("b", [2])], 4) == (2, 3)
 
 
 @pytest.mark.parametrize(
-    ("names", "part"),
+    ("named", "part"),
     [
-        (["x"], "Known: a, b, c"),
-        (["b", "a"], "in the order of the model"),
-        (["c"], "the last stage needs a layer"),
+        ([("b", [1]), ("a", [0])], "in the order of the model"),
+        ([("c", [2])], "the last stage needs a layer"),
     ],
 )
-def test_cuts_that_cannot_be(names, part):
+def test_cuts_that_cannot_be(named, part):
     with pytest.raises(OptionError) as caught:
-        partition.cuts_after(names, ["a", "b", "c"])
+        partition.cuts_after(named, 3)
     assert part in str(caught.value)

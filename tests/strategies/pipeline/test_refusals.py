@@ -10,8 +10,10 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
+from tfdist.strategies.pipeline.graph import graph_of
+from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
-from tfdist.strategies.pipeline.plan import find_named, make_plan
+from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
 
 layers = keras.layers
 
@@ -25,9 +27,12 @@ def options(**chosen: Any) -> Options:
             "chunks_per_stage": None,
             "cut_after": None,
             "optimize": "speed",
+            "balance": "estimated",
             "recompute": False,
             "batch_norm": "synchronized",
             "freeze_until": None,
+            "frozen_cache": None,
+            "frozen_cache_dir": None,
         }
         | chosen
     )
@@ -35,7 +40,9 @@ def options(**chosen: Any) -> Options:
 
 def plan(model: keras.Model, **chosen: Any) -> Any:
     asked = options(**chosen)
-    return make_plan(model, asked, find_named(model, asked))
+    graph = graph_of(model)
+    named = find_named(graph, asked)
+    return make_plan(model, freeze(model, graph, named), asked, named)
 
 
 def sequential(*given: Any, shape: tuple = (6,), **compiled: Any) -> keras.Model:
@@ -72,9 +79,17 @@ def with_added_loss() -> keras.Model:
     return model
 
 
-def with_nested_norm() -> keras.Model:
-    inner = keras.Sequential([keras.Input((6,)), layers.BatchNormalization()], name="inner")
-    return sequential(inner, layers.Dense(2))
+class WithNorm(layers.Layer):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.norm = layers.BatchNormalization()
+
+    def call(self, inputs: Any) -> Any:
+        return self.norm(inputs)
+
+
+def with_hidden_norm() -> keras.Model:
+    return sequential(WithNorm(name="inner"), layers.Dense(2))
 
 
 def with_own_step() -> keras.Model:
@@ -114,7 +129,7 @@ def stateful() -> keras.Model:
         (Subclassed, {}, ModelError, "Functional or Sequential"),
         (with_own_step, {}, ModelError, "train_step"),
         (with_added_loss, {}, ModelError, "add_loss"),
-        (with_nested_norm, {}, ModelError, "inside 'inner'"),
+        (with_hidden_norm, {}, ModelError, "inside 'inner'"),
         (masked, {}, ModelError, "mask"),
         (stateful, {}, ModelError, "stateful=False"),
         (masked_norm, {}, ModelError, "after a mask"),
@@ -131,10 +146,10 @@ def stateful() -> keras.Model:
             "batch_norm='per_microbatch'",
         ),
         (
-            lambda: sequential(layers.Dense(2), layers.Dropout(0.5, name="drop")),
+            lambda: sequential(layers.RandomFlip(name="flip"), layers.Flatten(), shape=(4, 4, 3)),
             {"recompute": True},
             OptionError,
-            "drop",
+            "flip",
         ),
         (
             lambda: sequential(layers.Dense(2, name="a"), layers.Dense(2, name="b")),
@@ -159,6 +174,7 @@ def test_models_that_cannot_be_a_pipeline(make, chosen, error, part):
 @pytest.mark.parametrize(
     ("chosen", "part"),
     [
+        ({"balance": "guessed"}, "Known: estimated, measured"),
         ({"optimize": "money"}, "Known: speed, memory"),
         ({"batch_norm": "none"}, "Known: synchronized, per_microbatch"),
         ({"recompute": "yes"}, "True or False"),
@@ -185,3 +201,15 @@ def test_describe_needs_a_model_of_this_strategy():
     strategy = tfdist.strategy("pipeline")
     with pytest.raises(ModelError, match="that this strategy has built"):
         strategy.describe(sequential(layers.Dense(2)))
+
+
+def test_measured_cuts_balance_what_was_measured():
+    model = sequential(*(layers.Dense(6) for _ in range(4)))
+    graph = graph_of(model)
+    asked = options(balance="measured")
+    costs = tuple(Cost(time_s, time_s, 0) for time_s in (5.0, 1.0, 1.0, 1.0))
+    named = find_named(graph, asked)
+    assert make_plan(model, graph, asked, named, Measured(8, costs)).cuts == (1,)
+    kept = tuple(Cost(1.0, 1.0, number) for number in (0, 0, 0, 10**6))
+    asked = options(balance="measured", optimize="memory")
+    assert make_plan(model, graph, asked, named, Measured(8, kept)).cuts == (3,)

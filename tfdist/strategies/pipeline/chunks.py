@@ -51,8 +51,8 @@ class Chunk:
 
 
 def make_chunks(
-    model: tf.keras.Model,
     calls: Sequence[Call],
+    results: Sequence[Any],
     cuts: Sequence[int],
     devices: Sequence[str],
     norm_starts: frozenset[int],
@@ -60,13 +60,14 @@ def make_chunks(
     """Cuts ``calls`` into chunks.
 
     Args:
+        results: symbolic tensors that all calls together are to give.
         cuts: the first call of each chunk but the first one.
         devices: of each chunk.
         norm_starts: calls with statistics of the whole batch; each begins a chunk.
     """
     starts = [0, *cuts]
     stops = [*cuts, len(calls)]
-    model_outputs = [id(tensor) for tensor in model.outputs]
+    result_keys = [id(tensor) for tensor in results]
     chunks: list[Chunk] = []
     flowing: set[int] = set()  # Keys that gradients have to reach.
     for start, stop, device in zip(starts, stops, devices, strict=True):
@@ -76,10 +77,10 @@ def make_chunks(
             id(tensor): tensor for call in own for tensor in call.inputs if id(tensor) not in made
         }
         read_later = {id(tensor) for call in calls[stop:] for tensor in call.inputs}
-        given = {k: t for k, t in made.items() if k in read_later or k in model_outputs}
+        given = {k: t for k, t in made.items() if k in read_later or k in result_keys}
         has_weights = any(call.layer.trainable_variables for call in own)
         is_last = stop == len(calls)  # There the loss reads all outputs.
-        reaches = [*read, *model_outputs] if is_last else read
+        reaches = [*read, *result_keys] if is_last else read
         differentiable = frozenset(key for key in reaches if key in flowing)
         learns = has_weights or bool(differentiable)
         if learns:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.graph import crossing_bytes
+from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
 
 
@@ -20,9 +21,10 @@ class StageRow:
         first, last: its first and last layer.
         num_layers: calls of layers.
         weight_bytes: bytes of its weights, without gradients and optimizer slots.
-        operations: its part of the estimated operations, in [0, 1].
+        cost: its part of the estimated operations, or of the measured time, in [0, 1].
         bytes_sent_per_row: of activations, to later stages.
         most_in_flight: the most microbatches (in interleaved chunks) whose activations it keeps.
+        measured: what its layers take for a microbatch, all together; None when not measured.
     """
 
     device: str
@@ -30,9 +32,10 @@ class StageRow:
     last: str
     num_layers: int
     weight_bytes: int
-    operations: float
+    cost: float
     bytes_sent_per_row: int
     most_in_flight: int
+    measured: Cost | None
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,47 @@ class Description:
             rows.append(
                 StageRow(
                     device=device,
-                    first=calls[0].layer.name,
-                    last=calls[-1].layer.name,
+                    first=calls[0].name,
+                    last=calls[-1].name,
                     num_layers=len(calls),
                     weight_bytes=sum(
                         w.shape.num_elements() * w.dtype.size for w in weights.values()
                     ),
-                    operations=sum(costs[chunk] for chunk in own) / max(sum(costs), 1e-30),
+                    cost=sum(costs[chunk] for chunk in own) / max(sum(costs), 1e-30),
                     bytes_sent_per_row=sum(crossing_bytes(plan.calls, cut) for cut in leaving),
                     most_in_flight=made.most_in_flight(stage) // chunks_flown,
+                    measured=self._measured(own),
                 )
             )
         return tuple(rows)
+
+    @property
+    def slowest_layers(self) -> dict[str, Cost]:
+        """What was measured of each layer call, by name, the slowest first; empty without that."""
+        if self.plan.measured is None:
+            return {}
+        of_calls = zip(self.plan.calls, self.plan.measured.costs, strict=True)
+        by_time = sorted(of_calls, key=lambda pair: -(pair[1].forward_s + pair[1].backward_s))
+        names = [call.name for call, _ in by_time]
+        return {
+            name if names.count(name) == 1 else f"{name} ({number})": cost
+            for number, (name, (_, cost)) in enumerate(zip(names, by_time, strict=True))
+        }
+
+    def _measured(self, chunks: list[int]) -> Cost | None:
+        if self.plan.measured is None:
+            return None
+        bounds = [0, *self.plan.cuts, len(self.plan.calls)]
+        costs = [
+            cost
+            for chunk in chunks
+            for cost in self.plan.measured.costs[bounds[chunk] : bounds[chunk + 1]]
+        ]
+        return Cost(
+            forward_s=sum(cost.forward_s for cost in costs),
+            backward_s=sum(cost.backward_s for cost in costs),
+            kept_bytes=sum(cost.kept_bytes for cost in costs),
+        )
 
     @property
     def bubble_fraction(self) -> float:
@@ -92,7 +124,7 @@ class Description:
 
     @property
     def estimated_bubble(self) -> float:
-        """The same with the chunks as long as their estimated operations say."""
+        """The same with the chunks as long as they are estimated, or measured, to be."""
         return self.plan.schedule.bubble_fraction(self._costs())
 
     def gantt(self) -> str:
@@ -108,7 +140,8 @@ class Description:
         from rich.table import Table
 
         table = Table(
-            "stage", "device", "layers", "from", "to", "weights", "operations", "sent per row",
+            "stage", "device", "layers", "from", "to", "weights",
+            "operations" if self.plan.measured is None else "time", "sent per row",
             "activations kept",
         )  # fmt: skip
         for column in (0, 2, 5, 6, 7, 8):
@@ -121,19 +154,38 @@ class Description:
                 row.first,
                 row.last,
                 _bytes(row.weight_bytes),
-                f"{row.operations:.0%}",
+                f"{row.cost:.0%}",
                 _bytes(row.bytes_sent_per_row),
                 str(row.most_in_flight),
             )
         stream = io.StringIO()
         Console(file=stream, width=120).print(table)
         parts = [stream.getvalue().rstrip(), self._title(), self.gantt()]
+        if self.plan.num_frozen:
+            kept = self.plan.options.frozen_cache
+            parts.append(
+                f"{self.plan.num_frozen} layers up to '{self.plan.options.freeze_until}' are frozen"
+                + (f"; their outputs are kept: {kept}" if kept else "")
+            )
+        if self.plan.measured is not None:
+            parts.append(self._measurement())
         if self.plan.norm_starts:
             parts.append(
                 f"All microbatches wait for each other at {len(self.plan.norm_starts)} "
                 "BatchNormalization layers, whose statistics are those of the whole batch."
             )
         return "\n".join(parts)
+
+    def _measurement(self) -> str:
+        lines = [f"Measured on microbatches of {self.plan.measured.rows} rows (forward, backward):"]
+        for number, row in enumerate(self.stages):
+            cost = row.measured
+            lines.append(
+                f"stage {number}: {_ms(cost)}, {_bytes(cost.kept_bytes)} kept for the way back"
+            )
+        slowest = list(self.slowest_layers.items())[:3]
+        lines.append("slowest: " + "; ".join(f"{name} {_ms(cost)}" for name, cost in slowest))
+        return "\n".join(lines)
 
     def _title(self) -> str:
         options = self.plan.options
@@ -144,7 +196,8 @@ class Description:
             equal = f"{self.theoretical_bubble:.1%} without BatchNormalization"
         return (
             f"{options.schedule}, {options.stages} stages, {options.microbatches} microbatches: "
-            f"bubble {equal}, {self.estimated_bubble:.1%} as estimated"
+            f"bubble {equal}, {self.estimated_bubble:.1%} as "
+            f"{'estimated' if self.plan.measured is None else 'measured'}"
         )
 
     def _costs(self) -> list[float]:
@@ -155,6 +208,10 @@ class Description:
     def _chart_costs(self) -> list[float] | None:
         """Chunks that begin with a BatchNormalization have nothing like equal lengths."""
         return self._costs() if self.plan.norm_starts else None
+
+
+def _ms(cost: Cost) -> str:
+    return f"{cost.forward_s * 1e3:.2f} + {cost.backward_s * 1e3:.2f} ms"
 
 
 def _bytes(count: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -22,12 +24,24 @@ class Call:
         layer: it may be called at several places of a model.
         inputs, outputs: symbolic tensors, as in ``model.inputs``.
         infers: whether the call is fixed to inference, ``layer(x, training=False)``.
+        path: names of the nested models that the call stands in, then that of its layer.
     """
 
     layer: tf.keras.layers.Layer
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     infers: bool
+    path: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The path as a user writes it: "backbone/conv1"."""
+        return "/".join(self.path)
+
+    def is_called(self, name: str) -> bool:
+        """Whether a user means this call, or a nested model that it stands in, by ``name``."""
+        names = {"/".join(self.path[:end]) for end in range(1, len(self.path) + 1)}
+        return name in names or name == self.path[-1]
 
     @property
     def flops(self) -> float:
@@ -51,8 +65,14 @@ class Call:
         """Bytes of what the call produces from one row, kept for the way back."""
         return sum(_elements(tensor) * tensor.dtype.size for tensor in self.outputs)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights with their gradients and slots."""
+        trained = sum(math.prod(w.shape) * w.dtype.size for w in self.layer.trainable_weights)
+        return self.weight_bytes + trained * (_COPIES_OF_WEIGHTS - 1)
+
     def memory_bytes(self, rows: int) -> int:
-        return self.weight_bytes * _COPIES_OF_WEIGHTS + self.row_bytes * rows
+        return self.state_bytes + self.row_bytes * rows
 
 
 def _sizes(tensor: Any) -> list[int]:
@@ -63,34 +83,114 @@ def _elements(tensor: Any) -> int:
     return math.prod(_sizes(tensor))
 
 
-def calls_of(model: tf.keras.Model) -> list[Call]:
-    """Returns the calls of a Functional or Sequential model's layers, in an order that runs.
+@dataclass(frozen=True)
+class Graph:
+    """The layer calls of a model in an order that runs; nested models are taken apart.
+
+    Attributes:
+        inputs, outputs: symbolic tensors, in the order of the model's.
+    """
+
+    calls: tuple[Call, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [call.name for call in self.calls]
+
+    def with_first(self, numbers: Sequence[int]) -> Graph:
+        """Returns the same calls with those of ``numbers``, which read no others, before them."""
+        rest = [number for number in range(len(self.calls)) if number not in set(numbers)]
+        return replace(self, calls=tuple(self.calls[number] for number in (*numbers, *rest)))
+
+
+def graph_of(model: tf.keras.Model) -> Graph:
+    """Returns the calls of a Functional or Sequential model.
 
     Raises:
         ModelError: the model is of another kind, or holds what no stage can run by itself.
     """
     # Keras has no public reader of the graph of layers.
-    by_depth = getattr(model, "_nodes_by_depth", None)
-    if not by_depth:
+    if not getattr(model, "_nodes_by_depth", None):
         raise ModelError(
             "a pipeline needs a Functional or Sequential model: it cuts between layers",
             received=f"model '{model.name}' of class {type(model).__name__}",
             mend="Write it as keras.Model(inputs, outputs), or use strategy 'mirrored'",
         )
-    calls = []
-    for depth in sorted(by_depth, reverse=True):
-        for node in by_depth[depth]:
-            if node.is_input:
-                continue
+    calls: list[Call] = []
+    tensors = {id(tensor): tensor for tensor in model.inputs}
+    _collect(model, tensors, (), None, calls)
+    outputs = tuple(tensors[id(tensor)] for tensor in model.outputs)
+    return Graph(tuple(calls), tuple(model.inputs), outputs)
+
+
+def _collect(
+    model: tf.keras.Model,
+    tensors: dict[int, Any],
+    path: tuple[str, ...],
+    training: bool | None,
+    calls: list[Call],
+) -> None:
+    """Appends the calls of ``model`` to ``calls``.
+
+    Args:
+        tensors: id of a symbolic tensor of ``model`` -> that tensor in the outermost model; its
+            inputs are known, the others are added.
+        training: to which the call of ``model`` is fixed, if it is.
+    """
+    for node in (n for depth in sorted(model._nodes_by_depth)[::-1] for n in _nodes(model, depth)):
+        mapped = [tensors[id(tensor)] for tensor in node.keras_inputs]
+        own_training = node.call_kwargs.get("training")
+        own_training = training if own_training is None else own_training
+        produced = tf.nest.flatten(node.outputs)
+        if _opens(node, mapped):
+            inner = {id(t): m for t, m in zip(node.layer.inputs, mapped, strict=True)}
+            _collect(node.layer, inner, (*path, node.layer.name), own_training, calls)
+            outputs = [inner[id(tensor)] for tensor in node.layer.outputs]
+        else:
+            outputs = produced
+            if path or any(t is not m for t, m in zip(node.keras_inputs, mapped, strict=True)):
+                outputs = _called_again(node, tensors, own_training)
             calls.append(
                 Call(
                     layer=node.layer,
-                    inputs=tuple(node.keras_inputs),
-                    outputs=tuple(tf.nest.flatten(node.outputs)),
-                    infers=node.call_kwargs.get("training") is False,
+                    inputs=tuple(mapped),
+                    outputs=tuple(outputs),
+                    infers=own_training is False,
+                    path=(*path, node.layer.name),
                 )
             )
-    return calls
+        tensors.update({id(t): m for t, m in zip(produced, outputs, strict=True)})
+
+
+def _nodes(model: tf.keras.Model, depth: int) -> list[Any]:
+    return [node for node in model._nodes_by_depth[depth] if not node.is_input]
+
+
+def _opens(node: Any, given: list[Any]) -> bool:
+    """Whether the called layer is a model whose layers can be called one by one instead."""
+    # Functional has no public name. A subclass may do more in its call than its graph says.
+    if type(node.layer) not in tf.keras.Sequential.__mro__[:2]:
+        return False
+    if not getattr(node.layer, "_nodes_by_depth", None) or set(node.call_kwargs) - {"training"}:
+        return False
+    inputs = node.layer.inputs
+    # Keras casts and reshapes what does not fit; inner layers alone would not.
+    return len(inputs) == len(given) and all(
+        wanted.dtype == tensor.dtype and wanted.shape.rank == tensor.shape.rank
+        for wanted, tensor in zip(inputs, given, strict=True)
+    )
+
+
+def _called_again(node: Any, tensors: dict[int, Any], training: bool | None) -> list[Any]:
+    """Calls the layer of ``node`` in the outermost model; returns the outputs."""
+    args, options = tf.nest.map_structure(
+        lambda value: tensors.get(id(value), value), (node.call_args, node.call_kwargs)
+    )
+    if training is not None and "training" in inspect.signature(node.layer.call).parameters:
+        options = {**options, "training": training}
+    return tf.nest.flatten(node.layer(*args, **options))
 
 
 def normalizes(call: Call) -> bool:
@@ -99,7 +199,7 @@ def normalizes(call: Call) -> bool:
     return is_norm and call.layer.trainable and not call.infers
 
 
-def crossing_bytes(calls: list[Call], cut: int) -> int:
+def crossing_bytes(calls: Sequence[Call], cut: int) -> int:
     """Returns the bytes of one row that cross a cut before call number ``cut``."""
     before = {id(t): t for call in calls[:cut] for t in call.outputs}
     needed = {id(t) for call in calls[cut:] for t in call.inputs}

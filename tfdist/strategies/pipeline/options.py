@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies.pipeline import partition, schedule
+from tfdist.strategies.pipeline import partition, schedule, tables
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
 
@@ -25,9 +27,12 @@ class Options:
     chunks_per_stage: int | None
     cut_after: Sequence[str] | str | None
     optimize: str
+    balance: str
     recompute: bool
     batch_norm: str
     freeze_until: str | None
+    frozen_cache: str | None
+    frozen_cache_dir: str | os.PathLike | None
 
     def __post_init__(self) -> None:
         schedule.check(
@@ -38,6 +43,7 @@ class Options:
         )
         for what, chosen, known in (
             ("optimize", self.optimize, partition.GOALS),
+            ("balance", self.balance, partition.SOURCES),
             ("batch_norm", self.batch_norm, BATCH_NORMS),
         ):
             if chosen not in known:
@@ -49,6 +55,35 @@ class Options:
                 f"cut_after needs one layer fewer than there are parts, here {self.parts - 1}",
                 received=f"{len(self.cut_names)}: {', '.join(self.cut_names)}",
             )
+
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        if self.frozen_cache is not None and self.frozen_cache not in tables.KINDS:
+            raise unknown_choice("frozen_cache", self.frozen_cache, tables.KINDS)
+        if self.frozen_cache is not None and self.freeze_until is None:
+            raise OptionError(
+                "frozen_cache keeps the outputs of layers that freeze_until names",
+                received=f"frozen_cache={self.frozen_cache!r} without freeze_until",
+            )
+        if (self.frozen_cache == "disk") != (self.frozen_cache_dir is not None):
+            raise OptionError(
+                "frozen_cache='disk' and frozen_cache_dir come together",
+                received=f"frozen_cache={self.frozen_cache!r}, "
+                f"frozen_cache_dir={self.frozen_cache_dir!r}",
+                mend="Give a folder for 'disk', and none for 'memory'",
+            )
+        folder = self.frozen_folder
+        if folder is not None and not folder.is_dir() and not folder.parent.is_dir():
+            raise OptionError(
+                "the folder above frozen_cache_dir must exist",
+                received=str(folder),
+                mend=f"Make {folder.parent} first",
+            )
+
+    @property
+    def frozen_folder(self) -> Path | None:
+        return None if self.frozen_cache_dir is None else Path(self.frozen_cache_dir)
 
     @property
     def parts(self) -> int:

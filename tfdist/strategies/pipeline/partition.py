@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.errors import ModelError, OptionError, unknown_choice
+from tfdist.errors import ModelError, OptionError
 
 GOALS = ("speed", "memory")
+SOURCES = ("estimated", "measured")
 
 
 def balance(costs: Sequence[float], crossing: Sequence[float], parts: int) -> tuple[int, ...]:
@@ -41,24 +42,21 @@ def balance(costs: Sequence[float], crossing: Sequence[float], parts: int) -> tu
     return best[count][2]
 
 
-def cuts_after(names: Sequence[str], layers: Sequence[str]) -> tuple[int, ...]:
-    """Returns the cuts after the layers called ``names``; see ``balance``.
+def cuts_after(named: Sequence[tuple[str, Sequence[int]]], count: int) -> tuple[int, ...]:
+    """Returns the cuts after named items; see ``balance``.
 
     Args:
-        names: layers, the last one of each part but the last.
-        layers: the layer of each call, in the order of the model.
+        named: name and items of the last layer of each part but the last.
+        count: number of all items.
 
     Raises:
-        OptionError: names unknown or out of order.
+        OptionError: names out of order.
     """
-    cuts = []
-    for name in names:
-        if name not in layers:
-            raise unknown_choice("layer in cut_after", name, list(dict.fromkeys(layers)))
-        cuts.append(len(layers) - list(reversed(layers)).index(name))
+    names = [name for name, _ in named]
+    cuts = [max(items) + 1 for _, items in named]
     if cuts != sorted(set(cuts)):
-        raise OptionError("cut_after names layers in the order of the model", received=list(names))
-    if cuts and cuts[-1] == len(layers):
+        raise OptionError("cut_after names layers in the order of the model", received=names)
+    if cuts and cuts[-1] == count:
         raise OptionError(
             "the last stage needs a layer too", received=f"a cut after the last layer, {names[-1]}"
         )
@@ -73,6 +71,6 @@ def check_enough(num_calls: int, parts: int, stages: int, name: str) -> None:
         of_chunks = "" if parts == stages else f" of {parts // stages} chunks each"
         raise ModelError(
             f"{stages} stages{of_chunks} need at least {parts} layers",
-            received=f"model '{name}' with {num_calls}; a nested model counts as one",
+            received=f"model '{name}' with {num_calls}; a model of its own class counts as one",
             mend=f"Choose at most {num_calls} stages",
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.strategies.pipeline import norms
+from tfdist.strategies.pipeline import norms, randomness
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.gradients import Sums, activity_losses, added
 from tfdist.strategies.pipeline.microbatches import Microbatch
@@ -55,27 +56,38 @@ class Targets:
 
 
 class Forward:
-    """The forward passes of one step."""
+    """The forward passes of one step.
 
-    def __init__(self, steps: PipelineSteps, parts: list[Microbatch], *, training: bool):
+    Args:
+        chunks: as many as the schedule has.
+        values: (key, microbatch) -> what the chunks are given.
+    """
+
+    def __init__(
+        self,
+        steps: PipelineSteps,
+        chunks: tuple[Chunk, ...],
+        parts: list[Microbatch],
+        values: dict[tuple[int, int], tf.Tensor],
+        *,
+        training: bool,
+    ):
         self.steps = steps
+        self.chunks = chunks
         self.parts = parts
         self.training = training
         self.turns = Turns()
         #: (key, microbatch) -> tensor, on the device that made it.
-        self.values: dict[tuple[int, int], tf.Tensor] = {
-            (id(symbol), number): tensor
-            for number, part in enumerate(parts)
-            for symbol, tensor in zip(steps.model.inputs, part.inputs, strict=True)
-        }
+        self.values = dict(values)
         #: chunk -> statistics of the whole batch, where it begins with a BatchNormalization.
         self.totals: dict[int, tf.Tensor] = {}
         self.recorded: dict[Place, Recorded] = {}
         self._activity: list[tf.Tensor] = []
         self._loss = steps.gradient_loss() if training else None
+        self._step_seed = steps.seeds.of_step() if training and steps.seeds else None
 
     def run(self, number: int, microbatch: int) -> None:
-        chunk = self.steps.chunks[number]
+        chunk = self.chunks[number]
         with tf.device(chunk.device), self.turns.after_last(chunk.device):
             total = self._total(number) if self.training and chunk.norm is not None else None
             if self.training and chunk.learns and not self.steps.recompute:
@@ -93,7 +105,7 @@ class Forward:
 
     def record(self, number: int, microbatch: int, *, moves: bool) -> Recorded:
         """Runs a chunk such that a gradient can be taken."""
-        chunk = self.steps.chunks[number]
+        chunk = self.chunks[number]
         inputs = self._inputs(chunk, microbatch)
         total = tf.identity(self.totals[number]) if number in self.totals else None
         with tf.GradientTape() as tape:
@@ -116,21 +128,24 @@ class Forward:
         return self._activity
 
     def _is_last(self, number: int) -> bool:
-        return number == len(self.steps.chunks) - 1
+        return number == len(self.chunks) - 1
 
     def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
         """Brings the inputs of a chunk to its device."""
         keys = list(chunk.inputs)
-        if chunk is self.steps.chunks[-1] and self.training:  # The loss reads all outputs.
+        if chunk is self.chunks[-1] and self.training:  # The loss reads all outputs.
             keys += [key for key in self.steps.output_keys if key not in chunk.outputs]
         return {key: _carried(self.values[key, microbatch]) for key in keys}
 
     def _through(
         self, number: int, microbatch: int, inputs: dict[int, Any], total: Any, *, moves: bool
     ) -> Targets:
-        chunk, part = self.steps.chunks[number], self.parts[microbatch]
+        chunk, part = self.chunks[number], self.parts[microbatch]
         given = None if total is None else (chunk.norm, total)
-        with norms.microbatch(total=given, is_real=part.is_real, moves=moves):
+        with (
+            norms.microbatch(total=given, is_real=part.is_real, moves=moves),
+            self._seeded(number, microbatch),
+        ):
             arguments = [inputs[key] for key in chunk.inputs]
             made = tf.nest.flatten(chunk.model(arguments, training=self.training))
         outputs = dict(zip(chunk.outputs, made, strict=True))
@@ -139,6 +154,11 @@ class Forward:
         if self.training and self._is_last(number):
             loss = self._own_loss(part, {**inputs, **outputs})
         return Targets(outputs, loss, activity)
+
+    def _seeded(self, number: int, microbatch: int) -> Any:
+        if self._step_seed is None:
+            return contextlib.nullcontext()
+        return randomness.microbatch(self._step_seed, microbatch, number)
 
     def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
         y_pred = self.steps.packed([known[key][: part.rows] for key in self.steps.output_keys])
@@ -149,7 +169,7 @@ class Forward:
     def _total(self, number: int) -> tf.Tensor:
         """Returns the statistics of all microbatches that wait before ``chunk``."""
         if number not in self.totals:
-            chunk = self.steps.chunks[number]
+            chunk = self.chunks[number]
             sums = [self.norm_sums(chunk, n)[1] for n in range(len(self.parts))]
             self.totals[number] = tf.add_n(sums)
         return self.totals[number]
@@ -184,7 +204,7 @@ class Backward:
         self._finished: dict[int, int] = {}
 
     def run(self, number: int, microbatch: int) -> None:
-        chunk = self._steps.chunks[number]
+        chunk = self._forward.chunks[number]
         if not chunk.learns:
             return
         with tf.device(chunk.device), self._forward.turns.after_last(chunk.device):

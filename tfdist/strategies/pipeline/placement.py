@@ -46,7 +46,9 @@ def place(
     seen = _Creator({})
     with tf.variable_creator_scope(seen):
         probe = make_model()
-    devices = {seen.numbers[ref]: device for ref, device in devices_of(probe).items()}
+    devices = {
+        seen.numbers[_made(ref.deref()).ref()]: device for ref, device in devices_of(probe).items()
+    }
     weights = probe.get_weights()
     placed = _Creator(devices)
     with tf.variable_creator_scope(placed):
@@ -61,3 +63,8 @@ def place(
         )
     model.set_weights(weights)
     return model
+
+
+def _made(variable: tf.Variable) -> tf.Variable:
+    """Returns the variable itself, where mixed precision has wrapped it into one that casts."""
+    return getattr(variable, "_variable", variable)

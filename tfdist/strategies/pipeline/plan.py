@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import partition, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
-from tfdist.strategies.pipeline.graph import Call, calls_of, crossing_bytes, normalizes
+from tfdist.strategies.pipeline.graph import Call, Graph, crossing_bytes, normalizes
+from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
+from tfdist.strategies.pipeline.randomness import is_seeded
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
 
@@ -25,21 +29,46 @@ class Plan:
     """A model cut into chunks.
 
     Attributes:
-        chunk_of: call -> chunk.
+        graph: all calls, the frozen ones first.
         cuts: the first call of each chunk but the first one.
         norm_starts: calls that begin a chunk because their statistics are those of the batch.
         schedule: of the chunks.
+        num_frozen: leading calls that are frozen.
+        measured: what the calls cost; None when that is estimated.
     """
 
-    calls: tuple[Call, ...]
+    graph: Graph
     cuts: tuple[int, ...]
     norm_starts: frozenset[int]
     schedule: Schedule
     options: Options
+    num_frozen: int
+    measured: Measured | None
 
-    def chunks(self, model: tf.keras.Model, devices: Sequence[str]) -> tuple[Chunk, ...]:
-        of_chunks = [devices[stage] for stage in self.schedule.device_of]
-        return make_chunks(model, self.calls, self.cuts, of_chunks, self.norm_starts)
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return self.graph.calls
+
+    def chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
+        return self._chunks_without(0, devices)
+
+    def live_chunks(self, devices: Sequence[str]) -> tuple[Chunk, ...]:
+        """Returns what remains of the chunks when the outputs of frozen layers are known."""
+        return self._chunks_without(self.num_frozen, devices)
+
+    def frozen_chunk(self, results: Sequence[Any], devices: Sequence[str]) -> Chunk:
+        """Returns the frozen layers as one chunk that gives ``results``."""
+        frozen = self.calls[: self.num_frozen]
+        return make_chunks(frozen, results, (), devices[:1], frozenset())[0]
+
+    def _chunks_without(self, leading: int, devices: Sequence[str]) -> tuple[Chunk, ...]:
+        return make_chunks(
+            self.calls[leading:],
+            self.graph.outputs,
+            [cut - leading for cut in self.cuts],
+            [devices[stage] for stage in self.schedule.device_of],
+            frozenset(start - leading for start in self.norm_starts),
+        )
 
     def calls_of_chunk(self, chunk: int) -> tuple[Call, ...]:
         bounds = [0, *self.cuts, len(self.calls)]
@@ -55,11 +84,18 @@ class Plan:
         return stages
 
     def costs(self) -> list[float]:
-        """Returns the estimated operations of each chunk for one row forward."""
-        return [
-            sum(call.flops for call in self.calls_of_chunk(chunk))
-            for chunk in range(self.schedule.num_chunks)
-        ]
+        """Returns what a microbatch costs in each chunk forward: operations a row, or seconds.
+
+        Where it is measured, a third of forward and backward together, as a schedule assumes it.
+        """
+        if self.measured is None:
+            costs = [call.flops for call in self.calls]
+        else:
+            costs = [(c.forward_s + c.backward_s) / 3 for c in self.measured.costs]
+        if self.options.frozen_cache is not None:
+            costs[: self.num_frozen] = [0.0] * self.num_frozen
+        bounds = [0, *self.cuts, len(costs)]
+        return [sum(costs[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -70,66 +106,98 @@ class Named:
     once, in the first of two equal models.
 
     Attributes:
+        frozen: calls whose layers are not trained; the others are numbered after them.
         cuts: as asked for with ``cut_after``; None when they are to be chosen.
-        frozen: calls whose layers are not trained.
     """
 
-    cuts: tuple[int, ...] | None
     frozen: tuple[int, ...]
+    cuts: tuple[int, ...] | None
 
 
-def find_named(model: tf.keras.Model, options: Options) -> Named:
+def find_named(graph: Graph, options: Options) -> Named:
     """Raises:
     OptionError: the model has no such layers, or not in this order.
     """
-    calls = calls_of(model)
-    names = [call.layer.name for call in calls]
+    frozen = () if options.freeze_until is None else _leading_to(graph, options.freeze_until)
+    graph = graph.with_first(frozen)
     cuts = None
     if options.cut_names is not None:
-        cuts = partition.cuts_after(options.cut_names, names)
-    frozen = () if options.freeze_until is None else _leading_to(calls, options.freeze_until)
-    return Named(cuts, frozen)
+        cuts = partition.cuts_after(
+            [_resolved(graph, name, "cut_after") for name in options.cut_names], len(graph.calls)
+        )
+    if options.frozen_cache is not None:
+        _check_live(graph, options, len(frozen), cuts)
+    return Named(frozen, cuts)
 
 
-def _leading_to(calls: list[Call], last: str) -> tuple[int, ...]:
+def _check_live(
+    graph: Graph, options: Options, num_frozen: int, cuts: tuple[int, ...] | None
+) -> None:
+    """Raises:
+    OptionError: a part of the model has frozen layers alone, and nothing to do when their
+        outputs are kept.
+    """
+    num_live = len(graph.calls) - num_frozen
+    if num_live < options.parts or (cuts and cuts[0] <= num_frozen):
+        raise OptionError(
+            "with frozen_cache each part of the model needs a layer that is not frozen",
+            received=f"{num_live} such layers after '{options.freeze_until}' for "
+            f"{options.parts} parts"
+            + (f", the first cut after '{graph.names[cuts[0] - 1]}'" if cuts else ""),
+            mend="Choose fewer stages, a later cut_after or an earlier freeze_until",
+        )
+
+
+def _resolved(graph: Graph, name: str, option: str) -> tuple[str, list[int]]:
+    """Returns ``name`` and the calls that it means."""
+    found = [number for number, call in enumerate(graph.calls) if call.is_called(name)]
+    if not found:
+        raise unknown_choice(f"layer in {option}", name, list(dict.fromkeys(graph.names)))
+    return name, found
+
+
+def _leading_to(graph: Graph, last: str) -> tuple[int, ...]:
     """Returns the calls of the layer called ``last``, and all that its inputs come from."""
-    names = list(dict.fromkeys(call.layer.name for call in calls))
-    if last not in names:
-        raise unknown_choice("layer in freeze_until", last, names)
+    _, named = _resolved(graph, last, "freeze_until")
     wanted: set[int] = set()
     found = []
-    for number, call in reversed(list(enumerate(calls))):
-        if call.layer.name == last or any(id(tensor) in wanted for tensor in call.outputs):
+    for number, call in reversed(list(enumerate(graph.calls))):
+        if number in named or any(id(tensor) in wanted for tensor in call.outputs):
             found.append(number)
             wanted.update(id(tensor) for tensor in call.inputs)
     return tuple(reversed(found))
 
 
-def freeze(model: tf.keras.Model, named: Named) -> None:
-    """Makes the named leading layers untrainable."""
-    calls = calls_of(model)
+def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> Graph:
+    """Makes the named leading layers untrainable; returns the graph with them first."""
     for number in named.frozen:
-        calls[number].layer.trainable = False
+        graph.calls[number].layer.trainable = False
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
         model._reset_compile_cache()
+    return graph.with_first(named.frozen)
 
 
-def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
+def make_plan(
+    model: tf.keras.Model,
+    graph: Graph,
+    options: Options,
+    named: Named,
+    measured: Measured | None = None,
+) -> Plan:
     """Raises:
     ModelError: this model cannot become a pipeline.
     OptionError: the options do not fit the model.
     """
-    calls = calls_of(model)
+    calls = graph.calls
     check_model(model, calls, options.batch_norm)
     if options.recompute:
         _refuse_other_numbers(calls)
     partition.check_enough(len(calls), options.parts, options.stages, model.name)
     cuts = named.cuts
     if cuts is None:
-        crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
-        cuts = partition.balance([_cost(call, options) for call in calls], crossing, options.parts)
+        cuts = _balanced(calls, options, len(named.frozen), measured)
     norm_starts = frozenset()
     if options.batch_norm == "synchronized":
         norm_starts = frozenset(n for n, call in enumerate(calls) if normalizes(call))
@@ -148,7 +216,26 @@ def make_plan(model: tf.keras.Model, options: Options, named: Named) -> Plan:
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
         made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
-    return Plan(tuple(calls), cuts, norm_starts, made, options)
+    return Plan(graph, cuts, norm_starts, made, options, len(named.frozen), measured)
+
+
+def _balanced(
+    calls: Sequence[Call], options: Options, num_frozen: int, measured: Measured | None
+) -> tuple[int, ...]:
+    if measured is None:
+        costs = [_cost(call, options) for call in calls]
+    else:
+        found = zip(calls, measured.costs, strict=True)
+        costs = [_measured_cost(call, cost, options) for call, cost in found]
+    crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
+    if options.frozen_cache is None:
+        return partition.balance(costs, crossing, options.parts)
+    # The frozen layers stay with the first of the others, and take no time.
+    live = costs[num_frozen:]
+    if options.optimize == "memory":
+        live[0] += sum(call.weight_bytes for call in calls[:num_frozen])
+    cuts = partition.balance(live, crossing[num_frozen:], options.parts)
+    return tuple(cut + num_frozen for cut in cuts)
 
 
 def _with_norms(
@@ -168,11 +255,18 @@ def _cost(call: Call, options: Options) -> float:
     return call.flops * (1.0 if frozen else _BACKWARD_AND_FORWARD)
 
 
-def _refuse_other_numbers(calls: list[Call]) -> None:
-    random = random_layers(calls)
+def _measured_cost(call: Call, cost: Cost, options: Options) -> float:
+    if options.optimize == "memory":
+        # A stage keeps what all microbatches leave, or in other schedules its share of that.
+        return call.state_bytes + cost.kept_bytes * float(options.microbatches)
+    return cost.forward_s + cost.backward_s
+
+
+def _refuse_other_numbers(calls: Sequence[Call]) -> None:
+    random = random_layers(calls, but=is_seeded)
     if random:
         raise OptionError(
-            "recompute runs layers twice, so they must not draw random numbers",
+            "recompute runs layers twice, and layers that augment images draw other numbers then",
             received=", ".join(random),
-            mend="Leave recompute out, or those layers",
+            mend="Augment in the map_fn of strategy.dataset, or leave recompute out",
         )

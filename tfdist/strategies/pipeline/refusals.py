@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -10,6 +10,7 @@ from tfdist.errors import ModelError
 from tfdist.strategies.pipeline.graph import Call, normalizes
 from tfdist.strategies.pipeline.norms import masked_norm_error
 from tfdist.training.fit import refuse_custom_steps, refuse_xla
+from tfdist.training.nested import layers_in
 
 _ADDED = ("AddLoss", "AddMetric")
 _RANDOM = (
@@ -46,7 +47,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
         _check_layer(layer)
         if batch_norm == "synchronized":
             _check_nested_norm(layer, [call for call in calls if call.layer is layer])
-    if any(type(layer).__name__ in _ADDED for layer in model.layers):
+    if any(type(layer).__name__ in _ADDED for layer in [*model.layers, *layers]):
         raise ModelError(
             "a pipeline takes losses and metrics from compile() and from layers",
             received=f"model '{model.name}' with model.add_loss or model.add_metric",
@@ -88,26 +89,28 @@ def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
     kind = tf.keras.layers.BatchNormalization
     if isinstance(layer, kind) or all(call.infers for call in calls):
         return
-    inner = [part for part in layer.submodules if isinstance(part, kind) and part.trainable]
+    inner = [part for part in layers_in(layer) if isinstance(part, kind) and part.trainable]
     if inner:
         raise ModelError(
-            "a pipeline can synchronize a BatchNormalization only where it stands in the model "
-            "itself",
+            "a pipeline can synchronize a BatchNormalization only in the graph of the model, not "
+            "inside of a layer",
             received=f"'{inner[0].name}' inside '{layer.name}'",
-            mend=f"Call the layers of '{layer.name}' one by one, freeze it, or choose "
+            mend=f"Make '{layer.name}' a Functional model, freeze it, or choose "
             "batch_norm='per_microbatch' (not exact)",
         )
 
 
-def random_layers(calls: Iterable[Call]) -> list[str]:
-    """Returns the names of layers that draw random numbers in training."""
+def random_layers(
+    calls: Iterable[Call], but: Callable[[tf.keras.layers.Layer], bool] = lambda layer: False
+) -> list[str]:
+    """Returns the names of layers that draw random numbers in training, except ``but`` some."""
     found = {}
-    for call in calls:
-        for layer in [call.layer, *call.layer.submodules]:
+    for call in (call for call in calls if not call.infers):
+        for layer in layers_in(call.layer):
             kind = type(layer).__name__
             rates = (getattr(layer, name, None) for name in _RATES)
             drops = any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
             is_random = kind in _RANDOM and getattr(layer, "rate", None) != 0
-            if is_random or kind.startswith("Random") or drops:
+            if (is_random or kind.startswith("Random") or drops) and not but(layer):
                 found[layer.name] = None
     return list(found)

@@ -12,9 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.gradients import Sums, weight_losses
-from tfdist.strategies.pipeline.microbatches import divide, inputs_of
+from tfdist.strategies.pipeline.graph import Graph
+from tfdist.strategies.pipeline.microbatches import Microbatch, divide, inputs_of
 from tfdist.strategies.pipeline.passes import Backward, Forward
+from tfdist.strategies.pipeline.randomness import StepSeeds, is_seeded, refuse_unseeded
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_norm import move_statistics
 from tfdist.training.steps import loss_is_sum
@@ -26,18 +29,22 @@ class PipelineSteps:
     def __init__(
         self,
         model: tf.keras.Model,
+        graph: Graph,
         chunks: tuple[Chunk, ...],
         schedule: Schedule,
         *,
         recompute: bool,
+        frozen: Frozen | None = None,
     ):
         self.model = model
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
+        self.seeds = StepSeeds(model) if is_seeded(model) else None
+        self._frozen = frozen
         self.loss_is_sum = loss_is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
-        self.output_keys = [id(tensor) for tensor in model.outputs]
+        self.output_keys = [id(tensor) for tensor in graph.outputs]
         # Forward alone: as soon as the chunk before has finished a microbatch.
         self._forward_order = sorted(
             (slot.task for slot in schedule.timeline() if slot.task.is_forward),
@@ -92,11 +99,14 @@ class PipelineSteps:
             task = slot.task
             run = forward.run if task.is_forward else backward.run
             run(task.chunk, task.microbatch)
+        if self.recompute and not tf.executing_eagerly():
+            refuse_unseeded(tf.compat.v1.get_default_graph())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
-        for chunk, total in forward.totals.items():
-            with tf.device(self.chunks[chunk].device):
-                move_statistics(self.chunks[chunk].norm, total)
+        for number, total in forward.totals.items():
+            chunk = forward.chunks[number]
+            with tf.device(chunk.device):
+                move_statistics(chunk.norm, total)
         return self._metrics(x, y, sample_weight, forward, regularization)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -116,15 +126,25 @@ class PipelineSteps:
     # Their parts --------------------------------------------------------------------------------
 
     def _forward(self, x: Any, y: Any, sample_weight: Any, *, training: bool) -> Forward:
-        inputs = inputs_of(self.model, x)
-        parts = divide(inputs, y, sample_weight, self.schedule.num_microbatches)
-        return Forward(self, parts, training=training)
+        frozen = self._frozen
+        if frozen is not None and frozen.is_output(x):
+            parts = self._divide(frozen.tensors(x), y, sample_weight)
+            return Forward(self, frozen.chunks, parts, frozen.values(parts), training=training)
+        parts = self._divide(inputs_of(self.model, x), y, sample_weight)
+        values = {
+            (id(symbol), number): tensor
+            for number, part in enumerate(parts)
+            for symbol, tensor in zip(self.model.inputs, part.inputs, strict=True)
+        }
+        return Forward(self, self.chunks, parts, values, training=training)
+
+    def _divide(self, inputs: list[tf.Tensor], y: Any, sample_weight: Any) -> list[Microbatch]:
+        return divide(inputs, y, sample_weight, self.schedule.num_microbatches)
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""
         losses = []
-        for layer in self.model.layers:
-            device = self._device_of_layer.get(layer)
+        for layer, device in self._device_of_layer.items():
             with tf.device(device), tf.GradientTape() as tape:
                 own = weight_losses(layer)
                 total = tf.add_n(own) if own else None

@@ -16,6 +16,9 @@ from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.single import Alone
 
+# Keras' own.
+_ASSUMED_GLOBAL_BATCH_SIZE = 32
+
 
 class Pipeline(OneProcessStrategy):
     """The model in stages, one on each device; a global batch goes through in microbatches.
@@ -26,12 +29,22 @@ class Pipeline(OneProcessStrategy):
         schedule: "gpipe", "1f1b" (fewer activations at a time) or "interleaved" (a smaller bubble).
         chunks_per_stage: for "interleaved": parts of the model on each device; 2 when None.
         cut_after: names of the last layers of all parts but the last; None balances them.
-        optimize: what the automatic cuts balance: "speed" (operations) or "memory" (bytes).
-        recompute: compute activations once more on the way back instead of keeping them.
+        optimize: what the automatic cuts balance: "speed" (time) or "memory" (bytes).
+        balance: "estimated" takes the time of a layer from its operations, and its memory from its
+            outputs. "measured" runs each layer on a microbatch when the model is built, of the
+            rows of the dataset that was made before, or of a batch of 32: a second or more.
+        recompute: compute activations once more on the way back instead of keeping them; Dropout
+            and noise draw the same numbers again.
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
             makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
             does not wait, and differs from one device.
-        freeze_until: a layer; it and all before it are not trained, and never go backward.
+        freeze_until: a layer, or a nested model; it and all before it are not trained, and never
+            go backward.
+        frozen_cache: "memory" or "disk" keeps the outputs of frozen layers for each record, so
+            that they run once and not in each epoch. Frozen layers that draw random numbers, and
+            datasets with a map_fn, are refused.
+        frozen_cache_dir: the folder for "disk". What another model or other data has left there
+            is never used.
         lr_scaling: None, "linear" or "sqrt"; there is one replica, so nothing to scale by.
         warmup_epochs: epochs in which the learning rate climbs to its value.
     """
@@ -47,9 +60,12 @@ class Pipeline(OneProcessStrategy):
         chunks_per_stage: int | None = None,
         cut_after: Sequence[str] | str | None = None,
         optimize: str = "speed",
+        balance: str = "estimated",
         recompute: bool = False,
         batch_norm: str = "synchronized",
         freeze_until: str | None = None,
+        frozen_cache: str | None = None,
+        frozen_cache_dir: str | os.PathLike | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
@@ -61,11 +77,15 @@ class Pipeline(OneProcessStrategy):
             chunks_per_stage=chunks_per_stage,
             cut_after=cut_after,
             optimize=optimize,
+            balance=balance,
             recompute=recompute,
             batch_norm=batch_norm,
             freeze_until=freeze_until,
+            frozen_cache=frozen_cache,
+            frozen_cache_dir=frozen_cache_dir,
         )
         self._devices: list[str] = []
+        self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
         self._plans: Any = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
@@ -99,39 +119,61 @@ class Pipeline(OneProcessStrategy):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
+        from tfdist.strategies.pipeline.frozen import Frozen
+        from tfdist.strategies.pipeline.frozen_cache import FrozenCache
+        from tfdist.strategies.pipeline.graph import graph_of
+        from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+        from tfdist.strategies.pipeline.randomness import install as install_randomness
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training.fit import install
 
         assert self._devices, "start() comes first"
 
-        named = None
+        graph = named = measured = None
 
         def make_model() -> tf.keras.Model:
-            nonlocal named
+            nonlocal graph, named
             is_model = isinstance(model_fn, tf.keras.Model)
             model = clone(called(model_fn)) if is_model else called(model_fn)
-            named = named or find_named(model, self._options)
-            freeze(model, named)
+            graph = graph_of(model)
+            named = named or find_named(graph, self._options)
+            graph = freeze(model, graph, named)
             return model
 
         def devices_of(model: tf.keras.Model) -> dict:
-            stages = make_plan(model, self._options, named).stage_of_variables()
+            nonlocal measured
+            if self._options.balance == "measured":
+                rows = max(1, self._global_batch_size // self._options.microbatches)
+                measured = measure(graph, rows)
+            plan = make_plan(model, graph, self._options, named, measured)
+            stages = plan.stage_of_variables()
             return {ref: self._devices[stage] for ref, stage in stages.items()}
 
         model = place(make_model, devices_of)
-        plan = make_plan(model, self._options, named)
-        chunks = plan.chunks(model, self._devices)
+        plan = make_plan(model, graph, self._options, named, measured)
+        chunks = plan.chunks(self._devices)
         install_norms(model)
+        install_randomness(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
         install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
-        steps = PipelineSteps(model, chunks, plan.schedule, recompute=self._options.recompute)
+        cache = None
+        if self._options.frozen_cache is not None:
+            cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
+        steps = PipelineSteps(
+            model,
+            graph,
+            chunks,
+            plan.schedule,
+            recompute=self._options.recompute,
+            frozen=cache and cache.frozen,
+        )
         model.train_step = steps.train_step
         model.test_step = steps.test_step
         model.predict_step = steps.predict_step
-        model.fit = _prepared(model.fit, steps)
+        model.fit = _prepared(model.fit, steps, cache)
         self._plans[model] = plan
         return model
 
@@ -153,13 +195,16 @@ class Pipeline(OneProcessStrategy):
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
-        return make_feed(
+        feed = make_feed(
             source,
             global_batch_size=global_batch_size,
             training=training,
             seed=seed,
             map_fn=map_fn,
         )
+        if training:
+            self._global_batch_size = global_batch_size
+        return feed
 
     def describe(self, model: Any) -> Any:
         """Returns the stages of a built model and its schedule; print it, or ``draw`` it.
@@ -178,16 +223,37 @@ class Pipeline(OneProcessStrategy):
         return Description(self._plans[model], tuple(self._devices))
 
 
-def _prepared(fit: Callable, steps: Any) -> Callable:
+def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
     from tfdist.training.feed import Feed
 
     @functools.wraps(fit)
     def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
         if isinstance(x, Feed) and len(x.records.element_spec) > 1:
             steps.make_metrics(x.records.element_spec[1])
-        return fit(x, *args, **options)
+        if cache is None:
+            return fit(x, *args, **options)
+        if not isinstance(x, Feed) or args:
+            raise OptionError(
+                "frozen_cache works in a fit on what strategy.dataset returns, with all other "
+                "arguments by name",
+                received=f"fit({type(x).__name__}{', ...' if args else ''})",
+            )
+        return _fit_on_kept(fit, cache, x, options)
 
     return prepared
+
+
+def _fit_on_kept(fit: Callable, cache: Any, feed: Any, options: dict) -> Any:
+    from tfdist.training.feed import Feed
+
+    callbacks = options.pop("callbacks", None) or []
+    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    validation = options.get("validation_data")
+    if isinstance(validation, Feed):
+        kept = cache.feed(validation, training=False)
+        options = options | {"validation_data": kept}
+    kept = cache.feed(feed, training=True)
+    return fit(kept, callbacks=[*callbacks, cache.guard()], **options)
 
 
 def _let_all_stages_run(stages: int) -> None:

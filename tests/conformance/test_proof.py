@@ -1,0 +1,77 @@
+"""The strategies that divide a model, on real kinds of models: the losses and weights of Keras."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import conformance_models
+import pytest
+
+_SCRIPT = Path(__file__).with_name("run_proof.py")
+_TIMEOUT_S = 560
+pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
+
+_SMALL = ("mlp", "convnet", "transformer", "vit")
+#: strategy, its options, models, precision
+ROWS = (
+    ("mesh", {"batch": 1, "model": 2}, (*_SMALL, "resnet50v2"), "float32"),
+    ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
+    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2_relu",), "float64"),
+    ("pipeline", {"stages": 2, "microbatches": 4}, (*_SMALL, "resnet50v2"), "float32"),
+    (
+        "pipeline",
+        {"stages": 2, "microbatches": 4, "schedule": "1f1b", "recompute": True},
+        ("mlp", "transformer", "vit"),
+        "float32",
+    ),
+)
+CASES = [
+    (strategy, "x".join(map(str, options.values())), model, floatx)
+    for strategy, options, models, floatx in ROWS
+    for model in models
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Runs the rows of a strategy in one process, when the first of its cases is asked for."""
+    done: dict[tuple, dict] = {}
+
+    def of(case: tuple) -> dict:
+        strategy = case[0]
+        if case not in done:
+            own = [other for other in CASES if other[0] == strategy]
+            done.update((other, {"error": "the job did not finish"}) for other in own)
+            done.update(zip(own, _run(strategy, tmp_path_factory.mktemp("proof")), strict=True))
+        return done[case]
+
+    return of
+
+
+def _run(strategy: str, folder: Path) -> list[dict]:
+    out = folder / "results.json"
+    rows = [row for row in ROWS if row[0] == strategy]
+    finished = subprocess.run(
+        [sys.executable, str(_SCRIPT), json.dumps(rows), str(out)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert out.exists(), finished.stdout[-3000:] + finished.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_twenty_steps_are_those_of_one_device(case, results):
+    result = results(case)
+    assert "error" not in result, result["error"]
+    assert result["moved"] > 0.05  # Steps that do nothing are equal everywhere.
+    assert result["loss"] <= conformance_models.LOSS_TOLERANCE
+    assert result["weights"] <= conformance_models.WEIGHT_TOLERANCE

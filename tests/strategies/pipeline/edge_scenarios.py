@@ -1,0 +1,174 @@
+"""What is at the edges of a pipeline's work: few rows, mixed precision, files of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(21, 6, 6, 2)).astype(np.float32)
+Y = RNG.integers(0, 3, 21)
+
+
+def model_fn() -> keras.Model:
+    """With a nested model, in which the stages are cut."""
+    backbone = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+        ],
+        name="backbone",
+    )
+    inputs = keras.Input((6, 6, 2))
+    x = layers.Dropout(0.0)(layers.Dense(8, "tanh")(backbone(inputs)))
+    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def largest(one: Any, other: Any) -> float:
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+    return max(float(np.max(np.abs(np.subtract(a, b)))) for a, b in pairs)
+
+
+def both(strategy: Any, make: Any = model_fn) -> tuple[keras.Model, keras.Model]:
+    """Returns the same model as a pipeline and in plain Keras."""
+    model, plain = strategy.build(make), make()
+    model.set_weights(plain.get_weights())
+    return model, plain
+
+
+def train(strategy: Any, model: Any, plain: Any, rows: int) -> float:
+    """Trains both and returns the largest difference of the losses."""
+    feed = strategy.dataset((X[:rows], Y[:rows]), global_batch_size=8)
+    found = model.fit(feed, epochs=2, verbose=0).history
+    expected = plain.fit(
+        feed.on_one_device().epochs(0, 2), epochs=2, steps_per_epoch=len(feed), verbose=0
+    ).history
+    return largest(found["loss"], expected["loss"])
+
+
+@scenario
+def few_rows(strategy: Any, folder: Path) -> None:
+    """One record, so fewer than microbatches, and a tail of one: in fit, evaluate, predict."""
+    for rows in (1, 9):
+        model, plain = both(strategy)
+        assert train(strategy, model, plain, rows) < 1e-6, rows
+        assert largest(model.get_weights(), plain.get_weights()) < 1e-6, rows
+        x, y = X[:rows], Y[:rows]
+        held_out = strategy.dataset((x, y), global_batch_size=8, training=False)
+        expected = plain.evaluate(x, y, verbose=0)
+        assert largest(model.evaluate(held_out, verbose=0), expected) < 1e-6, rows
+        assert largest(model.evaluate(x, y, batch_size=5, verbose=0), expected) < 1e-6, rows
+        expected = plain.predict(x, verbose=0)
+        assert largest(model.predict(held_out, verbose=0), expected) < 1e-6, rows
+        assert largest(model.predict(x, batch_size=5, verbose=0), expected) < 1e-6, rows
+
+
+@scenario
+def files(strategy: Any, folder: Path) -> None:
+    model = strategy.build(model_fn)
+    model.fit(strategy.dataset((X, Y), global_batch_size=8), verbose=0)
+    expected = model.predict(X, verbose=0)
+    for name in ("model.keras", "model.h5", "saved_model"):
+        strategy.save(model, folder / name)
+        loaded = keras.models.load_model(folder / name)
+        assert largest(loaded.predict(X, verbose=0), expected) < 1e-6, name
+        loaded.fit(X, Y, verbose=0)
+        assert np.isfinite(loaded.evaluate(X, Y, verbose=0)[0]), name
+    model.export(folder / "exported")
+    exported = tf.saved_model.load(str(folder / "exported"))
+    assert largest(exported.serve(X), expected) < 1e-6
+
+
+@scenario
+def mixed_float16(strategy: Any, folder: Path) -> None:
+    check_mixed(strategy, "mixed_float16")
+
+
+@scenario
+def mixed_bfloat16(strategy: Any, folder: Path) -> None:
+    check_mixed(strategy, "mixed_bfloat16")
+
+
+def check_mixed(strategy: Any, policy: str) -> None:
+    """As near to one device as its own half precision is to float32, and with its loss scale."""
+    keras.utils.set_random_seed(1)
+    exact = model_fn()
+    start = exact.get_weights()
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        model, plain = both(strategy)
+        for one in (model, plain):
+            one.set_weights(start)
+        train(strategy, model, plain, 21)
+        assert {v.dtype for v in model.trainable_variables} == {tf.float32}
+        assert sorted({w.device[-5:] for w in model.weights}) == ["CPU:0", "CPU:1"]
+        if policy == "mixed_float16":
+            assert model.optimizer.loss_scale == plain.optimizer.loss_scale
+            # 2**15 at first: with a scale that is not taken out again nothing would be alike.
+            assert float(model.optimizer.loss_scale) > 1000
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    exact_feed = strategy.dataset((X, Y), global_batch_size=8)
+    exact.fit(exact_feed.on_one_device().epochs(0, 2), epochs=2, steps_per_epoch=3, verbose=0)
+    rounding = largest(plain.get_weights(), exact.get_weights())
+    assert 0 < largest(model.get_weights(), plain.get_weights()) < 2 * rounding
+    assert rounding < 0.05 < largest(exact.get_weights(), start)
+
+
+@scenario
+def overflow_lowers_the_loss_scale(strategy: Any, folder: Path) -> None:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+
+        def make() -> keras.Model:
+            model = model_fn()
+            optimizer = keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(0.05), initial_scale=2.0**40
+            )
+            model.compile(optimizer, model.loss)
+            return model
+
+        model, plain = both(strategy, make)
+        start = [variable.numpy() for variable in model.trainable_variables]
+        train(strategy, model, plain, 21)
+        assert float(plain.optimizer.loss_scale) == 2.0**34  # Halved in each of six steps.
+        assert float(model.optimizer.loss_scale) == 2.0**34
+        assert largest(model.trainable_variables, start) == 0
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@scenario
+def few_rows_in_other_schedules(strategy: Any, folder: Path) -> None:
+    import tfdist
+
+    for options in ({"schedule": "1f1b"}, {"schedule": "interleaved", "recompute": True}):
+        other = tfdist.strategy(
+            "pipeline", stages=2, microbatches=4, batch_norm="per_microbatch", **options
+        )
+        other.start()
+
+        def make() -> keras.Model:
+            model = keras.Sequential(
+                [keras.Input((6, 6, 2)), layers.Flatten()]
+                + [layers.Dense(8, "tanh") for _ in range(3)]
+                + [layers.Dense(3)]
+            )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), loss)
+            return model
+
+        model, plain = both(other, make)
+        assert train(other, model, plain, 9) < 1e-6, options
+        assert largest(model.get_weights(), plain.get_weights()) < 1e-6, options

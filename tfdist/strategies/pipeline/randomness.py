@@ -1,0 +1,144 @@
+"""Dropout and noise whose numbers depend on step, microbatch and layer, and on nothing else.
+
+A forward pass that is computed once more then draws the same ones, and so does a fit that is
+resumed at a step, in a process whose ``keras.utils.set_random_seed`` was the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import OptionError
+from tfdist.training.nested import layers_in
+
+_running = threading.local()
+
+# Operations whose results are others each time they run.
+_UNSEEDED = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaV2",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RngReadAndSkip",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "StatefulUniformInt",
+    "TruncatedNormal",
+)
+
+
+class StepSeeds:
+    """The seeds of a model's steps."""
+
+    def __init__(self, model: tf.keras.Model):
+        self._model = model
+        self._base = random.randrange(2**31)  # Keras seeds its own generators so.
+
+    def of_step(self) -> tf.Tensor:
+        """Returns int32 [2] for the step that comes."""
+        step = tf.cast(self._model.optimizer.iterations, tf.int32)
+        return tf.stack([tf.constant(self._base, tf.int32), step])
+
+
+@contextlib.contextmanager
+def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
+    """Encloses a forward pass of microbatch ``number`` through ``chunk``, in training."""
+    folded = tf.random.experimental.stateless_fold_in(step_seed, number)
+    _running.seed = tf.random.experimental.stateless_fold_in(folded, chunk)
+    _running.draws = {}
+    try:
+        yield
+    finally:
+        del _running.seed, _running.draws
+
+
+def is_seeded(layer: tf.keras.layers.Layer) -> bool:
+    """Whether ``install`` makes the numbers of ``layer``, or of the layers inside, repeatable."""
+    return any(_draws_at_once(part) for part in layers_in(layer))
+
+
+def _draws_at_once(layer: Any) -> bool:
+    # Layers that augment images draw for one image after the other, in a loop.
+    return hasattr(layer, "_random_generator") and not type(layer).__name__.startswith("Random")
+
+
+def install(model: tf.keras.Model) -> None:
+    """Lets the layers of ``model`` that draw random numbers follow ``microbatch``."""
+    seeded = (layer for layer in layers_in(model) if _draws_at_once(layer))
+    for number, layer in enumerate(seeded):
+        # All random numbers of Keras' layers come from this object, and it has no public name.
+        generator = layer._random_generator
+        for name, seeded_draw in _DRAWS.items():
+            setattr(generator, name, _draw(number, getattr(generator, name), seeded_draw))
+
+
+def _draw(layer: int, unseeded: Callable, seeded: Callable) -> Callable:
+    def draw(*args: Any, **options: Any) -> tf.Tensor:
+        if not hasattr(_running, "seed"):
+            return unseeded(*args, **options)
+        turn = _running.draws.get(layer, 0)
+        _running.draws[layer] = turn + 1
+        fold_in = tf.random.experimental.stateless_fold_in
+        return seeded(fold_in(fold_in(_running.seed, layer), turn), *args, **options)
+
+    return draw
+
+
+def _dropout(seed: tf.Tensor, inputs: Any, rate: float, noise_shape: Any = None) -> tf.Tensor:
+    return tf.nn.experimental.stateless_dropout(inputs, rate, seed, noise_shape=noise_shape)
+
+
+def _normal(
+    seed: tf.Tensor, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, **_: Any
+) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, seed, mean, stddev, _float(dtype))
+
+
+def _truncated(
+    seed: tf.Tensor, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, **_: Any
+) -> tf.Tensor:
+    return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, _float(dtype))
+
+
+def _uniform(
+    seed: tf.Tensor, shape: Any, minval: Any = 0.0, maxval: Any = None, dtype: Any = None, **_: Any
+) -> tf.Tensor:
+    return tf.random.stateless_uniform(shape, seed, minval, maxval, _float(dtype))
+
+
+def _float(dtype: Any) -> Any:
+    return dtype or tf.keras.backend.floatx()
+
+
+_DRAWS = {
+    "dropout": _dropout,
+    "random_normal": _normal,
+    "random_uniform": _uniform,
+    "truncated_normal": _truncated,
+}
+
+
+def refuse_unseeded(graph: tf.Graph) -> None:
+    """Raises:
+    OptionError: an operation of a traced step draws numbers that it would not draw again.
+    """
+    functions = graph.as_graph_def().library.function
+    found = [op.name for op in graph.get_operations() if op.type in _UNSEEDED]
+    found += [n.name for function in functions for n in function.node_def if n.op in _UNSEEDED]
+    if found:
+        raise OptionError(
+            "recompute runs layers twice, so they must draw the same random numbers twice",
+            received=f"operation '{found[0]}'",
+            mend="Draw with tf.keras.layers.Dropout or GaussianNoise, or leave recompute out",
+        )
