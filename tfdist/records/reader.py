@@ -15,7 +15,8 @@ from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
-from tfdist.records.streams import Source, find_split, open_source, order_seed
+from tfdist.records.places import find_split, open_source
+from tfdist.records.streams import Place, Source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -83,7 +84,7 @@ def open_records(
         source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
             arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
             an unbatched, finite tf.data.Dataset of the same. A dataset of unknown length is
-            counted once. Augmentation belongs into ``map_fn``: a cached dataset is read once.
+            counted once. Shards apart from their manifest are a ``places.Stored``. Augmentation belongs into ``map_fn``: a cached dataset is read once.
         map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
             returns as many items with the same number of rows. Runs in every epoch, also on
             cached records.
@@ -107,7 +108,8 @@ class Records:
         has_weights: whether each has a sample weight, the third item of a batch.
         element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
             tf.TensorSpec with batch dimension None.
-        place: folder and split of shards; None for arrays and datasets.
+        place: where the shards lie; None for arrays and datasets.
+        readers: see ``streams.Source``.
     """
 
     def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
@@ -116,6 +118,7 @@ class Records:
         self._cache = cache
         self._tables: dict[tuple[int, int], Any] = {}
         self.place = source.place
+        self.readers = source.readers
         self.num_records = source.num_records
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
@@ -188,10 +191,14 @@ class Records:
         try:
             return self._source.load(start, stop)
         except tf.errors.OpError as error:
-            explained = _explain(error, self.place)
+            explained = self.explain(error)
             if explained is None:
                 raise
             raise explained from error
+
+    def explain(self, error: tf.errors.OpError) -> TfdistError | None:
+        """Returns what an error met while reading means: see ``explain_read_error``."""
+        return self._source.failure or _explain(error, self.place)
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -282,17 +289,17 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     if not isinstance(error, tf.errors.OpError):
         return None
     if isinstance(source, Records):
-        return _explain(error, source.place)
+        return source.explain(error)
     if not isinstance(source, (str, Path)):
         return _explain(error, None)
     try:
         folder, split, _ = find_split(Path(source))
     except DataError as gone:
         return gone
-    return _explain(error, (folder, split))
+    return _explain(error, Place(folder, split))
 
 
-def _explain(error: tf.errors.OpError, place: tuple[Path, str] | None) -> TfdistError | None:
+def _explain(error: tf.errors.OpError, place: Place | None) -> TfdistError | None:
     message = " ".join(str(error.message).split())
     from_check = graph_checks.failed_check(message)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
@@ -302,12 +309,12 @@ def _explain(error: tf.errors.OpError, place: tuple[Path, str] | None) -> Tfdist
     if from_check is None and not from_reading and not from_parsing:
         return None
     if place is not None:
-        faults = check(*place)
+        faults = check(place.folder, place.split, manifest=place.manifest)
         if faults:
             return CorruptShardError(
                 "shards are as they were written",
                 received=str(faults[0]),
-                mend=f"See all faults with `tfdist inspect {place[0]} --check`",
+                mend=f"See all faults with `tfdist inspect {place.folder} --check`",
             )
     if from_check is None and from_parsing:
         return DataError("every record fits the schema", received=message.split(" [[{{")[0])

@@ -6,16 +6,15 @@ import abc
 import itertools
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CorruptShardError, DataError
+from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.decode import batch_spec, make_decoder, spec_bytes
-from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.manifest import Manifest, ShardInfo
 
 _READ_BUFFER_BYTES = 1 << 20
 _SHUFFLE_BUFFER_BYTES = 128 << 20
@@ -25,6 +24,18 @@ _INTERLEAVE_BYTES = 2 << 30
 _MAX_INTERLEAVED = 4
 # Enough to tell a shuffled dataset from one that is not.
 _COMPARED_RECORDS = 4
+
+
+class Place(NamedTuple):
+    """Where the shards of one split lie.
+
+    Attributes:
+        manifest: what lies there, where the folder itself does not hold it.
+    """
+
+    folder: Path
+    split: str
+    manifest: Manifest | None = None
 
 
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
@@ -39,13 +50,18 @@ class Source(abc.ABC):
         num_records: how many there are.
         spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
         in_memory: whether the records are in memory already.
-        place: folder and split of shards; None for anything else.
+        place: where the shards lie; None for anything else.
+        failure: what went wrong while reading, where TensorFlow's own error does not tell.
+        readers: (this reader, readers) when this host holds records that no other host has, and
+            its readers share them; None when every host holds all records.
     """
 
     num_records: int
     spec: Any
     in_memory = False
-    place: tuple[Path, str] | None = None
+    place: Place | None = None
+    failure: TfdistError | None = None
+    readers: tuple[int, int] | None = None
 
     @property
     def record_bytes(self) -> int | None:
@@ -199,10 +215,15 @@ def _count(dataset: tf.data.Dataset) -> int:
 
 
 class ShardSource(Source):
-    """One split of a folder of shards."""
+    """One split of shards, all in one folder.
 
-    def __init__(self, folder: Path, split: str, manifest: Manifest):
-        self.place = (folder, split)
+    Args:
+        manifest: lists the shards of the split that are there.
+        is_apart: whether the manifest lies elsewhere.
+    """
+
+    def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
+        self.place = Place(folder, split, manifest if is_apart else None)
         self._folder = folder
         self._shards = manifest.splits[split].shards
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
@@ -216,17 +237,19 @@ class ShardSource(Source):
         )
         self.num_records = int(self._ends[-1])
         self.spec = batch_spec(manifest.schema)
+        self._check_present()
+
+    def _check_present(self) -> None:
         for shard in self._shards:
-            _check_present(folder, shard)
+            _check_present(self._folder, shard)
 
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tf.data.Dataset:
-        ranges = self._ranges(start, stop)
-        total = stop - start
-        serialized = self._open(ranges, order)
+        serialized = self._serialized(start, stop, order)
         if order is not None:
-            serialized = _shuffle(serialized, order, _buffer_records(self._stored_bytes, total))
+            buffered = _buffer_records(self._stored_bytes, stop - start)
+            serialized = _shuffle(serialized, order, buffered)
         batches = serialized.skip(skip_records).batch(batch_size)
         return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -241,8 +264,9 @@ class ShardSource(Source):
             begin = end
         return ranges
 
-    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
+    def _serialized(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the serialised records; with an order, of shards in shuffled order."""
+        ranges = self._ranges(start, stop)
         files = [os.fspath(self._folder / self._shards[number].file) for number, _, _ in ranges]
         if order is None:
             records = tf.data.TFRecordDataset(files, self._compression, _READ_BUFFER_BYTES)
@@ -307,49 +331,3 @@ def _shuffle(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) ->
         return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
 
     return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)
-
-
-def open_source(source: Any) -> Source:
-    """Returns the source of "DIR/SPLIT", DIR, arrays or a dataset; see ``reader.open_records``."""
-    if isinstance(source, (str, Path)):
-        return _open_folder(Path(source))
-    if isinstance(source, tf.data.Dataset):
-        return DatasetSource(source)
-    if isinstance(source, tuple):
-        return ArraySource(source)
-    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
-        return ArraySource((source,))
-    raise DataError(
-        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
-        received=f"a {type(source).__name__}",
-    )
-
-
-def find_split(path: Path) -> tuple[Path, str, Manifest]:
-    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
-
-    Raises:
-        DataError: no such folder, manifest or split.
-    """
-    if path.is_dir():
-        folder, split = path, None
-    else:
-        folder, split = path.parent, path.name
-        if not folder.is_dir():
-            folder, split = path, None
-    manifest = load_manifest(folder)
-    known = ", ".join(str(folder / name) for name in manifest.splits)
-    if split is None and len(manifest.splits) > 1:
-        raise DataError(
-            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
-        )
-    split = split or next(iter(manifest.splits))
-    if split not in manifest.splits:
-        raise DataError(
-            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
-        )
-    return folder, split, manifest
-
-
-def _open_folder(path: Path) -> ShardSource:
-    return ShardSource(*find_split(path))

@@ -1,0 +1,119 @@
+"""From what a user names to its records: a folder of shards, arrays, a dataset, or shards that lie
+apart from their manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.records.manifest import Manifest, SplitInfo, load_manifest
+from tfdist.records.pipes import PipeSource
+from tfdist.records.streams import ArraySource, DatasetSource, ShardSource, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Shards of one split that lie apart from their manifest, as a cloud delivers them.
+
+    Attributes:
+        manifest: the folder of manifest.json.
+        split: name of the split.
+        folder: the folder of the shards; of pipes, their path without "_<number of the pass>".
+        pipes: whether the shards come through named pipes that this process alone reads.
+        divided: whether this host has some of the shards, and no other host has these.
+        reader: this process among those of its host that share divided shards.
+        readers: how many they are.
+    """
+
+    manifest: Path
+    split: str
+    folder: Path
+    pipes: bool = False
+    divided: bool = False
+    reader: int = 0
+    readers: int = 1
+
+
+def open_source(source: Any) -> Source:
+    """Returns the source of what ``reader.open_records`` takes."""
+    if isinstance(source, Stored):
+        return _open_stored(source)
+    if isinstance(source, (str, Path)):
+        return _open_folder(Path(source))
+    if isinstance(source, tf.data.Dataset):
+        return DatasetSource(source)
+    if isinstance(source, tuple):
+        return ArraySource(source)
+    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
+        return ArraySource((source,))
+    raise DataError(
+        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
+        received=f"a {type(source).__name__}",
+    )
+
+
+def find_split(path: Path) -> tuple[Path, str, Manifest]:
+    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
+
+    Raises:
+        DataError: no such folder, manifest or split.
+    """
+    if path.is_dir():
+        folder, split = path, None
+    else:
+        folder, split = path.parent, path.name
+        if not folder.is_dir():
+            folder, split = path, None
+    manifest = load_manifest(folder)
+    known = ", ".join(str(folder / name) for name in manifest.splits)
+    if split is None and len(manifest.splits) > 1:
+        raise DataError(
+            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
+        )
+    split = split or next(iter(manifest.splits))
+    if split not in manifest.splits:
+        raise DataError(
+            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
+        )
+    return folder, split, manifest
+
+
+def _open_folder(path: Path) -> ShardSource:
+    return ShardSource(*find_split(path))
+
+
+def _open_stored(stored: Stored) -> ShardSource:
+    manifest = load_manifest(stored.manifest)
+    if stored.split not in manifest.splits:
+        raise DataError(
+            "a split is one of the manifest's",
+            received=f"'{stored.split}'",
+            mend=f"Choose one of {', '.join(manifest.splits)}",
+        )
+    if stored.pipes:
+        source = PipeSource(stored.folder, stored.split, manifest, some=stored.divided)
+    else:
+        if stored.divided:
+            manifest = _only_present(manifest, stored)
+        source = ShardSource(stored.folder, stored.split, manifest, is_apart=True)
+    if stored.divided:
+        source.readers = (stored.reader, stored.readers)
+    return source
+
+
+def _only_present(manifest: Manifest, stored: Stored) -> Manifest:
+    shards = manifest.splits[stored.split].shards
+    present = tuple(shard for shard in shards if (stored.folder / shard.file).is_file())
+    if not present:
+        raise DataError(
+            f"every host has at least one shard of split '{stored.split}'",
+            received=f"none in {stored.folder}",
+            mend="Write more shards with `tfdist shard --num-shards`, or use fewer hosts",
+        )
+    return replace(manifest, splits={stored.split: SplitInfo(shards=present)})
