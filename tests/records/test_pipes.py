@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records import explain_read_error, load_manifest, open_records, pipes, write
-from tfdist.records.places import Stored
+from tfdist.records.stored import Stored
 
 NUM = 103
 X = np.random.default_rng(0).integers(0, 256, (NUM, 5), np.uint8)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.aws.entry import Parser
 from tfdist.errors import DataError, ModelError
-from tfdist.records.places import Stored
+from tfdist.records.stored import Stored
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ apart from their manifest."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,8 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.manifest import Manifest, SplitInfo, load_manifest
 from tfdist.records.pipes import PipeSource
+from tfdist.records.stored import Stored
 from tfdist.records.streams import ArraySource, DatasetSource, ShardSource, Source
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """Shards of one split that lie apart from their manifest, as a cloud delivers them.
-
-    Attributes:
-        manifest: the folder of manifest.json.
-        split: name of the split.
-        folder: the folder of the shards; of pipes, their path without "_<number of the pass>".
-        pipes: whether the shards come through named pipes that this process alone reads.
-        divided: whether this host has some of the shards, and no other host has these.
-        reader: this process among those of its host that share divided shards.
-        readers: how many they are.
-    """
-
-    manifest: Path
-    split: str
-    folder: Path
-    pipes: bool = False
-    divided: bool = False
-    reader: int = 0
-    readers: int = 1
 
 
 def open_source(source: Any) -> Source:

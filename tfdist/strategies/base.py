@@ -86,7 +86,7 @@ class Strategy(abc.ABC):
 
         Args:
             source: a folder of shards ("data/train"), arrays ``(x, y[, sample_weight])``, an
-                unbatched ``tf.data.Dataset``, or shards that a cloud delivers (``places.Stored``).
+                unbatched ``tf.data.Dataset``, or shards that a cloud delivers (``stored.Stored``).
             global_batch_size: rows of one step, over all replicas.
             training: whether to shuffle, anew in each epoch; evaluation reads in record order.
             seed: of the shuffling; the same on all ranks.
