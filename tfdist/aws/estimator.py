@@ -207,12 +207,22 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
     job.parser().parse(arguments)
 
 
-def make(config: Config, instance: Instance, source: Path, session: Any, **changes: Any) -> Any:
+def make(
+    config: Config,
+    instance: Instance,
+    source: Path,
+    session: Any,
+    *,
+    checkpoints: Any,
+    **changes: Any,
+) -> Any:
     """Returns the SDK's TensorFlow estimator.
 
     Args:
         source: the folder that ``bundle.collect`` made.
         session: of ``sessions``.
+        checkpoints: S3 URI for the checkpoints of this job and of no other: one that is not new
+            resumes.
         changes: hyperparameters that replace the configuration's, such as a pipeline's parameters.
 
     Raises:
@@ -229,7 +239,7 @@ def make(config: Config, instance: Instance, source: Path, session: Any, **chang
         spot = {
             "use_spot_instances": True,
             "max_wait": training.max_wait_s or 2 * training.max_run_s,
-            "checkpoint_s3_uri": f"{config.root}/checkpoints",
+            "checkpoint_s3_uri": checkpoints,
             "checkpoint_local_path": CHECKPOINT_DIR,
         }
     return TensorFlow(

@@ -10,7 +10,7 @@ from tfdist.aws import estimator as estimators
 from tfdist.aws.channels import Channel, Shape, channels, check_shards, shapes
 from tfdist.aws.config import ChannelConfig, Config
 from tfdist.aws.container import MANIFEST_CHANNEL
-from tfdist.aws.evaluation import ARCHIVE, REPORT
+from tfdist.aws.evaluation import REPORT
 from tfdist.aws.instances import PriceTable
 from tfdist.errors import OptionError
 
@@ -159,7 +159,7 @@ class _Builder:
             ProcessingOutput(
                 output_name=name,
                 source=f"{output}/{name}",
-                destination=f"{self.config.data_root}/{name}",
+                destination=self._of_run(f"data/{name}"),
             )
             for name in (MANIFEST_CHANNEL, *splits(self.config))
         ]
@@ -174,6 +174,14 @@ class _Builder:
             ),
         )
 
+    def _of_run(self, folder: str) -> Any:
+        """Returns a place in S3 that no other execution of the pipeline uses."""
+        from sagemaker.workflow.execution_variables import ExecutionVariables
+        from sagemaker.workflow.functions import Join
+
+        execution = ExecutionVariables.PIPELINE_EXECUTION_ID
+        return Join(on="/", values=[f"{self.config.root}/runs", execution, folder])
+
     def _uri(self, shard: Any, folder: str) -> Any:
         """Returns where a channel's data lies; of a first step's, as that step's own output."""
         if shard is None:
@@ -187,7 +195,14 @@ class _Builder:
         config = self.config
         instance = PriceTable.load(_prices(config))[config.training.instance_type]
         changes = {"epochs": self.epochs} if config.training.entry_point == "train.py" else {}
-        estimator = estimators.make(config, instance, self.source, self.session, **changes)
+        estimator = estimators.make(
+            config,
+            instance,
+            self.source,
+            self.session,
+            checkpoints=self._of_run("checkpoints"),
+            **changes,
+        )
         inputs = {
             channel.name: TrainingInput(
                 self._uri(shard, channel.uri.rstrip("/").rsplit("/", 1)[1]),
@@ -225,7 +240,7 @@ class _Builder:
                 ProcessingOutput(
                     output_name="evaluation",
                     source=output,
-                    destination=f"{self.config.root}/evaluation",
+                    destination=self._of_run("evaluation"),
                 )
             ],
             arguments=_arguments({**folders, "split": split, "output": output}),
@@ -274,7 +289,7 @@ class _Builder:
             sagemaker_session=self.session,
         )
         quality = MetricsSource(
-            s3_uri=f"{config.root}/evaluation/{REPORT}", content_type="application/json"
+            s3_uri=self._of_run(f"evaluation/{REPORT}"), content_type="application/json"
         )
         step_args = model.register(
             content_types=_CONTENT_TYPES,
@@ -292,6 +307,3 @@ class _Builder:
 
 def _arguments(values: dict[str, Any]) -> list[str]:
     return [text for key, value in values.items() for text in (f"--{key}", str(value))]
-
-
-__all__ = ["ARCHIVE", "PROCESSING_DIR", "build", "splits", "training_channels"]

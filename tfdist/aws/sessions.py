@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,8 +28,10 @@ def import_sdk() -> Any:
     Raises:
         EngineMissingError: it is not installed.
     """
-    for name in ("sagemaker", "sagemaker.config", "botocore", "boto3"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    # It tells of its configuration files, and warns of what a pipeline always does.
+    for name in ("sagemaker", "sagemaker.config", "sagemaker.workflow", "botocore", "boto3"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="sagemaker")
     try:
         import sagemaker
     except ImportError as error:
@@ -37,7 +40,7 @@ def import_sdk() -> Any:
             received=str(error).splitlines()[0],
             mend="Run `make setup`, or pip install tfdist[sagemaker]",
         ) from error
-    if not hasattr(sagemaker, "__version__") and not hasattr(sagemaker, "Session"):
+    if not hasattr(sagemaker, "Session"):
         raise EngineMissingError(
             "the package sagemaker is the SageMaker SDK",
             received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
@@ -61,7 +64,7 @@ def environment(changes: Mapping[str, str], hidden: tuple[str, ...] = ()) -> Ite
 
 
 @contextlib.contextmanager
-def offline(region: str, bucket: str) -> Iterator[Any]:
+def offline(region: str, bucket: str, prefix: str) -> Iterator[Any]:
     """Yields a PipelineSession whose every call ends in moto, in this process's memory."""
     import_sdk()
     import boto3
@@ -69,11 +72,11 @@ def offline(region: str, bucket: str) -> Iterator[Any]:
     moto = _import_moto()
     with environment({**_DUMMY, "AWS_DEFAULT_REGION": region}, _HIDDEN), moto.mock_aws():
         _make_bucket(boto3.Session(region_name=region), bucket, region)
-        yield pipeline_session(region, bucket)
+        yield pipeline_session(region, bucket, prefix)
 
 
 @contextlib.contextmanager
-def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
+def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[str, str]]]:
     """Yields a PipelineSession for a moto server on loopback, and the environment that leads there.
 
     Processes that get the environment see the same stand-in: real S3 traffic, on this machine.
@@ -98,12 +101,12 @@ def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
         }
         with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
             _make_bucket(boto3.Session(region_name=region), bucket, region)
-            yield pipeline_session(region, bucket), leads_there
+            yield pipeline_session(region, bucket, prefix), leads_there
     finally:
         server.stop()
 
 
-def pipeline_session(region: str, bucket: str) -> Any:
+def pipeline_session(region: str, bucket: str, prefix: str) -> Any:
     """Returns a PipelineSession of boto3's usual credentials."""
     import_sdk()
     import boto3
@@ -116,7 +119,12 @@ def pipeline_session(region: str, bucket: str) -> Any:
             received="none",
             mend="Configure them with `aws configure`, or stay here with --dry-run or rehearse",
         )
-    return PipelineSession(boto_session=session, default_bucket=bucket)
+    return PipelineSession(
+        boto_session=session,
+        sagemaker_client=session.client("sagemaker"),
+        default_bucket=bucket,
+        default_bucket_prefix=prefix.strip("/") or None,
+    )
 
 
 def _import_moto() -> Any:

@@ -18,6 +18,7 @@ _VERBS = {
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
+    "aws": ("tfdist.cli.aws", "Train on Amazon SageMaker, or rehearse it on this machine."),
     "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
     "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
 }
