@@ -60,7 +60,8 @@ def output_handler(response, context):
     answer = json.loads(response.content)
     rows = answer.get("predictions", answer.get("outputs"))
     if isinstance(rows, dict):  # Several outputs: columns to rows.
-        rows = [dict(zip(rows, row)) for row in zip(*rows.values())]
+        columns = zip(*rows.values(), strict=True)
+        rows = [dict(zip(rows, row, strict=True)) for row in columns]
     return "".join(json.dumps(row) + "\n" for row in rows), "application/jsonlines"
 
 

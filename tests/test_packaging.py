@@ -77,7 +77,8 @@ def test_a_built_wheel_holds_every_room(tmp_path):
         packed = {name for name in archive.namelist() if name.startswith("tfdist/")}
         (information,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         text = archive.read(information).decode()
-    assert packed == {str(path.relative_to(source)) for path in source.glob("tfdist/**/*.py")}
+    files = [*source.glob("tfdist/**/*.py"), *source.glob("tfdist/**/*.yaml")]
+    assert packed == {str(path.relative_to(source)) for path in files}
     assert "Requires-Python: >=3.10" in text
     assert "Provides-Extra: horovod" in text
 

@@ -12,6 +12,8 @@ from tfdist.records.manifest import Manifest
 
 # An AWS limit of CreateTrainingJob.
 MAX_CHANNELS = 20
+# What the fullest host may get over an equal share: all others wait for it in every step.
+MAX_IMBALANCE = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +129,23 @@ def check_shards(split: str, shape: Shape, config: ChannelConfig, hosts: int) ->
             received=shape.compression,
             mend="Shard with --compression none, or choose mode File or FastFile",
         )
-    if config.distribution == "ShardedByS3Key" and shape.num_shards % hosts:
+    if config.distribution != "ShardedByS3Key":
+        return
+    if shape.num_shards % hosts:
         above = -(-shape.num_shards // hosts) * hosts
         raise DataError(
             f"the shards of split '{split}' divide by the {hosts} hosts that share them",
             received=f"{shape.num_shards} shards",
             mend=f"Write them again with `tfdist shard --num-shards {above}`, or choose "
             "distribution FullyReplicated",
+        )
+    worst = balance(shape, hosts)
+    if worst is not None and max(worst.records, worst.bytes) > MAX_IMBALANCE:
+        raise DataError(
+            f"a host gets at most {MAX_IMBALANCE:g} times an equal share of split '{split}'",
+            received=f"{worst.records:.2f} times in records, {worst.bytes:.2f} in bytes",
+            mend="Write shards of equal size with `tfdist shard`, or choose distribution "
+            "FullyReplicated",
         )
 
 

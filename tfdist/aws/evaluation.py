@@ -105,9 +105,7 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     loaded = tf.saved_model.load(str(model_folder))
     ask = loaded.signatures["serving_default"]
     rows = []
-    batches = records.batches(
-        0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0
-    )
+    batches = records.batches(0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0)
     try:
         for x, y, *weight in batches:
             answers = ask(**(x if more else {name: x}))

@@ -32,7 +32,7 @@ def splits(config: Config) -> dict[str, Shape]:
     from tfdist.records.splits import parse_split
 
     shape = Shape(config.data.num_shards, config.data.compression)
-    return {name: shape for name in parse_split(config.data.split)}
+    return dict.fromkeys(parse_split(config.data.split), shape)
 
 
 def training_channels(config: Config) -> list[Channel]:
@@ -258,9 +258,7 @@ class _Builder:
 
         wanted = self.config.evaluation
         reaches = (
-            ConditionGreaterThanOrEqualTo
-            if wanted.larger_is_better
-            else ConditionLessThanOrEqualTo
+            ConditionGreaterThanOrEqualTo if wanted.larger_is_better else ConditionLessThanOrEqualTo
         )
         value = JsonGet(step_name=evaluate.name, property_file=report, json_path=wanted.metric)
         than = "below" if wanted.larger_is_better else "above"

@@ -1,4 +1,4 @@
-"""The SavedModel that TensorFlow Serving loads, with a signature for tensors and one for records."""
+"""The SavedModel that TensorFlow Serving loads, with signatures for tensors and for records."""
 
 from __future__ import annotations
 

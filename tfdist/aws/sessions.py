@@ -140,7 +140,9 @@ def _import_moto() -> Any:
 
 
 def _make_bucket(session: Any, bucket: str, region: str) -> None:
-    where = {} if region == "us-east-1" else {
-        "CreateBucketConfiguration": {"LocationConstraint": region}
-    }
+    where = (
+        {}
+        if region == "us-east-1"
+        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    )
     session.client("s3").create_bucket(Bucket=bucket, **where)

@@ -67,7 +67,9 @@ def upload(
     # The manifest last: where it is, the shards are.
     files = sorted(layout(manifest), key=lambda item: item[1] == MANIFEST_CHANNEL)
     keys = {f"{prefix}/{channel}/{file}": file for file, channel in files}
-    total = sum((folder / file).stat().st_size for file in keys.values() if (folder / file).exists())
+    total = sum(
+        (folder / file).stat().st_size for file in keys.values() if (folder / file).exists()
+    )
     sent = kept = bytes_sent = done = 0
     try:
         _refuse_foreign(client, bucket, prefix, {channel for _, channel in files}, set(keys))

@@ -154,9 +154,7 @@ def note_checked(text: str) -> None:
     click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
 
 
-def _on_aws(
-    config: Config, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]
-) -> int:
+def _on_aws(config: Config, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]) -> int:
     import botocore.exceptions
 
     from tfdist.aws import bundle, pipeline, sessions
@@ -192,4 +190,3 @@ def _follow(execution: Any) -> int:
     status = execution.describe()["PipelineExecutionStatus"]
     click.echo(f"execution: {status}")
     return 0 if status == "Succeeded" else EXIT_REFUSED
-

@@ -116,9 +116,7 @@ def read_records(config: Config, records: int | None) -> int:
     return load_manifest(config.data.folder).splits["train"].records
 
 
-def show(
-    config: Config, speed: Speed, records: int, most: int, as_json: bool = False
-) -> None:
+def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = False) -> None:
     """Prints the estimates for 1, 2, 4 ... and ``most`` instances."""
     import dataclasses
     import json
@@ -169,11 +167,11 @@ def show(
         table.add_row(
             str(item.instances),
             f"{item.samples_per_s:,.0f}",
-            f"{item.seconds_per_epoch:,.1f}",
-            f"{item.hours:,.3f}",
-            f"{item.usd_per_epoch:,.4f}",
-            f"{item.usd:,.3f}",
-            f"{item.kg_co2:,.4f}",
+            f"{item.seconds_per_epoch:,.2f}",
+            f"{item.hours:.4g}",
+            f"{item.usd_per_epoch:.3g}",
+            f"{item.usd:.3g}",
+            f"{item.kg_co2:.3g}",
         )
     console = stdout()
     console.print(table)
@@ -183,5 +181,10 @@ def show(
         f"{carbon.source}, {config.region}, full load",
         soft_wrap=True,
     )
-    beyond = "all pay" if best == most else f"beyond {best} an instance adds less than half"
-    console.print(f"diminishing returns: {beyond} of what the first one gives", soft_wrap=True)
+    least = "half of the speed of the first one"
+    console.print(
+        f"diminishing returns: each of {most} instances adds at least {least}"
+        if best == most
+        else f"diminishing returns: beyond {best} an added instance gives less than {least}",
+        soft_wrap=True,
+    )

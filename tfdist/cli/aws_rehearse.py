@@ -116,8 +116,9 @@ def _line(name: str, where: str, status: str, detail: str) -> None:
 
 def _environment(leads_there: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the steps: as here, but no package is ever fetched or removed."""
-    environ = {**os.environ, **leads_there, "PIP_NO_INDEX": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    environ = {**os.environ, **leads_there, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if os.geteuid() == 0:
         environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return environ

@@ -115,7 +115,7 @@ def _read_shard(
         return CorruptShardError(
             f"{path} gives the shards as they were written",
             received=f"{name}, record {record}, byte {offset}: {reason}",
-            mend="Compare the stored files with `tfdist inspect DIR --check`, and upload them again",
+            mend="Check the files with `tfdist inspect DIR --check`, and upload them again",
         )
 
     while record < longest:

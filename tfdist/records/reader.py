@@ -84,7 +84,8 @@ def open_records(
         source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
             arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
             an unbatched, finite tf.data.Dataset of the same. A dataset of unknown length is
-            counted once. Shards apart from their manifest are a ``stored.Stored``. Augmentation belongs into ``map_fn``: a cached dataset is read once.
+            counted once; augmentation belongs into ``map_fn``, as a cached dataset is read once.
+            Shards that lie apart from their manifest are a ``stored.Stored``.
         map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
             returns as many items with the same number of rows. Runs in every epoch, also on
             cached records.

@@ -121,7 +121,6 @@ class HeldDivision(Division):
         return lambda step: table[step]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Feed:
     """What ``strategy.dataset`` returns and the ``fit`` of the same strategy reads.

@@ -1,4 +1,4 @@
-"""What SageMaker does around a container: brings the data, keeps pipes filled, takes the results."""
+"""What SageMaker does around a container: brings data, fills pipes, takes results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of simulated hosts. Run under mpirun as ``python -m tfdist.aws.rehearsal.host_rank DIR``.
+"""One rank of simulated hosts: ``mpirun python -m tfdist.aws.rehearsal.host_rank DIR``.
 
 Real hosts need a network and ssh. Here all ranks run on this machine, and each takes the folder of
 the host that it would be on, ``DIR/algo-1`` and so on, as its /opt/ml: the toolkit makes the

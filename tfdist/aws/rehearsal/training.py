@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.rehearsal.agent import Storage, parse_uri, pipes
-from tfdist.errors import LaunchError, OptionError
+from tfdist.errors import DataError, LaunchError, OptionError
 
 CONTAINER_DIR = "/opt/ml"
 MAX_PROCESSES = 8
@@ -63,6 +63,7 @@ def run_training(
         base = folder / f"algo-{number + 1}"
         _make_base(base, request, names, name)
         feeds |= _bring_data(base, request, storage, number, hosts)
+        _bring_checkpoints(base, request, storage)
     log: list[str] = []
     module = [sys.executable, "-m", "tfdist.aws.rehearsal"]
     if hosts == 1:
@@ -156,6 +157,14 @@ def _bring_data(
         else:
             storage.fetch(objects, source["S3Uri"], target)
     return feeds
+
+
+def _bring_checkpoints(base: Path, request: dict[str, Any], storage: Storage) -> None:
+    """Brings what an interrupted attempt has left."""
+    if "CheckpointConfig" in request:
+        uri = request["CheckpointConfig"]["S3Uri"]
+        with contextlib.suppress(DataError):  # There is none: the first attempt.
+            storage.fetch(storage.keys(uri), uri, base / "checkpoints")
 
 
 def _bring_code(base: Path, values: Mapping[str, str], storage: Storage) -> None:
