@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,11 +116,10 @@ def _train(
             Checkpoints(options.checkpoint_dir, every_steps=options.checkpoint_every, resume=True)
         )
     if is_chief:
-        print(
+        _say(
             f"tfdist strategy={strategy.name} hosts={len(container.hosts)} "
             f"replicas={strategy.num_replicas} records={feed.num_records} "
-            f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}",
-            flush=True,
+            f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
         )
     model.fit(
         feed,
@@ -167,9 +167,15 @@ def _lines(records: int, steps: int) -> Any:
             row["seconds"] = seconds
             row["samples_per_s"] = records * self._batches / steps / seconds
             self.rows.append(row)
-            print(metric_line(row), flush=True)
+            _say(metric_line(row))
 
     return Lines()
+
+
+def _say(line: str) -> None:
+    # In one piece: mpirun puts its prefix before each piece of an unbuffered line.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def metric_line(row: dict[str, float]) -> str:
