@@ -81,9 +81,7 @@ def test_the_price_table_has_a_date_and_can_be_replaced(tmp_path):
     with pytest.raises(OptionError, match=r"Did you mean 'ml.c5.2xlarge'"):
         table["ml.c5.2xlrge"]
     row = "{vcpus: 1, gpus: 2, usd_per_hour: 3, watts: 4}"
-    (tmp_path / "p.yaml").write_text(
-        f"date: 2030-01-01\nregion: here\ninstances:\n  ml.x: {row}\n"
-    )
+    (tmp_path / "p.yaml").write_text(f"date: 2030-01-01\nregion: here\ninstances:\n  ml.x: {row}\n")
     assert PriceTable.load(tmp_path / "p.yaml")["ml.x"].usd_per_hour == 3
 
 

@@ -45,9 +45,7 @@ def test_files_that_every_host_has():
 
 
 def test_keys_that_hosts_share_are_divided_by_local_rank():
-    container = Container.from_environ(
-        environ(("algo-1", "algo-2"), manifest=WHOLE, train=SHARDED)
-    )
+    container = Container.from_environ(environ(("algo-1", "algo-2"), manifest=WHOLE, train=SHARDED))
     source = container.source("train", PLACE)
     assert (source.divided, source.reader, source.readers) == (True, 1, 2)
 
@@ -68,7 +66,7 @@ def test_each_process_of_a_host_reads_pipes_of_its_own():
 def test_a_missing_variable_is_named():
     told = environ(manifest=WHOLE)
     del told["SM_MODEL_DIR"]
-    with pytest.raises(OptionError, match="no SM_MODEL_DIR.*rehearse"):
+    with pytest.raises(OptionError, match=r"no SM_MODEL_DIR.*rehearse"):
         Container.from_environ(told)
 
 

@@ -55,7 +55,7 @@ def test_horovod_has_a_process_for_each_gpu():
     found = distribution(**image, instance_type="ml.c5.2xlarge", processes_per_host=2)
     assert found["mpi"]["processes_per_host"] == 2
     assert "mpi_yield_when_idle" in found["mpi"]["custom_mpi_options"]
-    with pytest.raises(OptionError, match="5 processes on ml.g5.12xlarge with 4 GPUs"):
+    with pytest.raises(OptionError, match=r"5 processes on ml.g5.12xlarge with 4 GPUs"):
         distribution(**image, instance_type="ml.g5.12xlarge", processes_per_host=5)
 
 
@@ -137,8 +137,8 @@ def test_hyperparameters_of_a_script_of_ones_own():
         estimator.hyperparameters(load(SHIPPED, changes[1:]))
 
 
-# Captured from rehearsals: a plain run, mpirun's prefix, and the prefix that the toolkit makes of it
-# when it reads what mpirun prints.
+# Captured from rehearsals: a plain run, mpirun's prefix, and what the toolkit makes of that prefix
+# when it reads mpirun's output.
 EPOCH = (
     "tfdist epoch=2 loss=0.260481 accuracy=0.925539 val_loss=0.50679 val_accuracy=0.866667 "
     "learning_rate=0.05 seconds=0.147229 samples_per_s=9760.32"

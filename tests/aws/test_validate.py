@@ -142,9 +142,7 @@ def test_a_parameters_default_has_its_type_and_is_checked_where_it_is_used():
     assert any("default of type Integer" in text for text in found(step(), parameters=(wrong,)))
     kind = {"Name": "T", "Type": "String", "DefaultValue": "ml.none"}
     config = {**REQUEST["ResourceConfig"], "InstanceType": {"Get": "Parameters.T"}}
-    assert any(
-        "ml.none" in text for text in found(step(ResourceConfig=config), parameters=(kind,))
-    )
+    assert any("ml.none" in text for text in found(step(ResourceConfig=config), parameters=(kind,)))
 
 
 def test_references_are_resolved():
@@ -152,10 +150,18 @@ def test_references_are_resolved():
     join = {"Std:Join": {"On": "/", "Values": ["s3://b", {"Get": "Execution.PipelineExecutionId"}]}}
     assert resolver.resolve({"Uri": join}) == {"Uri": "s3://b/x1"}
     later = {"Get": "Steps.Train.ModelArtifacts.S3ModelArtifacts"}
-    assert resolver.resolve([later, {"Std:Join": {"On": "", "Values": [later]}}]) == [AT_RUN_TIME] * 2
+    assert (
+        resolver.resolve([later, {"Std:Join": {"On": "", "Values": [later]}}]) == [AT_RUN_TIME] * 2
+    )
     resolver.steps["Train"] = {"ModelArtifacts": {"S3ModelArtifacts": "s3://m"}}
     assert resolver.resolve(later) == "s3://m"
-    assert split_path("Steps.A.Outputs['train'].S3Uri") == ["Steps", "A", "Outputs", "train", "S3Uri"]
+    assert split_path("Steps.A.Outputs['train'].S3Uri") == [
+        "Steps",
+        "A",
+        "Outputs",
+        "train",
+        "S3Uri",
+    ]
 
 
 @pytest.mark.parametrize(

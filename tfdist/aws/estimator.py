@@ -23,7 +23,8 @@ _DISTRIBUTIONS = {
     "multi_worker": "multi_worker_mirrored_strategy",
     "parameter_server": "parameter_server",
 }
-# Last TensorFlow with which AWS ships the library; the SDK does not check it.
+# Last TensorFlow with which AWS ships the library. The SDK does not check it for an image of one's
+# own, nor for model parallelism at all.
 _LAST_DATA_PARALLEL = (2, 11)
 _LAST_MODEL_PARALLEL = (2, 6)
 _DATA_PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge")
@@ -230,6 +231,8 @@ def make(
     """
     from sagemaker.tensorflow import TensorFlow
 
+    from tfdist.aws.sessions import sdk_errors
+
     training = config.training
     values = hyperparameters(config)
     if training.entry_point == "train.py":
@@ -242,26 +245,27 @@ def make(
             "checkpoint_s3_uri": checkpoints,
             "checkpoint_local_path": CHECKPOINT_DIR,
         }
-    return TensorFlow(
-        entry_point=training.entry_point,
-        source_dir=str(source),
-        role=config.role,
-        instance_type=training.instance_type,
-        instance_count=training.instance_count,
-        volume_size=training.volume_gb,
-        max_run=training.max_run_s,
-        image_uri=training.image_uri,
-        framework_version=training.framework_version,
-        py_version=training.py_version,
-        distribution=distribution(training, instance),
-        hyperparameters={**values, **changes},
-        metric_definitions=metric_definitions(training.metrics),
-        model_dir=False,  # The SDK would add a hyperparameter that no script of ours takes.
-        output_path=f"{config.root}/output",
-        code_location=f"{config.root}/code",
-        base_job_name=config.name,
-        sagemaker_session=session,
-        disable_profiler=True,
-        debugger_hook_config=False,
-        **spot,
-    )
+    with sdk_errors():
+        return TensorFlow(
+            entry_point=training.entry_point,
+            source_dir=str(source),
+            role=config.role,
+            instance_type=training.instance_type,
+            instance_count=training.instance_count,
+            volume_size=training.volume_gb,
+            max_run=training.max_run_s,
+            image_uri=training.image_uri,
+            framework_version=training.framework_version,
+            py_version=training.py_version,
+            distribution=distribution(training, instance),
+            hyperparameters={**values, **changes},
+            metric_definitions=metric_definitions(training.metrics),
+            model_dir=False,  # The SDK would add a hyperparameter that no script of ours takes.
+            output_path=f"{config.root}/output",
+            code_location=f"{config.root}/code",
+            base_job_name=config.name,
+            sagemaker_session=session,
+            disable_profiler=True,
+            debugger_hook_config=False,
+            **spot,
+        )

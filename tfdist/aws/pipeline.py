@@ -72,6 +72,8 @@ def build(config: Config, source: Path, session: Any) -> Any:
     from sagemaker.workflow.parameters import ParameterFloat, ParameterInteger, ParameterString
     from sagemaker.workflow.pipeline import Pipeline
 
+    from tfdist.aws.sessions import sdk_errors
+
     builder = _Builder(
         config,
         source,
@@ -80,7 +82,8 @@ def build(config: Config, source: Path, session: Any) -> Any:
         approval=ParameterString("ApprovalStatus", config.registration.approval),
         epochs=ParameterInteger("Epochs", config.training.epochs),
     )
-    steps = builder.steps()
+    with sdk_errors():
+        steps = builder.steps()
     return Pipeline(
         name=config.name,
         parameters=[builder.threshold, builder.approval, builder.epochs],

@@ -50,6 +50,18 @@ def import_sdk() -> Any:
 
 
 @contextlib.contextmanager
+def sdk_errors() -> Iterator[None]:
+    """Turns what the SDK refuses of a configuration into a user's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        raise OptionError(
+            "the SageMaker SDK takes the configuration", received=text[:500]
+        ) from error
+
+
+@contextlib.contextmanager
 def environment(changes: Mapping[str, str], hidden: tuple[str, ...] = ()) -> Iterator[None]:
     """Changes ``os.environ`` for the block: botocore reads credentials and endpoints there."""
     before = dict(os.environ)
