@@ -99,7 +99,7 @@ def strike(command, environ, ranks, on_line):
     base = Path(environ["SAGEMAKER_BASE_DIR"])
     with subprocess.Popen(
         command,
-        env=environ,
+        env=programs.rank_environment(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -103,7 +103,6 @@ def pipeline(
     execution has failed.
     """
     from tfdist.errors import OptionError
-    from tfdist.strategies import strategy_class
 
     if dry_run and (upsert or start or wait):
         raise OptionError("--dry-run excludes --upsert, --start and --wait", received="both")
@@ -114,6 +113,7 @@ def pipeline(
     if wait and not start:
         raise OptionError("--wait waits for what --start started", received="no --start")
     config = load_config(config_path, changes)
+    session = None if dry_run else _session(config)
     text, problems = checked_definition(config)
     if dry_run:
         click.echo(text)
@@ -122,11 +122,18 @@ def pipeline(
     if problems:
         ctx.exit(EXIT_REFUSED)
     note_checked(text)
-    if dry_run:
-        return
+    if session is not None:
+        ctx.exit(_on_aws(config, session, upsert, start, wait, measured))
+
+
+def _session(config: Config) -> Any:
+    """Returns a session with AWS for a configuration that could be started there."""
+    from tfdist.aws import sessions
+    from tfdist.strategies import strategy_class
+
     if config.training.distribution is None and config.training.strategy != "auto":
         strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
-    ctx.exit(_on_aws(config, upsert, start, wait, measured))
+    return sessions.pipeline_session(config.region, config.bucket, config.prefix)
 
 
 def checked_definition(config: Config) -> tuple[str, list]:
@@ -154,16 +161,17 @@ def note_checked(text: str) -> None:
     click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
 
 
-def _on_aws(config: Config, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]) -> int:
+def _on_aws(
+    config: Config, session: Any, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]
+) -> int:
     import botocore.exceptions
 
-    from tfdist.aws import bundle, pipeline, sessions
+    from tfdist.aws import bundle, pipeline
     from tfdist.aws.upload import UploadError
     from tfdist.cli.aws_cost import before_start
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            session = sessions.pipeline_session(config.region, config.bucket, config.prefix)
             source = bundle.collect(config, Path(folder) / "code")
             built = pipeline.build(config, source, session)
             if upsert:
