@@ -217,9 +217,10 @@ def _write_tflite(plain: Any, kind: str, container: Container) -> None:
             received=str(error),
             mend="Leave it out, or ship a tfdist that has it",
         ) from error
-    place = topology.Topology()
-    data = container.source("train", place) if kind == "int8" else None
-    tflite(plain, container.model_dir / "model.tflite", quantize=kind, data=data)
+    # It learns the ranges of int8 from the data, and proves the file against the model on it.
+    data = container.source("train", topology.current())
+    quantize = "none" if kind == "float32" else kind
+    tflite(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
 
 
 def _write_json(path: Path, value: Any) -> None:

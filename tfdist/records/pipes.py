@@ -63,7 +63,11 @@ class PipeSource(ShardSource):
             number, self._passes = self._passes, self._passes + 1
         return Path(f"{self._prefix}_{number}")
 
-    def _serialized(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
+        """Returns the serialised records in the order in which they come, whatever ``order`` is."""
+        shard, first, _ = ranges[0]
+        start = first + (int(self._ends[shard - 1]) if shard else 0)
+        stop = start + sum(count for _, _, count in ranges)
         blocks = tf.data.Dataset.from_generator(
             lambda: self._blocks(start, stop), output_signature=tf.TensorSpec([None], tf.string)
         )

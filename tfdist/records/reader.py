@@ -15,8 +15,7 @@ from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
-from tfdist.records.places import find_split, open_source
-from tfdist.records.streams import Place, Source, order_seed
+from tfdist.records.streams import Place, Source, find_split, open_source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20

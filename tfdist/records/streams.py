@@ -6,6 +6,7 @@ import abc
 import itertools
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.decode import batch_spec, make_decoder, spec_bytes
-from tfdist.records.manifest import Manifest, ShardInfo
+from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.stored import Stored
 
 _READ_BUFFER_BYTES = 1 << 20
 _SHUFFLE_BUFFER_BYTES = 128 << 20
@@ -246,10 +248,11 @@ class ShardSource(Source):
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tf.data.Dataset:
-        serialized = self._serialized(start, stop, order)
+        ranges = self._ranges(start, stop)
+        total = stop - start
+        serialized = self._open(ranges, order)
         if order is not None:
-            buffered = _buffer_records(self._stored_bytes, stop - start)
-            serialized = _shuffle(serialized, order, buffered)
+            serialized = _shuffle(serialized, order, _buffer_records(self._stored_bytes, total))
         batches = serialized.skip(skip_records).batch(batch_size)
         return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -264,9 +267,8 @@ class ShardSource(Source):
             begin = end
         return ranges
 
-    def _serialized(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
         """Returns the serialised records; with an order, of shards in shuffled order."""
-        ranges = self._ranges(start, stop)
         files = [os.fspath(self._folder / self._shards[number].file) for number, _, _ in ranges]
         if order is None:
             records = tf.data.TFRecordDataset(files, self._compression, _READ_BUFFER_BYTES)
@@ -331,3 +333,53 @@ def _shuffle(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) ->
         return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
 
     return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)
+
+
+def open_source(source: Any) -> Source:
+    """Returns the source of what ``reader.open_records`` takes."""
+    if isinstance(source, Stored):
+        from tfdist.records.apart import open_stored  # It makes sources of its own of these.
+
+        return open_stored(source)
+    if isinstance(source, (str, Path)):
+        return _open_folder(Path(source))
+    if isinstance(source, tf.data.Dataset):
+        return DatasetSource(source)
+    if isinstance(source, tuple):
+        return ArraySource(source)
+    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
+        return ArraySource((source,))
+    raise DataError(
+        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
+        received=f"a {type(source).__name__}",
+    )
+
+
+def find_split(path: Path) -> tuple[Path, str, Manifest]:
+    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
+
+    Raises:
+        DataError: no such folder, manifest or split.
+    """
+    if path.is_dir():
+        folder, split = path, None
+    else:
+        folder, split = path.parent, path.name
+        if not folder.is_dir():
+            folder, split = path, None
+    manifest = load_manifest(folder)
+    known = ", ".join(str(folder / name) for name in manifest.splits)
+    if split is None and len(manifest.splits) > 1:
+        raise DataError(
+            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
+        )
+    split = split or next(iter(manifest.splits))
+    if split not in manifest.splits:
+        raise DataError(
+            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
+        )
+    return folder, split, manifest
+
+
+def _open_folder(path: Path) -> ShardSource:
+    return ShardSource(*find_split(path))
