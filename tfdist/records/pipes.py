@@ -44,8 +44,8 @@ class PipeSource(ShardSource):
         self._first: bytes | None = None
         if some:
             manifest = self._only_those_that_come(manifest, split)
-        super().__init__(prefix, split, manifest)
-        self.place = None  # There is no file to look into.
+        super().__init__(prefix, split, manifest, is_apart=True)
+        self.apart = None  # There is no file to look into.
 
     def _check_present(self) -> None:
         """Nothing is known of a pipe before it is read."""

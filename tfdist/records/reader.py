@@ -15,7 +15,7 @@ from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
-from tfdist.records.streams import Place, Source, find_split, open_source, order_seed
+from tfdist.records.streams import Source, find_split, open_source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -108,7 +108,7 @@ class Records:
         has_weights: whether each has a sample weight, the third item of a batch.
         element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
             tf.TensorSpec with batch dimension None.
-        place: where the shards lie; None for arrays and datasets.
+        place: folder and split of shards; None for arrays and datasets.
         readers: see ``streams.Source``.
     """
 
@@ -198,7 +198,8 @@ class Records:
 
     def explain(self, error: tf.errors.OpError) -> TfdistError | None:
         """Returns what an error met while reading means: see ``explain_read_error``."""
-        return self._source.failure or _explain(error, self.place)
+        source = self._source
+        return source.failure or _explain(error, source.apart or self.place)
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -296,10 +297,10 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
         folder, split, _ = find_split(Path(source))
     except DataError as gone:
         return gone
-    return _explain(error, Place(folder, split))
+    return _explain(error, (folder, split))
 
 
-def _explain(error: tf.errors.OpError, place: Place | None) -> TfdistError | None:
+def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistError | None:
     message = " ".join(str(error.message).split())
     from_check = graph_checks.failed_check(message)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
@@ -309,12 +310,13 @@ def _explain(error: tf.errors.OpError, place: Place | None) -> TfdistError | Non
     if from_check is None and not from_reading and not from_parsing:
         return None
     if place is not None:
-        faults = check(place.folder, place.split, manifest=place.manifest)
+        folder, split, *manifest = place
+        faults = check(folder, split, manifest=manifest[0] if manifest else None)
         if faults:
             return CorruptShardError(
                 "shards are as they were written",
                 received=str(faults[0]),
-                mend=f"See all faults with `tfdist inspect {place.folder} --check`",
+                mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:
         return DataError("every record fits the schema", received=message.split(" [[{{")[0])

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,18 +28,6 @@ _MAX_INTERLEAVED = 4
 _COMPARED_RECORDS = 4
 
 
-class Place(NamedTuple):
-    """Where the shards of one split lie.
-
-    Attributes:
-        manifest: what lies there, where the folder itself does not hold it.
-    """
-
-    folder: Path
-    split: str
-    manifest: Manifest | None = None
-
-
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
     """Returns int64 [2]: the key of all that is random in one epoch."""
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
@@ -52,7 +40,8 @@ class Source(abc.ABC):
         num_records: how many there are.
         spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
         in_memory: whether the records are in memory already.
-        place: where the shards lie; None for anything else.
+        place: folder and split of shards with their manifest; None for anything else.
+        apart: folder, split and manifest of shards that lie apart from it; likewise.
         failure: what went wrong while reading, where TensorFlow's own error does not tell.
         readers: (this reader, readers) when this host holds records that no other host has, and
             its readers share them; None when every host holds all records.
@@ -61,7 +50,8 @@ class Source(abc.ABC):
     num_records: int
     spec: Any
     in_memory = False
-    place: Place | None = None
+    place: tuple[Path, str] | None = None
+    apart: tuple[Path, str, Manifest] | None = None
     failure: TfdistError | None = None
     readers: tuple[int, int] | None = None
 
@@ -225,7 +215,10 @@ class ShardSource(Source):
     """
 
     def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
-        self.place = Place(folder, split, manifest if is_apart else None)
+        if is_apart:
+            self.apart = (folder, split, manifest)
+        else:
+            self.place = (folder, split)
         self._folder = folder
         self._shards = manifest.splits[split].shards
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
