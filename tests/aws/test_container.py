@@ -16,7 +16,6 @@ def environ(hosts=("algo-1",), **channels):
     """As SageMaker's toolkit writes it; channels are (mode, distribution)."""
     return {
         "SM_HOSTS": json.dumps(hosts),
-        "SM_CURRENT_HOST": hosts[0],
         "SM_MODEL_DIR": "/opt/ml/model",
         "SM_OUTPUT_DIR": "/opt/ml/output",
         "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",

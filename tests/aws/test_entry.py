@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import os
 import subprocess
 import sys
@@ -131,6 +132,26 @@ print(tfdist.__file__)
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).parent == sent / "tfdist"
+
+
+def test_the_container_installs_what_tfdist_needs(sent):
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    needed = set(metadata["options"]["install_requires"].split())
+    lines = (sent / "requirements.txt").read_text().splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    # The image has a TensorFlow, which must stay.
+    assert {name for name in needed if not name.startswith("tensorflow")} == listed
+
+
+def test_scaling_reaches_the_strategy():
+    arguments = ["--model", "a.py:b", "--strategy", "single", "--lr-scaling", "linear"]
+    options = job.parser().parse([*arguments, "--warmup-epochs", "2"])
+    scaling = job._strategy(options).scaling
+    assert (scaling.rule, scaling.warmup_epochs) == ("linear", 2)
+    options = job.parser().parse([*arguments, "--strategy-options", "[1]"])
+    with pytest.raises(OptionError, match="a JSON object"):
+        job._strategy(options)
 
 
 def test_all_that_is_sent(sent):

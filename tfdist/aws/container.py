@@ -46,7 +46,6 @@ class Container:
 
     Attributes:
         hosts: names of all containers, in their order.
-        current_host: the name of this one.
         channels: by name.
         model_dir: what lies here in the end becomes model.tar.gz.
         output_dir: the file ``failure`` goes here.
@@ -54,7 +53,6 @@ class Container:
     """
 
     hosts: tuple[str, ...]
-    current_host: str
     channels: Mapping[str, Channel]
     model_dir: Path
     output_dir: Path
@@ -90,7 +88,6 @@ class Container:
         }
         return cls(
             hosts=hosts,
-            current_host=get("SM_CURRENT_HOST"),
             channels=channels,
             model_dir=Path(get("SM_MODEL_DIR")),
             output_dir=Path(get("SM_OUTPUT_DIR")),
