@@ -198,6 +198,11 @@ def test_the_failure_file_tells_why(cloud, strategy, message):
     assert not (base / "output" / "success").exists()
 
 
+def test_hosts_without_mpi_are_not_simulated(cloud):
+    with pytest.raises(OptionError, match="2 instances without MPI"):
+        cloud.train("alone", "training.instance_count=2", "training.strategy=multi_worker")
+
+
 def test_more_processes_than_a_machine_should_start(cloud):
     with pytest.raises(OptionError, match="4 instances x 4"):
         cloud.train("many", "training.instance_count=4", "training.processes_per_host=4")

@@ -50,6 +50,12 @@ def run_training(
     hosts = request["ResourceConfig"]["InstanceCount"]
     values = request["HyperParameters"]
     per_host = int(values.get("sagemaker_mpi_num_of_processes_per_host", "1"))
+    if hosts > 1 and values.get("sagemaker_mpi_enabled") != "true":
+        raise OptionError(
+            "a rehearsal simulates several instances for jobs of MPI alone",
+            received=f"{hosts} instances without MPI",
+            mend="Rehearse on one: --set training.instance_count=1, or with strategy horovod",
+        )
     if hosts * per_host > MAX_PROCESSES:
         raise OptionError(
             f"a rehearsal starts at most {MAX_PROCESSES} processes",
