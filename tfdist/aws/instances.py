@@ -73,7 +73,13 @@ class PriceTable:
 
     def __getitem__(self, name: str) -> Instance:
         if name not in self.instances:
-            raise unknown_choice("instance type of the price table", name, list(self.instances))
+            known = unknown_choice("instance type", name, list(self.instances))
+            raise OptionError(
+                "an instance type has a row in the price table",
+                received=repr(name),
+                mend=f"{known.mend}. For another one copy tfdist/aws/tables/instances.yaml, add it, "
+                "and give the file as `prices:`",
+            )
         return self.instances[name]
 
 
