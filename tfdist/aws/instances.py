@@ -77,8 +77,8 @@ class PriceTable:
             raise OptionError(
                 "an instance type has a row in the price table",
                 received=repr(name),
-                mend=f"{known.mend}. For another one copy tfdist/aws/tables/instances.yaml, add it, "
-                "and give the file as `prices:`",
+                mend=f"{known.mend}. For another one copy tfdist/aws/tables/instances.yaml, add it "
+                "there, and give the file as `prices:`",
             )
         return self.instances[name]
 
