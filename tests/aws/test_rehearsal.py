@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -69,15 +70,12 @@ class Cloud:
 
     def train(self, name, *changes, execution=None, run=None):
         """Runs the training step; returns (its folder, its metrics)."""
+        return self.run(name, self.request(execution or name, *changes), run)
+
+    def run(self, name, request, run=None):
         folder = self.folder / name
-        _, metrics = run_training(
-            name,
-            self.request(execution or name, *changes),
-            folder,
-            self.storage,
-            self.environ,
-            run or _runner(verbose=False),
-        )
+        run = run or _runner(verbose=False)
+        _, metrics = run_training(name, request, folder, self.storage, self.environ, run)
         return folder / "algo-1", metrics
 
 
@@ -186,13 +184,12 @@ def test_two_hosts_share_keys_through_pipes(cloud):
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [("multi_worker", "unknown strategy. Received: 'multi_worker'. Known: single, mirrored")],
-)
-def test_the_failure_file_tells_why(cloud, strategy, message):
-    with pytest.raises(LaunchError, match=message):
-        cloud.train("refused", f"training.strategy={strategy}", "training.spot=false")
+def test_the_failure_file_tells_why(cloud):
+    request = cloud.request("refused", "training.spot=false")
+    request["HyperParameters"]["strategy"] = '"horovd"'
+    message = "unknown strategy. Received: 'horovd'. Did you mean 'horovod'? Known: single, "
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        cloud.run("refused", request)
     base = cloud.folder / "refused" / "algo-1"
     assert message in (base / "output" / "failure").read_text()
     assert not (base / "output" / "success").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.records import write
+from tfdist.strategies import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--config", str(ROOT / "sagemaker" / "config.yaml"))
@@ -105,6 +106,7 @@ def test_help(tfdist):
 
 
 def test_a_job_that_its_script_would_refuse_is_not_started(tfdist, monkeypatch):
+    monkeypatch.delitem(REGISTRY, "parameter_server", raising=False)
     code, _, err = tfdist(
         *("aws", "pipeline", "--upsert", "--start", *CONFIG, *MODEL),
         *("--set", "training.strategy=parameter_server"),
