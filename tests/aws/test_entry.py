@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import configparser
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tfdist.aws import bundle, config, evaluation, job, sharding
+from tfdist.aws.container import Container
 from tfdist.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +155,44 @@ def test_scaling_reaches_the_strategy():
     options = job.parser().parse([*arguments, "--strategy-options", "[1]"])
     with pytest.raises(OptionError, match="a JSON object"):
         job._strategy(options)
+
+
+def test_a_missing_exporter_is_found_before_training(monkeypatch):
+    for name, value in environ(train=("File", "FullyReplicated")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "tfdist.export", None)
+    with pytest.raises(OptionError, match=r"tflite needs tfdist\.export"):
+        job.train(["--model", "a.py:b", "--tflite", "int8"], SCRIPTS)
+
+
+@pytest.mark.parametrize(("kind", "quantize"), [("float32", "none"), ("int8", "int8")])
+def test_the_exporter_is_asked(monkeypatch, kind, quantize):
+    asked = []
+    fake = SimpleNamespace(tflite=lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setitem(sys.modules, "tfdist.export", fake)
+    whole = ("File", "FullyReplicated")
+    container = Container.from_environ(environ(manifest=whole, train=whole))
+    job._write_tflite("a model", kind, container)
+    ((args, options),) = asked
+    assert args == ("a model", Path("/opt/ml/model/model.tflite"))
+    assert options["quantize"] == quantize
+    assert options["data"].split == "train"
+
+
+def environ(**channels):
+    folders = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in channels}
+    inputs = {
+        name: {"TrainingInputMode": mode, "S3DistributionType": distribution}
+        for name, (mode, distribution) in channels.items()
+    }
+    return {
+        **folders,
+        "SM_INPUT_DATA_CONFIG": json.dumps(inputs),
+        "SM_HOSTS": '["algo-1"]',
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_OUTPUT_DIR": "/opt/ml/output",
+        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+    }
 
 
 def test_all_that_is_sent(sent):

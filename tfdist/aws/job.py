@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ def train(arguments: list[str], code_folder: Path) -> None:
     options = parser().parse(arguments)
     container = Container.from_environ(os.environ)
     place = topology.current()
+    if options.tflite != "none":
+        _exporter()  # Not after hours of training.
     strategy = _strategy(options)
     from tfdist.training import model_path
 
@@ -208,19 +211,24 @@ def _write_model(
         _write_tflite(plain, options.tflite, container)
 
 
-def _write_tflite(plain: Any, kind: str, container: Container) -> None:
+def _exporter() -> Callable[..., Any]:
+    """Returns ``tfdist.export.tflite``. Raises OptionError when the tfdist here has none."""
     try:
         from tfdist.export import tflite
     except ImportError as error:
         raise OptionError(
             "hyperparameter tflite needs tfdist.export",
             received=str(error),
-            mend="Leave it out, or ship a tfdist that has it",
+            mend="Leave it out, or send a tfdist that has it",
         ) from error
+    return tflite
+
+
+def _write_tflite(plain: Any, kind: str, container: Container) -> None:
     # It learns the ranges of int8 from the data, and proves the file against the model on it.
     data = container.source("train", topology.current())
     quantize = "none" if kind == "float32" else kind
-    tflite(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
+    _exporter()(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
 
 
 def _write_json(path: Path, value: Any) -> None:
