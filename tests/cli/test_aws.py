@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,10 +38,7 @@ def test_a_dry_run_prints_the_definition(run_cli):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_script_beside_the_configuration_does_the_same(run_cli, monkeypatch):
-    import subprocess
-    import sys
-
+def test_the_script_beside_the_configuration_does_the_same():
     done = subprocess.run(
         [sys.executable, "sagemaker/pipeline.py", "--dry-run", *MODEL],
         cwd=ROOT,
