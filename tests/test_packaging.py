@@ -78,7 +78,8 @@ def test_a_built_wheel_holds_every_room(tmp_path):
         packed = {name for name in archive.namelist() if name.startswith("tfdist/")}
         (information,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         text = archive.read(information).decode()
-    assert packed == {str(path.relative_to(source)) for path in source.glob("tfdist/**/*.py")}
+    files = [*source.glob("tfdist/**/*.py"), *source.glob("tfdist/**/*.yaml")]
+    assert packed == {str(path.relative_to(source)) for path in files}
     assert "Requires-Python: >=3.10" in text
     assert "Provides-Extra: horovod" in text
 
@@ -99,8 +100,9 @@ def test_the_console_script(metadata):
         "tfdist(standalone_mode=False)",
         "from tfdist.cli.launch import command; command(['--help'], standalone_mode=False)",
         "from tfdist.cli.doctor import command; command(['--help'], standalone_mode=False)",
+        "from tfdist.cli.aws import command; command(['--help'], standalone_mode=False)",
     ],
-    ids=["import tfdist", "--help", "launch --help", "doctor --help"],
+    ids=["import tfdist", "--help", "launch --help", "doctor --help", "aws --help"],
 )
 def test_nothing_heavy_is_imported_early(code):
     report = f"import json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"

@@ -65,12 +65,18 @@ make_venv() {
 install_packages() {
     local lists=() file
     for file in requirements/*.txt; do
-        case $file in */horovod.txt) ;; *) lists+=(-r "$file") ;; esac
+        case $file in */horovod.txt | */toolkit.txt) ;; *) lists+=(-r "$file") ;; esac
     done
     say "installing $(cat requirements/*.txt | grep -c ==) pinned packages (a few minutes the first time)"
     # --no-deps: the lists are complete, and tensorflow-federated's own pins cannot be resolved.
     logged "${PIP[@]}" install --no-deps -r requirements/build.txt
     logged "${PIP[@]}" install --no-deps --no-build-isolation "${lists[@]}"
+    # The toolkit is built with Python.h, which Debian has in python3.11-dev; TensorFlow brings it too.
+    (
+        packages=$VENV/lib/python3.11/site-packages
+        export CPATH=$packages/tensorflow/include/external/local_config_python/python_include
+        logged "${PIP[@]}" install --no-deps --no-build-isolation -r requirements/toolkit.txt
+    )
 }
 
 pin() { sed -n "s/^$1==//p" requirements/*.txt; }

@@ -14,7 +14,7 @@ from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 
 
 class ThisPython(AsyncKernelManager):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import DataError, LaunchError, OptionError
+from tfdist.records.stored import Stored
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -52,6 +55,52 @@ def gathered_batches_equal_larger_ones(strategy, folder):
     assert updates == [12, 12], updates
     for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@scenario
+def hosts_that_hold_other_records_equal_one_device(strategy, folder):
+    """Two shards on one host, one on the other: 4 rows of each a step, then 4 of one alone."""
+    rank = strategy.topology.rank
+    if strategy.topology.is_chief:
+        manifest = tfdist.records.write((X, Y), folder / "all", split="train=1", num_shards=3)
+        names = [shard.file for shard in manifest.splits["train"].shards]
+        for host, numbers in enumerate(((0, 2), (1,))):
+            (folder / f"host{host}").mkdir()
+            for number in numbers:
+                shutil.copy(folder / "all" / names[number], folder / f"host{host}")
+    strategy.from_chief(None)
+
+    def held(host):
+        return Stored(
+            manifest=folder / "all", split="train", folder=folder / f"host{host}", divided=True
+        )
+
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    feed = strategy.dataset(held(rank), global_batch_size=8, training=False)
+    assert (feed.num_records, feed.steps_per_epoch) == (45, 8)
+    model.fit(feed, epochs=2, verbose=0)
+
+    parts = []
+    for host in range(2):
+        records = tfdist.records.open_records(held(host))
+        (whole,) = records.batches(
+            0, records.num_records, 45, shuffle=False, seed=0, epoch=0
+        ).as_numpy_iterator()
+        parts.append(whole)
+    for step in [*range(8)] * 2:
+        rows = slice(4 * step, 4 * step + 4)
+        reference.train_on_batch(
+            *(np.concatenate([part[i][rows] for part in parts]) for i in (0, 1))
+        )
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    loss = model.evaluate(feed, verbose=0)
+    np.testing.assert_allclose(loss, reference.evaluate(X, Y, verbose=0), atol=1e-5)
+    with pytest.raises(DataError, match="every host holds all records"):
+        feed.on_one_device()
 
 
 @scenario

@@ -32,7 +32,7 @@ DEFAULTS = (
     "wheel HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_GLOO=1 "
     "HOROVOD_WITH_MPI=1 HOROVOD_WITH_TENSORFLOW=1 "
 )
-INSTALLS = ["install lists", "install lists"]
+INSTALLS = ["install lists"] * 3
 
 
 class Clone:

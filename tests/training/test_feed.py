@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.errors import DataError, OptionError
-from tfdist.training.feed import Division, Feed
+from tfdist.training.feed import Division, Feed, Held
 
 CASES = [
     (records, batch, parts)
@@ -173,3 +173,29 @@ def test_an_epoch_goes_on_with_another_number_of_processes(before, parts, splits
         assert [sorted(rows) for rows in found] == [sorted(rows) for rows in expected]
     else:
         assert found == expected
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("counts", [(10, 10), (11, 7), (3, 17), (0, 5)])
+def test_what_hosts_hold_is_read_once_in_as_many_steps(counts, shuffle):
+    read, steps = [], []
+    for part, count in enumerate(counts):
+        # Each host has records of its own; a rank without any finds its host's at least.
+        source = _records(max(counts))
+        feed = Feed(
+            records=source,
+            global_batch_size=6,
+            parts=2,
+            part=part,
+            shuffle=shuffle,
+            held=Held(max(counts) - count, counts),
+        )
+        assert feed.num_records == sum(counts)
+        batches = _batches(feed)
+        assert len(batches) == feed.steps_per_epoch == -(-max(counts) // 3)
+        mine = [record for rows, _, _ in batches for record in rows]
+        assert sorted(mine) == list(range(max(counts) - count, max(counts)))
+        read.append([len(rows) for rows, _, _ in batches])
+        steps.append([of for _, _, of in batches])
+        assert _batches(feed, skip_steps=1) == batches[1:]
+    assert steps[0] == steps[1] == [a + b for a, b in zip(*read, strict=True)]

@@ -20,6 +20,7 @@ _VERBS = {
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
     "export": ("tfdist.cli.export", "Write a model as a TFLite file, and prove it the same."),
     "rehearse": ("tfdist.cli.rehearse", "Break a training on purpose, and see what is lost."),
+    "aws": ("tfdist.cli.aws", "Train on Amazon SageMaker, or rehearse it on this machine."),
     "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
     "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
 }

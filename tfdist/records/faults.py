@@ -45,6 +45,7 @@ def check(
     folder: str | Path,
     split: str | None = None,
     *,
+    manifest: Manifest | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Fault]:
     """Returns all faults of a folder of shards, in the order of the manifest; none when clean.
@@ -52,13 +53,14 @@ def check(
     Args:
         split: check the shards of this split alone; None checks all, and for files that the
             manifest does not name.
+        manifest: that of shards which lie apart from it; None reads the folder's own.
         progress: called with the number of bytes just read.
 
     Raises:
         DataError: the folder has no manifest that can be read.
     """
     folder = Path(folder)
-    manifest = load_manifest(folder)
+    manifest = manifest or load_manifest(folder)
     if split is not None and split not in manifest.splits:
         raise unknown_choice("split", split, list(manifest.splits))
     chosen = manifest.splits if split is None else {split: manifest.splits[split]}

@@ -83,7 +83,8 @@ def open_records(
         source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
             arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
             an unbatched, finite tf.data.Dataset of the same. A dataset of unknown length is
-            counted once. Augmentation belongs into ``map_fn``: a cached dataset is read once.
+            counted once; augmentation belongs into ``map_fn``, as a cached dataset is read once.
+            Shards that lie apart from their manifest are a ``stored.Stored``.
         map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
             returns as many items with the same number of rows. Runs in every epoch, also on
             cached records.
@@ -109,6 +110,7 @@ class Records:
             tf.TensorSpec with batch dimension None.
         has_map_fn: whether a function of the user's may change batches, anew in each epoch.
         place: folder and split of shards; None for arrays and datasets.
+        readers, is_sequential: see ``streams.Source``.
     """
 
     def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
@@ -117,6 +119,8 @@ class Records:
         self._cache = cache
         self._tables: dict[tuple[int, int], Any] = {}
         self.place = source.place
+        self.readers = source.readers
+        self.is_sequential = source.is_sequential
         self.num_records = source.num_records
         self.has_map_fn = map_fn is not None
         self.has_weights = len(source.spec) == 3
@@ -218,10 +222,15 @@ class Records:
         try:
             return self._source.load(start, stop)
         except tf.errors.OpError as error:
-            explained = _explain(error, self.place)
+            explained = self.explain(error)
             if explained is None:
                 raise
             raise explained from error
+
+    def explain(self, error: tf.errors.OpError) -> TfdistError | None:
+        """Returns what an error met while reading means: see ``explain_read_error``."""
+        source = self._source
+        return source.failure or _explain(error, source.apart or self.place)
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -312,7 +321,7 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     if not isinstance(error, tf.errors.OpError):
         return None
     if isinstance(source, Records):
-        return _explain(error, source.place)
+        return source.explain(error)
     if not isinstance(source, (str, Path)):
         return _explain(error, None)
     try:
@@ -322,7 +331,7 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     return _explain(error, (folder, split))
 
 
-def _explain(error: tf.errors.OpError, place: tuple[Path, str] | None) -> TfdistError | None:
+def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistError | None:
     message = " ".join(str(error.message).split())
     from_check = graph_checks.failed_check(message)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
@@ -332,12 +341,13 @@ def _explain(error: tf.errors.OpError, place: tuple[Path, str] | None) -> Tfdist
     if from_check is None and not from_reading and not from_parsing:
         return None
     if place is not None:
-        faults = check(*place)
+        folder, split, *manifest = place
+        faults = check(folder, split, manifest=manifest[0] if manifest else None)
         if faults:
             return CorruptShardError(
                 "shards are as they were written",
                 received=str(faults[0]),
-                mend=f"See all faults with `tfdist inspect {place[0]} --check`",
+                mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:
         return DataError("every record fits the schema", received=message.split(" [[{{")[0])

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CorruptShardError, DataError
+from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.decode import batch_spec, make_decoder, spec_bytes
 from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.records.stored import Stored
 
 _READ_BUFFER_BYTES = 1 << 20
 _SHUFFLE_BUFFER_BYTES = 128 << 20
@@ -39,13 +40,22 @@ class Source(abc.ABC):
         num_records: how many there are.
         spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
         in_memory: whether the records are in memory already.
-        place: folder and split of shards; None for anything else.
+        is_sequential: whether each pass must be one over all records, as through a pipe.
+        place: folder and split of shards with their manifest; None for anything else.
+        apart: folder, split and manifest of shards that lie apart from it; likewise.
+        failure: what went wrong while reading, where TensorFlow's own error does not tell.
+        readers: (this reader, readers) when this host holds records that no other host has, and
+            its readers share them; None when every host holds all records.
     """
 
     num_records: int
     spec: Any
     in_memory = False
+    is_sequential = False
     place: tuple[Path, str] | None = None
+    apart: tuple[Path, str, Manifest] | None = None
+    failure: TfdistError | None = None
+    readers: tuple[int, int] | None = None
 
     @property
     def record_bytes(self) -> int | None:
@@ -217,10 +227,18 @@ def _count(dataset: tf.data.Dataset) -> int:
 
 
 class ShardSource(Source):
-    """One split of a folder of shards."""
+    """One split of shards, all in one folder.
 
-    def __init__(self, folder: Path, split: str, manifest: Manifest):
-        self.place = (folder, split)
+    Args:
+        manifest: lists the shards of the split that are there.
+        is_apart: whether the manifest lies elsewhere.
+    """
+
+    def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
+        if is_apart:
+            self.apart = (folder, split, manifest)
+        else:
+            self.place = (folder, split)
         self._folder = folder
         self._shards = manifest.splits[split].shards
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
@@ -234,8 +252,11 @@ class ShardSource(Source):
         )
         self.num_records = int(self._ends[-1])
         self.spec = batch_spec(manifest.schema)
+        self._check_present()
+
+    def _check_present(self) -> None:
         for shard in self._shards:
-            _check_present(folder, shard)
+            _check_present(self._folder, shard)
 
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
@@ -349,7 +370,11 @@ def _shuffle(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) ->
 
 
 def open_source(source: Any) -> Source:
-    """Returns the source of "DIR/SPLIT", DIR, arrays or a dataset; see ``reader.open_records``."""
+    """Returns the source of what ``reader.open_records`` takes."""
+    if isinstance(source, Stored):
+        from tfdist.records.apart import open_stored  # It makes sources of its own of these.
+
+        return open_stored(source)
     if isinstance(source, (str, Path)):
         return _open_folder(Path(source))
     if isinstance(source, tf.data.Dataset):

@@ -85,8 +85,8 @@ class Strategy(abc.ABC):
         """Returns what this strategy's fit, evaluate and predict read.
 
         Args:
-            source: a folder of shards ("data/train"), arrays ``(x, y[, sample_weight])``, or an
-                unbatched ``tf.data.Dataset``.
+            source: a folder of shards ("data/train"), arrays ``(x, y[, sample_weight])``, an
+                unbatched ``tf.data.Dataset``, or shards that a cloud delivers (``stored.Stored``).
             global_batch_size: rows of one step, over all replicas.
             training: whether to shuffle, anew in each epoch; evaluation reads in record order.
             seed: of the shuffling; the same on all ranks.
@@ -210,17 +210,29 @@ def make_feed(
     parts: int = 1,
     part: int = 0,
     splits: int = 1,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> Feed:
-    """Returns the feed of a data-parallel strategy; see ``Strategy.dataset``."""
+    """Returns the feed of a data-parallel strategy; see ``Strategy.dataset``.
+
+    Args:
+        gather: see ``Collective.gather``; used where hosts hold different records.
+    """
     from tfdist.records.reader import open_records
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed import Feed, Held
 
     if not isinstance(global_batch_size, int) or global_batch_size < 1:
         raise OptionError(
             "global_batch_size must be a whole number of at least 1", received=global_batch_size
         )
+    records = open_records(source, map_fn=map_fn)
+    held = None
+    if records.readers is not None:
+        reader, readers = records.readers
+        start, stop = (records.num_records * r // readers for r in (reader, reader + 1))
+        held = Held(start, tuple(gather(stop - start)))
     return Feed(
-        records=open_records(source, map_fn=map_fn),
+        records=records,
+        held=held,
         global_batch_size=global_batch_size,
         parts=parts,
         part=part,

@@ -82,6 +82,7 @@ class DataParallel(Strategy):
             parts=collective.num_processes,
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,
+            gather=collective.gather,
         )
 
     def from_chief(self, value: Any) -> Any:

@@ -6,11 +6,14 @@ its shares over an epoch), so every record is read exactly once an epoch on any 
 processes, and all of them take the same number of steps. A replica that the uneven tail leaves
 without a row gets one row of padding and a share of zero rows: the steps (``training.steps``)
 cut it off before loss and metrics, and divide by the true count.
+
+Where each host holds records of its own (``Held``), a process cannot choose: it reads what it
+holds, and its share of a step is what it has left. Every record still counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.records.reader import Records
+
+
+@dataclass(frozen=True)
+class Held:
+    """What each process reads where hosts hold different records.
+
+    Attributes:
+        start: first record of this process among those of its host.
+        counts: number of records of each process, by rank.
+    """
+
+    start: int
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,54 @@ class Division:
         start = sum(self.num_part_records(before) for before in range(part))
         return start, start + self.num_part_records(part)
 
+    def shares(self, part: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns a function of the step: int64 [2], the rows of ``part`` and of all parts."""
+        import tensorflow as tf
+
+        full = [self.rows(part, self.global_batch_size), self.global_batch_size]
+        tail = [self.rows(part, self.tail), self.tail]
+
+        def share(step: tf.Tensor) -> tf.Tensor:
+            is_full = step < self.full_steps
+            return tf.where(is_full, tf.constant(full, tf.int64), tf.constant(tail, tf.int64))
+
+        return share
+
+
+@dataclass(frozen=True)
+class HeldDivision(Division):
+    """How records fall to parts that hold a given number of them each."""
+
+    held: Held
+
+    @property
+    def steps(self) -> int:
+        return max(
+            -(-count // self.rows(part, self.global_batch_size))
+            for part, count in enumerate(self.held.counts)
+        )
+
+    def num_part_records(self, part: int) -> int:
+        return self.held.counts[part]
+
+    def record_range(self, part: int) -> tuple[int, int]:
+        return self.held.start, self.held.start + self.held.counts[part]
+
+    def shares(self, part: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        import numpy as np
+        import tensorflow as tf
+
+        steps = np.arange(self.steps, dtype=np.int64)
+        total = np.zeros_like(steps)
+        for number, count in enumerate(self.held.counts):
+            batch = self.rows(number, self.global_batch_size)
+            rows = np.clip(count - steps * batch, 0, batch)
+            total += rows
+            if number == part:
+                mine = rows
+        table = tf.constant(np.stack([mine, total], axis=1))
+        return lambda step: table[step]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
@@ -71,6 +135,7 @@ class Feed:
         shuffle: whether each epoch has an order of its own, drawn from ``seed``.
         class_weight: class -> weight, as in ``Model.fit``.
         limit: read only this many records, the first ones; None reads all.
+        held: what each process holds, where hosts hold different records.
     """
 
     records: Records
@@ -83,6 +148,7 @@ class Feed:
     seed: int = 0
     class_weight: Mapping[int, float] | None = None
     limit: int | None = None
+    held: Held | None = None
 
     def __post_init__(self) -> None:
         replicas = self.num_replicas
@@ -99,7 +165,8 @@ class Feed:
 
     @property
     def division(self) -> Division:
-        return Division(self.num_records, self.global_batch_size, self.parts)
+        whole = (self.num_records, self.global_batch_size, self.parts)
+        return Division(*whole) if self.held is None else HeldDivision(*whole, self.held)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -111,6 +178,8 @@ class Feed:
 
     @property
     def num_records(self) -> int:
+        if self.held is not None:
+            return sum(self.held.counts)
         return self.records.num_records if self.limit is None else self.limit
 
     def __len__(self) -> int:
@@ -121,7 +190,17 @@ class Feed:
         return replace(self, shuffle=False)
 
     def on_one_device(self) -> Feed | MergedFeed:
-        """Returns the same global batches, in the same order, as plain batches for one device."""
+        """Returns the same global batches, in the same order, as plain batches for one device.
+
+        Raises:
+            DataError: the hosts hold different records, so no device sees all of them.
+        """
+        if self.held is not None and self.parts > 1:
+            raise DataError(
+                "one device can be compared where every host holds all records",
+                received="records divided among hosts",
+                mend="Give each host the whole data",
+            )
         if self.parts == 1:
             return replace(self, splits=1, shared=False)
         return MergedFeed(
@@ -129,9 +208,20 @@ class Feed:
         )
 
     def begun_by(self, parts: int) -> Feed | RedividedFeed:
-        """Returns the epoch that ``parts`` processes began, for those that go on with it."""
+        """Returns the epoch that ``parts`` processes began, for those that go on with it.
+
+        Raises:
+            DataError: the records of another process cannot be read by this one.
+        """
         if parts == self.parts:
             return self
+        if self.held is not None or self.records.is_sequential:
+            raise DataError(
+                "within an epoch, records that hosts hold apart or that come through pipes are "
+                "gone on with by as many processes",
+                received=f"{self.parts} processes for an epoch that {parts} began",
+                mend=f"Resume on {parts} processes, or give each host all records as files",
+            )
         before = replace(self, parts=parts, part=0, splits=1)
         return RedividedFeed(before.on_one_device(), self)
 
@@ -169,9 +259,9 @@ class Feed:
         division = self.division
         start, stop = division.record_range(self.part)
         local_rows = division.rows(self.part, self.global_batch_size)
-        local_tail = division.rows(self.part, division.tail)
+        own_steps = -(-(stop - start) // local_rows)
         if start == stop:  # Fewer records than parts.
-            batches = self._padding()
+            batches = self._padding().repeat(division.steps)
         else:
             batches = self.records.batches(
                 start,
@@ -182,23 +272,15 @@ class Feed:
                 epoch=epoch,
                 skip_batches=skip_steps,
             )
-            if division.tail and not local_tail:
-                batches = batches.concatenate(self._padding())
+            if own_steps < division.steps:
+                batches = batches.concatenate(self._padding().repeat(division.steps - own_steps))
         if self.class_weight:
             batches = batches.map(self._weigh_by_class)
         if not self.shared:
             return batches
-
-        def share(step: tf.Tensor) -> tf.Tensor:
-            full = step < division.full_steps
-            return tf.where(
-                full,
-                tf.constant([local_rows, self.global_batch_size], tf.int64),
-                tf.constant([local_tail, division.tail], tf.int64),
-            )
-
         steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
-        with_share = tf.data.Dataset.zip((batches, steps.map(share)))
+        shares = steps.map(division.shares(self.part))
+        with_share = tf.data.Dataset.zip((batches, shares))
         if self.splits == 1:
             return with_share
         return with_share.flat_map(self._split)

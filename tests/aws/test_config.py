@@ -1,0 +1,102 @@
+"""The configuration: every mistake is named before anything is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfdist.aws import config
+from tfdist.aws.instances import CarbonTable, PriceTable
+from tfdist.errors import DataError, OptionError, TfdistError
+
+SHIPPED = Path(__file__).parents[2] / "sagemaker" / "config.yaml"
+
+
+def test_the_shipped_configuration():
+    wanted = config.load(SHIPPED)
+    assert wanted.training.strategy == "horovod"
+    assert wanted.data_root == "s3://tfdist-example/digits/data"
+    assert wanted.data.channels["train"].mode == "File"
+    assert wanted.scripts == str(SHIPPED.parent)
+
+
+def test_changes_replace_what_the_file_says():
+    changes = (
+        "training.instance_count=4",
+        "evaluation.threshold=1",
+        "data.channels.train={mode: Pipe}",
+        "prefix=other/",
+    )
+    wanted = config.load(SHIPPED, changes)
+    assert wanted.training.instance_count == 4
+    assert wanted.evaluation.threshold == 1.0
+    assert wanted.data.channels["train"].mode == "Pipe"
+    assert wanted.root == "s3://tfdist-example/other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.epoch=3", r"unknown key of 'training'.*Did you mean 'epochs'"),
+        ("nmae=x", r"unknown key of a configuration.*Did you mean 'name'"),
+        ("training.epochs=three", r"'training.epochs' is of type int"),
+        ("training.epochs=0", r"training.epochs is at least 1"),
+        ("training.spot=1", r"'training.spot' is of type bool"),
+        ("training.max_wait_s=60", "max_wait_s is at least"),
+        ("training.distribution=horovod", "unknown distribution"),
+        ("data.channels.train.mode=Fast", "Did you mean 'FastFile'"),
+        ("data.channels.train.distribution=Sharded", "Known: FullyReplicated, ShardedByS3Key"),
+        ("data.folder=data/digits", "data has a folder of shards, or a source"),
+        ("data=digits", "'data' is a mapping"),
+        ("epochs", "section.key=value"),
+        ("name.first=x", "names a section"),
+    ],
+)
+def test_a_mistake_is_named(change, message):
+    with pytest.raises(OptionError, match=message):
+        config.load(SHIPPED, (change,))
+
+
+def test_missing_keys_are_named(tmp_path):
+    (tmp_path / "c.yaml").write_text("name: x\n")
+    with pytest.raises(OptionError, match="no region, role"):
+        config.load(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1"])
+def test_what_is_no_configuration(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(OptionError):
+        config.load(tmp_path / "c.yaml")
+    with pytest.raises(OptionError, match="No such file"):
+        config.load(tmp_path / "none.yaml")
+
+
+def test_the_price_table_has_a_date_and_can_be_replaced(tmp_path):
+    table = PriceTable.load()
+    assert table.date == "2026-11-21"
+    assert table["ml.p4d.24xlarge"].gpus == 8
+    assert table["ml.c5.2xlarge"].default_processes == 1
+    with pytest.raises(OptionError, match=r"Did you mean 'ml.c5.2xlarge'.*prices:"):
+        table["ml.c5.2xlrge"]
+    row = "{vcpus: 1, gpus: 2, usd_per_hour: 3, watts: 4}"
+    (tmp_path / "p.yaml").write_text(f"date: 2030-01-01\nregion: here\ninstances:\n  ml.x: {row}\n")
+    assert PriceTable.load(tmp_path / "p.yaml")["ml.x"].usd_per_hour == 3
+
+
+@pytest.mark.parametrize("text", ["date: 1", "[", "instances: {a: {vcpus: 1}}\ndate: 1\nregion: a"])
+@pytest.mark.parametrize("table", [PriceTable, CarbonTable])
+def test_a_table_of_another_form_is_refused(tmp_path, table, text):
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(DataError):
+        table.load(tmp_path / "t.yaml")
+    with pytest.raises(TfdistError):
+        table.load(tmp_path / "none.yaml")
+
+
+def test_carbon_counts_the_data_centre_too():
+    table = CarbonTable.load()
+    assert table.factor("eu-north-1") == pytest.approx(0.0407 * 1.15)
+    with pytest.raises(OptionError, match="unknown region"):
+        table.factor("mars-1")

@@ -1,0 +1,238 @@
+"""How the scripts begin and end; what is sent into a container runs there."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.aws import bundle, config, evaluation, job, sharding
+from tfdist.aws.container import Container
+from tfdist.errors import OptionError
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "sagemaker"
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """The folder that is sent into a container."""
+    wanted = config.load(
+        SCRIPTS / "config.yaml", (f"model={ROOT / 'examples' / 'digits.py'}:model_fn",)
+    )
+    return bundle.collect(wanted, tmp_path_factory.mktemp("sent") / "code")
+
+
+def test_an_unknown_hyperparameter_is_refused_with_the_known_ones():
+    with pytest.raises(OptionError, match=r"'epoch'.*Did you mean 'epochs'.*global-batch-size"):
+        job.parser().parse(["--model", "a.py:b", "--epoch", "3"])
+
+
+@pytest.mark.parametrize(
+    ("parser", "arguments", "message"),
+    [
+        (job.parser, ["--model", "a.py:b", "--epochs", "three"], "invalid int value"),
+        (job.parser, ["--model", "a.py:b", "--tflite", "int4"], "invalid choice"),
+        (job.parser, [], "required: --model"),
+        (evaluation.parser, ["--model", "m"], "required: --manifest"),
+        (sharding.parser, ["--source", "digits"], "required: --output"),
+    ],
+)
+def test_a_wrong_value_is_a_users_mistake(parser, arguments, message):
+    with pytest.raises(OptionError, match=message):
+        parser().parse(arguments)
+
+
+def run(body, folder):
+    code = f"""
+import sys
+from pathlib import Path
+from tfdist.aws import entry
+from tfdist.errors import DataError
+def body(arguments):
+    {body}
+entry.run(body, Path({str(folder)!r}))
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_the_reason_goes_to_stderr_and_into_the_failure_file(tmp_path):
+    done = run("raise DataError('data exists', received='none')", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "tfdist: Error: data exists. Received: none.\n"
+    assert (tmp_path / "failure").read_text() == "data exists. Received: none."
+
+
+def test_the_first_rank_that_fails_tells_the_cause(tmp_path):
+    (tmp_path / "failure").write_text("the cause")
+    run("raise DataError('what follows')", tmp_path)
+    assert (tmp_path / "failure").read_text() == "the cause"
+
+
+def test_a_bug_keeps_its_traceback(tmp_path):
+    done = run("1 / 0", tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert (tmp_path / "failure").read_text() == "ZeroDivisionError: division by zero"
+
+
+def test_success_writes_no_failure(tmp_path):
+    assert run("pass", tmp_path).returncode == 0
+    assert not (tmp_path / "failure").exists()
+
+
+def test_outside_of_a_container_the_script_says_so():
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "train.py", "--model", "digits.py:model_fn"],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "no SM_INPUT_DATA_CONFIG" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_sent_is_python_3_10(sent):
+    files = sorted(sent.rglob("*.py"))
+    assert len(files) > 50
+    for path in files:
+        ast.parse(path.read_text(), str(path), feature_version=(3, 10))
+
+
+def test_what_is_sent_needs_neither_the_sdk_nor_tff(sent):
+    # Only what it holds itself is on the path, and some packages cannot be imported at all.
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("sagemaker", "boto3", "botocore", "tensorflow_federated", "moto"):
+            raise ImportError(f"{name} is not in a container")
+sys.meta_path.insert(0, Refuse())
+import train, evaluate, shard, inference
+import tensorflow
+from tfdist.aws import saved_model
+from tfdist.strategies import horovod, mirrored, single
+from tfdist.training import fit, checkpoint
+import tfdist
+print(tfdist.__file__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=sent,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).parent == sent / "tfdist"
+
+
+def test_the_container_installs_what_tfdist_needs(sent):
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    needed = set(metadata["options"]["install_requires"].split())
+    lines = (sent / "requirements.txt").read_text().splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    # The image has a TensorFlow, which must stay.
+    assert {name for name in needed if not name.startswith("tensorflow")} == listed
+
+
+def test_scaling_reaches_the_strategy():
+    arguments = ["--model", "a.py:b", "--strategy", "single", "--lr-scaling", "linear"]
+    options = job.parser().parse([*arguments, "--warmup-epochs", "2"])
+    scaling = job._strategy(options).scaling
+    assert (scaling.rule, scaling.warmup_epochs) == ("linear", 2)
+    options = job.parser().parse([*arguments, "--strategy-options", "[1]"])
+    with pytest.raises(OptionError, match="a JSON object"):
+        job._strategy(options)
+
+
+def test_a_missing_exporter_is_found_before_training(monkeypatch):
+    for name, value in environ(train=("File", "FullyReplicated")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "tfdist.export", None)
+    with pytest.raises(OptionError, match=r"tflite needs tfdist\.export"):
+        job.train(["--model", "a.py:b", "--tflite", "int8"], SCRIPTS)
+
+
+@pytest.mark.parametrize(("kind", "quantize"), [("float32", "none"), ("int8", "int8")])
+def test_the_exporter_is_asked(monkeypatch, kind, quantize):
+    asked = []
+    fake = SimpleNamespace(tflite=lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setitem(sys.modules, "tfdist.export", fake)
+    whole = ("File", "FullyReplicated")
+    container = Container.from_environ(environ(manifest=whole, train=whole))
+    job._write_tflite("a model", kind, container)
+    ((args, options),) = asked
+    assert args == ("a model", Path("/opt/ml/model/model.tflite"))
+    assert options["quantize"] == quantize
+    assert options["data"].split == "train"
+
+
+def environ(**channels):
+    folders = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in channels}
+    inputs = {
+        name: {"TrainingInputMode": mode, "S3DistributionType": distribution}
+        for name, (mode, distribution) in channels.items()
+    }
+    return {
+        **folders,
+        "SM_INPUT_DATA_CONFIG": json.dumps(inputs),
+        "SM_HOSTS": '["algo-1"]',
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_OUTPUT_DIR": "/opt/ml/output",
+        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+    }
+
+
+def test_all_that_is_sent(sent):
+    names = {path.name for path in sent.iterdir()}
+    assert names == {
+        *("train.py", "evaluate.py", "shard.py", "inference.py", "digits.py", "tfdist"),
+        *("requirements.txt", "serving-requirements.txt"),
+    }
+    assert not list(sent.rglob("__pycache__"))
+    assert (sent / "tfdist" / "aws" / "tables" / "instances.yaml").is_file()
+
+
+def test_the_folder_does_not_hide_the_sdk():
+    # A package or a module of that name at the root would be imported instead of the SDK.
+    assert not (SCRIPTS / "__init__.py").exists()
+    assert not list(SCRIPTS.rglob("__init__.py"))
+    assert not (ROOT / "sagemaker.py").exists()
+    assert not list((ROOT / "tfdist").rglob("sagemaker*"))
+    code = "import sagemaker; print(sagemaker.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "site-packages" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model=nowhere.py:model_fn", "the file of a model exists"),
+        ("training.entry_point=mine.py", "no .*mine.py"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, change, message):
+    wanted = config.load(SCRIPTS / "config.yaml", (change,))
+    with pytest.raises(OptionError, match=message):
+        bundle.collect(wanted, tmp_path / "code")
+
+
+def test_a_model_may_not_hide_a_script(tmp_path):
+    (tmp_path / "train.py").touch()
+    wanted = config.load(SCRIPTS / "config.yaml", (f"model={tmp_path / 'train.py'}:f",))
+    with pytest.raises(OptionError, match="not called as one of the scripts"):
+        bundle.collect(wanted, tmp_path / "code")

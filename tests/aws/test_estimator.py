@@ -1,0 +1,170 @@
+"""From a configuration to the distribution, hyperparameters and metrics of a job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfdist.aws import estimator
+from tfdist.aws.config import TrainingConfig, load
+from tfdist.aws.instances import PriceTable
+from tfdist.aws.job import metric_line
+from tfdist.errors import OptionError
+
+SHIPPED = Path(__file__).parents[2] / "sagemaker" / "config.yaml"
+PRICES = PriceTable.load()
+
+
+def distribution(**options):
+    training = TrainingConfig(**options)
+    return estimator.distribution(training, PRICES[training.instance_type])
+
+
+def own(**options):
+    """A script of the user's own, as smdistributed needs it."""
+    return distribution(entry_point="mine.py", **options)
+
+
+MODEL_PARALLEL = {
+    "distribution": "smdistributed_model_parallel",
+    "framework_version": "2.6.3",
+    "instance_type": "ml.p3.16xlarge",
+}
+PARTS = {
+    "partitions": 2,
+    "microbatches": 4,
+    "pipeline": "interleaved",
+    "optimize": "memory",
+    "horovod": True,
+}
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored", "mesh", "pipeline", "auto"])
+def test_strategies_of_one_process(strategy):
+    assert distribution(strategy=strategy) is None
+    with pytest.raises(OptionError, match="works on one instance"):
+        distribution(strategy=strategy, instance_count=2)
+
+
+def test_horovod_has_a_process_for_each_gpu():
+    image = {"strategy": "horovod", "image_uri": "image"}
+    found = distribution(**image, instance_type="ml.g5.12xlarge")
+    assert found == {"mpi": {"enabled": True, "processes_per_host": 4}}
+    found = distribution(**image, instance_type="ml.c5.2xlarge", processes_per_host=2)
+    assert found["mpi"]["processes_per_host"] == 2
+    assert "mpi_yield_when_idle" in found["mpi"]["custom_mpi_options"]
+    with pytest.raises(OptionError, match=r"5 processes on ml.g5.12xlarge with 4 GPUs"):
+        distribution(**image, instance_type="ml.g5.12xlarge", processes_per_host=5)
+
+
+def test_horovod_needs_an_image_with_it():
+    with pytest.raises(OptionError, match="sagemaker/Dockerfile"):
+        distribution(strategy="horovod")
+
+
+def test_strategies_that_the_sdk_starts_itself():
+    options = {"instance_count": 2}
+    assert distribution(strategy="multi_worker", **options) == {
+        "multi_worker_mirrored_strategy": {"enabled": True}
+    }
+    assert distribution(strategy="parameter_server", **options) == {
+        "parameter_server": {"enabled": True}
+    }
+    with pytest.raises(OptionError, match="unknown strategy"):
+        distribution(strategy="horovd")
+
+
+def test_data_parallel():
+    options = {"distribution": "smdistributed_data_parallel", "instance_type": "ml.p4d.24xlarge"}
+    found = own(**options, framework_version="2.11.1")
+    assert found == {"smdistributed": {"dataparallel": {"enabled": True}}}
+    with pytest.raises(OptionError, match=r"up to 2\.11.*2\.14\.1"):
+        own(**options)
+    with pytest.raises(OptionError, match="instance type"):
+        own(distribution=options["distribution"], framework_version="2.11.1")
+    with pytest.raises(OptionError, match="a script that is written for it"):
+        distribution(**options, framework_version="2.11.1")
+
+
+def test_model_parallel():
+    found = own(**MODEL_PARALLEL, distribution_options=PARTS)
+    assert found == {
+        "smdistributed": {"modelparallel": {"enabled": True, "parameters": PARTS}},
+        "mpi": {"enabled": True, "processes_per_host": 8},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs the number of partitions"),
+        ({"partitions": 3}, "8 by 3"),
+        ({"partitions": 0}, "partitions is a whole number"),
+        ({"partitions": 2, "microbatches": "4"}, "microbatches is a whole number"),
+        ({"partitions": 2, "pipeline": "1f1b"}, "Known: interleaved, simple"),
+        ({"partitions": 2, "optimize": "cost"}, "Known: speed, memory"),
+        ({"partitions": 2, "stages": 2}, "unknown distribution option"),
+    ],
+)
+def test_model_parallel_options_are_checked(options, message):
+    with pytest.raises(OptionError, match=message):
+        own(**MODEL_PARALLEL, distribution_options=options)
+
+
+def test_model_parallel_ended_with_tensorflow_2_6():
+    with pytest.raises(OptionError, match=r"up to 2\.6"):
+        own(**{**MODEL_PARALLEL, "framework_version": "2.14.1"}, distribution_options=PARTS)
+
+
+def test_hyperparameters_are_those_of_the_script():
+    values = estimator.hyperparameters(load(SHIPPED))
+    estimator.check_hyperparameters(values)
+    assert values["model"] == "digits.py:model_fn"
+    assert values["checkpoint-dir"] == "/opt/ml/checkpoints"
+    assert "checkpoint-dir" not in estimator.hyperparameters(
+        load(SHIPPED, ("training.spot=false",))
+    )
+    with pytest.raises(OptionError, match="tflite"):
+        estimator.check_hyperparameters({**values, "tflite": "int4"})
+
+
+def test_hyperparameters_of_a_script_of_ones_own():
+    changes = ("training.entry_point=mine.py", "training.hyperparameters={lr: 0.1}")
+    assert estimator.hyperparameters(load(SHIPPED, changes)) == {"lr": 0.1}
+    with pytest.raises(OptionError, match="a script of your own"):
+        estimator.hyperparameters(load(SHIPPED, changes[1:]))
+
+
+# Captured from rehearsals: a plain run, mpirun's prefix, and what the toolkit makes of that prefix
+# when it reads mpirun's output.
+EPOCH = (
+    "tfdist epoch=2 loss=0.260481 accuracy=0.925539 val_loss=0.50679 val_accuracy=0.866667 "
+    "learning_rate=0.05 seconds=0.147229 samples_per_s=9760.32"
+)
+PREFIXES = ("", "[1,0]<stdout>:", "[1,mpirank:0,algo-1]<stdout>:")
+START = "tfdist strategy=horovod hosts=1 replicas=2 records=1437 steps_per_epoch=12"
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_metrics_are_found_in_the_log(prefix):
+    found = {}
+    for definition in estimator.metric_definitions(["loss", "accuracy"]):
+        assert not re.search(definition["Regex"], prefix + START)
+        found[definition["Name"]] = float(re.search(definition["Regex"], prefix + EPOCH)[1])
+    assert found == {
+        "train:loss": 0.260481,
+        "train:accuracy": 0.925539,
+        "validation:loss": 0.50679,
+        "validation:accuracy": 0.866667,
+        "train:samples_per_s": 9760.32,
+        "train:epoch_seconds": 0.147229,
+    }
+
+
+@pytest.mark.parametrize("value", [1e-7, 123456789.0, 0.0, 1.0, -2.5])
+def test_every_number_is_found_whole(value):
+    line = metric_line({"epoch": 1, "loss": value, "val_loss": 7})
+    (definition, *_) = estimator.metric_definitions(["loss"])
+    assert float(re.search(definition["Regex"], line)[1]) == pytest.approx(value, rel=1e-5)

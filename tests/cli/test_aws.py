@@ -1,0 +1,215 @@
+"""``tfdist aws`` as a user calls it; nothing reaches AWS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.records import write
+from tfdist.strategies import REGISTRY
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ("--config", str(ROOT / "sagemaker" / "config.yaml"))
+MODEL = ("--set", f"model={ROOT / 'examples' / 'digits.py'}:model_fn")
+_TIMEOUT_S = 300
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch, tmp_path):
+    """A test may not find the credentials of whoever runs it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_a_dry_run_prints_the_definition(run_cli):
+    # From the root of the repository, as the README says it.
+    done = run_cli("aws", "pipeline", "--dry-run", *CONFIG, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert [step["Name"] for step in value["Steps"]] == ["Shard", "Train", "Evaluate", "Decide"]
+    assert done.stderr.startswith("valid: 6 steps checked against the API of botocore ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_script_beside_the_configuration_does_the_same():
+    done = subprocess.run(
+        [sys.executable, "sagemaker/pipeline.py", "--dry-run", *MODEL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["Version"] == "2020-12-01"
+
+
+def test_what_aws_would_refuse_is_named(tfdist):
+    code, out, err = tfdist(
+        *("aws", "pipeline", "--dry-run", *CONFIG, *MODEL),
+        *("--set", "registration.instance_types=[ml.c5.large]"),
+    )
+    assert code == 1
+    assert json.loads(out)
+    assert "Register-RegisterModel.InferenceSpecification" in err
+    assert "'ml.c5.large'" in err
+    assert "valid" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pipeline", *CONFIG), "pipeline needs something to do"),
+        (("pipeline", "--dry-run", "--start", *CONFIG), "--dry-run excludes"),
+        (("pipeline", "--upsert", "--wait", *CONFIG), "--wait waits for what --start started"),
+        (("pipeline", "--dry-run"), "--config"),
+        (("pipeline", "--dry-run", "--config", "nowhere.yaml"), "No such file"),
+        (("pipeline", "--dry-run", *CONFIG, "--set", "epochs"), "section.key=value"),
+        (("pipeline", "--dry-run", *CONFIG, "--set", "training.epoch=1"), "Did you mean 'epochs'"),
+        (("pipeline", "--dry-run", *CONFIG), "the file of a model exists"),
+        (
+            ("pipeline", "--dry-run", *CONFIG, *MODEL, "--set", "training.image_uri=null"),
+            "sagemaker/Dockerfile",
+        ),
+        (("pipeline", "--upsert", *CONFIG, *MODEL), "AWS is reached with credentials"),
+        (("upload", *CONFIG), "which the pipeline shards by itself"),
+        (("cost", *CONFIG), "costs are computed from a measured speed"),
+        (("cost", *CONFIG, "--samples-per-s", "fast"), "SPEED or INSTANCES:SPEED"),
+        (("cost", *CONFIG, "--samples-per-s", "10"), "Give --records"),
+        (("cost", *CONFIG, "--measured", "none.json"), "metrics.json of `tfdist train`"),
+        (("rehearse", *CONFIG, "--output", "."), "--output is a new folder"),
+        (("nothing",), "No such command 'nothing'"),
+    ],
+)
+def test_a_mistake_is_one_line(tfdist, tmp_path, arguments, message):
+    (tmp_path / "a file").touch()
+    code, out, err = tfdist("aws", *arguments)
+    assert code == 2, (out, err)
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_help(tfdist):
+    code, out, _ = tfdist("aws", "--help")
+    assert code == 0
+    for verb in ("upload", "pipeline", "rehearse", "cost"):
+        assert f"\n  {verb} " in out
+        assert tfdist("aws", verb, "--help")[0] == 0
+
+
+def test_a_job_that_its_script_would_refuse_is_not_started(tfdist, monkeypatch):
+    monkeypatch.delitem(REGISTRY, "parameter_server", raising=False)
+    code, _, err = tfdist(
+        *("aws", "pipeline", "--upsert", "--start", *CONFIG, *MODEL),
+        *("--set", "training.strategy=parameter_server"),
+    )
+    assert code == 2
+    assert "unknown strategy. Received: 'parameter_server'" in err
+
+
+COST = ("--records", "1000000", "--samples-per-s", "1:1000", "--samples-per-s", "4:3000")
+
+
+def test_cost_as_json(tfdist):
+    code, out, _ = tfdist("aws", "cost", *CONFIG, *COST, "--instances", "6", "--json")
+    assert code == 0
+    value = json.loads(out)
+    assert [item["instances"] for item in value["estimates"]] == [1, 2, 4, 6]
+    first = value["estimates"][0]
+    assert first["samples_per_s"] == pytest.approx(1000)
+    assert first["usd"] == pytest.approx(5 * 1000 / 3600 * 0.408)
+    assert first["kg_co2"] == pytest.approx(5 * 1000 / 3600 * 0.040 * 0.2448 * 1.15)
+    assert value["estimates"][2]["samples_per_s"] == pytest.approx(3000)
+    assert value["prices_of"] == "2026-11-21"
+    # 1 / (8 / 9 / n + 1 / 9) thousand: the second adds 0.8 of the first, the fifth less than half.
+    assert value["last_that_pays"] == 4
+
+
+def test_cost_as_a_table(tfdist):
+    code, out, _ = tfdist("aws", "cost", *CONFIG, *COST)
+    assert code == 0
+    assert "fitted by Amdahl's law" in out
+    assert "diminishing returns: beyond 4 an added instance gives less than half" in out
+
+
+def test_prices_of_ones_own(tfdist, tmp_path):
+    row = "{vcpus: 8, gpus: 0, usd_per_hour: 36, watts: 1}"
+    (tmp_path / "prices.yaml").write_text(
+        f"date: 2030-01-01\nregion: here\ninstances:\n  ml.c5.2xlarge: {row}\n"
+    )
+    arguments = ("--set", "prices=prices.yaml", "--json")
+    _, out, _ = tfdist("aws", "cost", *CONFIG, *COST, *arguments)
+    assert json.loads(out)["estimates"][0]["usd"] == pytest.approx(5 * 10)
+
+
+def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
+    """With a stand-in: upload of the code, upsert, the estimate, start, wait."""
+    import boto3
+
+    from tfdist.aws import sessions
+    from tfdist.cli import aws
+
+    monkeypatch.setattr(aws, "_follow", lambda execution: print(execution.describe()) or 0)
+    with sessions.loopback("us-east-1", "tfdist-example", "digits"):
+        code, out, err = tfdist(
+            *("aws", "pipeline", "--upsert", "--start", "--wait", *CONFIG, *MODEL),
+            *("--samples-per-s", "5000", "--records", "1437"),
+        )
+        assert code == 0, err
+        boto3.client("sagemaker").describe_pipeline(PipelineName="tfdist-digits")
+    texts = ("pipeline arn:aws", "kg CO2e", "at most 0.41 USD on demand", "started arn:aws")
+    places = [out.index(text) for text in texts]
+    assert places == sorted(places)
+    assert "PipelineExecutionStatus" in out
+
+
+def test_upload_and_its_second_time(tfdist, tmp_path):
+    from tfdist.aws import sessions
+
+    write("digits", tmp_path / "d", num_shards=2)
+    arguments = ("upload", *CONFIG, "--set", "data={folder: d}")
+    with sessions.loopback("us-east-1", "tfdist-example", "digits"):
+        code, out, err = tfdist("aws", *arguments)
+        assert code == 0, err
+        assert "s3://tfdist-example/digits/data: 5 files sent" in out
+        _, out, _ = tfdist("aws", *arguments)
+        assert "0 files sent (0.00 MB), 5 were there already" in out
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_a_rehearsal_registers_a_model(run_cli):
+    done = run_cli("aws", "rehearse", *CONFIG, cwd=ROOT, timeout_s=_TIMEOUT_S - 20)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    starts = ("Pipeline", "Shard", "Train", "Evaluate", "Decide", "Register-", "execution")
+    assert [line.startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * 7
+    assert "validation:accuracy 0.9" in lines[2]
+    assert "GreaterThanOrEqualTo 0.9 holds: Register-RegisterModel" in lines[4]
+    assert "model-package/tfdist-digits/1, PendingManualApproval" in lines[5]
+    assert lines[6] == "execution: Succeeded"
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_a_higher_threshold_refuses_it(run_cli, tmp_path):
+    write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=2)
+    changes = ("evaluation.threshold=0.999", "training.epochs=1", "training.strategy=single")
+    settings = [text for change in changes for text in ("--set", change)]
+    done = run_cli(
+        *("aws", "rehearse", *CONFIG, *MODEL, *settings, "--set", "data={folder: d}"),
+        cwd=tmp_path,
+        timeout_s=_TIMEOUT_S - 20,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Upload (moto): Succeeded. 7 files")
+    assert "does not hold: Refuse" in lines[-3]
+    assert lines[-2].startswith("Refuse (Fail, ")
+    assert lines[-2].endswith("accuracy.value is below 0.999")
+    assert lines[-1] == "execution: Failed"

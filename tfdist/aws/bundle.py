@@ -1,0 +1,60 @@
+"""What is sent into a container: the scripts, tfdist itself and the model's file, in one folder.
+
+tfdist is sent as source: no image has to hold it, and what runs is what was tested here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import tfdist
+from tfdist.aws.config import Config
+from tfdist.errors import OptionError
+
+_SCRIPTS = ("train.py", "evaluate.py", "shard.py", "inference.py")
+_LISTS = ("requirements.txt", "serving-requirements.txt")
+_SENT_SUFFIXES = (".py", ".yaml")
+
+
+def shipped_model(config: Config) -> str:
+    """Returns FILE.py:NAME as it is called beside the scripts, the file being sent with them."""
+    place, _, name = config.model.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(".py") else config.model
+
+
+def collect(config: Config, folder: Path) -> Path:
+    """Copies into the new ``folder`` what a container needs; returns it.
+
+    Raises:
+        OptionError: a script or the model's file is missing, or files would hide each other.
+    """
+    scripts = Path(config.scripts)
+    folder.mkdir(parents=True)
+    for name in dict.fromkeys((*_SCRIPTS, *_LISTS, config.training.entry_point)):
+        if not (scripts / name).is_file():
+            raise OptionError(
+                "the scripts lie beside the configuration",
+                received=f"no {scripts / name}",
+                mend="Copy tfdist's folder sagemaker/, or give `scripts:` in the configuration",
+            )
+        shutil.copy(scripts / name, folder)
+    place = config.model.rpartition(":")[0]
+    if place.endswith(".py"):
+        model = Path(place)
+        if not model.is_file():
+            raise OptionError("the file of a model exists", received=place)
+        if (folder / model.name).exists():
+            raise OptionError(
+                "the file of a model is not called as one of the scripts",
+                received=model.name,
+                mend="Rename it",
+            )
+        shutil.copy(model, folder)
+    package = Path(tfdist.__file__).parent
+    for path in sorted(package.rglob("*")):
+        if path.suffix in _SENT_SUFFIXES and "__pycache__" not in path.parts:
+            target = folder / "tfdist" / path.relative_to(package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    return folder

@@ -1,0 +1,270 @@
+"""What is wanted of AWS: one YAML file, checked before anything is sent.
+
+Every section is a dataclass; an unknown key is an error that lists the known ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import OptionError, TfdistError, unknown_choice
+
+MODES = ("File", "FastFile", "Pipe")
+DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
+SMDISTRIBUTED = ("smdistributed_data_parallel", "smdistributed_model_parallel")
+
+
+def _among(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown_choice(what, value, known)
+
+
+def _at_least(what: str, value: float | None, least: float) -> None:
+    if value is not None and value < least:
+        raise OptionError(f"{what} is at least {least:g}", received=value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelConfig:
+    """How one split reaches the hosts."""
+
+    mode: str = "File"
+    distribution: str = "FullyReplicated"
+
+    def __post_init__(self) -> None:
+        _among("mode", self.mode, MODES)
+        _among("distribution", self.distribution, DISTRIBUTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The data: a folder of shards to upload, or raw data that a first step shards.
+
+    Attributes:
+        folder: a folder that ``tfdist shard`` wrote; ``tfdist aws upload`` sends it.
+        source: instead: raw data, "digits" or an S3 URI of what ``tfdist shard`` takes.
+        num_shards, split, stratify, label, compression: of that first step, as ``tfdist shard``.
+        channels: split -> how it reaches the hosts.
+    """
+
+    folder: str | None = None
+    source: str | None = None
+    num_shards: int = 4
+    split: str = "train=8,validation=1,test=1"
+    stratify: bool = False
+    label: str | None = None
+    compression: str = "none"
+    instance_type: str = "ml.m5.xlarge"
+    channels: dict[str, ChannelConfig] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.folder is None) == (self.source is None):
+            raise OptionError(
+                "data has a folder of shards, or a source to shard",
+                received="both" if self.folder else "neither",
+                mend="Give data.folder (made by `tfdist shard`) or data.source",
+            )
+        _at_least("data.num_shards", self.num_shards, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The training job.
+
+    Attributes:
+        distribution: None for what the strategy needs, or one of ``SMDISTRIBUTED`` for a script of
+            the user's own (``entry_point``).
+        distribution_options: parameters of smdistributed_model_parallel.
+        processes_per_host: of MPI; None for one for each GPU.
+        image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
+        spot: use spot instances, with checkpoints kept in S3.
+        max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
+        metrics: names of the model's loss and metrics to show in CloudWatch.
+    """
+
+    strategy: str = "single"
+    strategy_options: dict[str, Any] = field(default_factory=dict)
+    distribution: str | None = None
+    distribution_options: dict[str, Any] = field(default_factory=dict)
+    entry_point: str = "train.py"
+    instance_type: str = "ml.c5.2xlarge"
+    instance_count: int = 1
+    processes_per_host: int | None = None
+    image_uri: str | None = None
+    framework_version: str = "2.14.1"
+    py_version: str = "py310"
+    spot: bool = True
+    max_run_s: int = 3600
+    max_wait_s: int | None = None
+    volume_gb: int = 30
+    epochs: int = 5
+    global_batch_size: int = 128
+    seed: int = 0
+    lr_scaling: str = "none"
+    warmup_epochs: float = 0.0
+    checkpoint_every: int | None = None
+    tflite: str = "none"
+    metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.distribution is not None:
+            _among("distribution", self.distribution, SMDISTRIBUTED)
+        for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
+            _at_least(f"training.{name}", getattr(self, name), 1)
+        _at_least("training.processes_per_host", self.processes_per_host, 1)
+        if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
+            raise OptionError(
+                "training.max_wait_s is at least training.max_run_s",
+                received=f"{self.max_wait_s} for {self.max_run_s}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The evaluation step, and what a model must reach to be registered."""
+
+    split: str = "test"
+    instance_type: str = "ml.m5.xlarge"
+    metric: str = "multiclass_classification_metrics.accuracy.value"
+    threshold: float = 0.9
+    larger_is_better: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrationConfig:
+    """The model registry."""
+
+    group: str
+    approval: str = "PendingManualApproval"
+    instance_types: list[str] = field(default_factory=lambda: ["ml.m5.large"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All of it.
+
+    Attributes:
+        name: of the pipeline, and the beginning of the names of its jobs.
+        role: ARN of the role that SageMaker takes.
+        bucket, prefix: where data, code and results lie in S3.
+        model: FILE.py:NAME; the file is sent with the scripts.
+        prices: a price table instead of tfdist's own.
+        scripts: the folder of train.py and the other scripts; the configuration's own.
+    """
+
+    name: str
+    region: str
+    role: str
+    bucket: str
+    prefix: str
+    model: str
+    data: DataConfig
+    training: TrainingConfig
+    registration: RegistrationConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    prices: str | None = None
+    scripts: str = ""
+
+    @property
+    def root(self) -> str:
+        """The S3 URI under which everything lies, without a slash at the end."""
+        return f"s3://{self.bucket}/{self.prefix.strip('/')}"
+
+    @property
+    def data_root(self) -> str:
+        """The S3 URI of the shards: a folder for each channel."""
+        return f"{self.root}/data"
+
+
+def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
+    """Reads a configuration.
+
+    Args:
+        changes: ``section.key=value`` texts that replace what the file says; values are YAML.
+
+    Raises:
+        OptionError: the file cannot be read, a key is unknown or missing, or a value is wrong.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for change in changes:
+            _change(value, change)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError("--config is a YAML file", received=error) from None
+    except yaml.YAMLError as error:
+        raise OptionError(f"{path} is YAML", received=error) from None
+    if isinstance(value, dict):
+        value.setdefault("scripts", str(path.parent))
+    try:
+        return _read(Config, value, "")
+    except TfdistError as error:
+        raise OptionError(
+            f"{path}: {error.rule}", received=error.received, mend=error.mend
+        ) from None
+
+
+def _change(value: Any, change: str) -> None:
+    import yaml
+
+    place, equals, text = change.partition("=")
+    *sections, key = place.split(".")
+    if not equals or not key:
+        raise OptionError("a change is written section.key=value", received=repr(change))
+    for section in sections:
+        value = value.setdefault(section, {}) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        raise OptionError("a change names a section of the configuration", received=repr(change))
+    value[key] = yaml.safe_load(text)
+
+
+def _read(cls: type, value: Any, where: str) -> Any:
+    """Returns the dataclass ``cls`` made of a mapping, its values checked against its types."""
+    named = f"'{where}'" if where else "a configuration"
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{named} is a mapping", received=type(value).__name__)
+    hints = typing.get_type_hints(cls)
+    known = {item.name: item for item in dataclasses.fields(cls)}
+    for key in value:
+        if key not in known:
+            raise unknown_choice(f"key of {named}", key, list(known))
+    missing = [
+        name
+        for name, item in known.items()
+        if name not in value
+        and item.default is dataclasses.MISSING
+        and item.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise OptionError(f"{named} has {', '.join(known)}", received=f"no {', '.join(missing)}")
+    prefix = f"{where}." if where else ""
+    return cls(**{key: _value(hints[key], item, prefix + key) for key, item in value.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _value(next(kind for kind in arguments if kind is not type(None)), value, where)
+    if dataclasses.is_dataclass(hint):
+        return _read(hint, value, where)
+    if origin is dict and isinstance(value, dict) and dataclasses.is_dataclass(arguments[1]):
+        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    kind = origin or hint
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise OptionError(
+            f"'{where}' is of type {kind.__name__}", received=f"{value!r} ({type(value).__name__})"
+        )
+    return value

@@ -1,0 +1,247 @@
+"""A pipeline's definition as JSON: its references resolved, and every step checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_model
+
+# Type of a step -> the request that SageMaker makes of its arguments, the name that it fills in,
+# and the request whose answer are the step's properties.
+_REQUESTS = {
+    "Training": ("CreateTrainingJob", "TrainingJobName", "DescribeTrainingJob"),
+    "Processing": ("CreateProcessingJob", "ProcessingJobName", "DescribeProcessingJob"),
+    "Transform": ("CreateTransformJob", "TransformJobName", "DescribeTransformJob"),
+    "Model": ("CreateModel", "ModelName", "DescribeModel"),
+    "RegisterModel": ("CreateModelPackage", "ModelPackageName", "DescribeModelPackage"),
+}
+_EXECUTION = (
+    "PipelineName",
+    "PipelineArn",
+    "PipelineExecutionId",
+    "PipelineExecutionArn",
+    "StartDateTime",
+    "CurrentDateTime",
+)
+_COMPARISONS = {
+    "Equals": lambda left, right: left == right,
+    "GreaterThan": lambda left, right: left > right,
+    "GreaterThanOrEqualTo": lambda left, right: left >= right,
+    "LessThan": lambda left, right: left < right,
+    "LessThanOrEqualTo": lambda left, right: left <= right,
+}
+_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PATH_PART = re.compile(r"\.?([A-Za-z0-9_:-]+)|\[['\"]?([^'\"\]]+)['\"]?\]")
+_PARAMETER_TYPES = {"String": str, "Integer": int, "Float": (int, float), "Boolean": bool}
+_MAX_MESSAGE_CHARACTERS = 3072
+
+
+def split_path(path: str) -> list[str]:
+    """Returns the parts of "A.B['c'].D" or "A.B[0]"."""
+    return [name or key for name, key in _PATH_PART.findall(path)]
+
+
+@dataclass
+class Resolver:
+    """Puts values where a definition refers to them.
+
+    Attributes:
+        parameters: values of the pipeline's parameters.
+        execution: values such as "PipelineExecutionId"; those that are missing come at run time.
+        steps: properties of the steps that have run.
+        files: (step, property file) -> its JSON, of the steps that have run.
+    """
+
+    parameters: Mapping[str, Any]
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    steps: dict[str, Any] = field(default_factory=dict)
+    files: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def resolve(self, value: Any) -> Any:
+        """Returns ``value`` without references; ``AT_RUN_TIME`` where a value is not known yet."""
+        if isinstance(value, list):
+            return [self.resolve(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if set(value) == {"Get"}:
+            return self._get(split_path(value["Get"]))
+        if set(value) == {"Std:Join"}:
+            parts = [self.resolve(part) for part in value["Std:Join"]["Values"]]
+            if any(part is AT_RUN_TIME for part in parts):
+                return AT_RUN_TIME
+            return value["Std:Join"]["On"].join(str(part) for part in parts)
+        if set(value) == {"Std:JsonGet"}:
+            _, step, _, file = split_path(value["Std:JsonGet"]["PropertyFile"]["Get"])
+            path = split_path(value["Std:JsonGet"]["Path"])
+            return _walk(self.files.get((step, file), AT_RUN_TIME), path)
+        return {key: self.resolve(item) for key, item in value.items()}
+
+    def _get(self, path: list[str]) -> Any:
+        kind, name, *rest = path
+        if kind == "Parameters":
+            return self.parameters.get(name, AT_RUN_TIME)
+        if kind == "Execution":
+            return self.execution.get(name, AT_RUN_TIME)
+        return _walk(self.steps.get(name, AT_RUN_TIME), rest)
+
+    def holds(self, condition: Mapping[str, Any]) -> bool:
+        """Returns whether a condition of a Condition step holds."""
+        kind = condition["Type"]
+        if kind == "Not":
+            return not self.holds(condition["Expression"])
+        if kind == "Or":
+            return any(self.holds(item) for item in condition["Conditions"])
+        left, right = (self.resolve(condition[side]) for side in ("LeftValue", "RightValue"))
+        return _COMPARISONS[kind](left, right)
+
+
+def _walk(value: Any, path: list[str]) -> Any:
+    for part in path:
+        if value is AT_RUN_TIME:
+            return AT_RUN_TIME
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+def defaults(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a definition with their default values."""
+    return {
+        item["Name"]: item["DefaultValue"]
+        for item in definition.get("Parameters", [])
+        if "DefaultValue" in item
+    }
+
+
+def all_steps(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields all steps, those in the branches of conditions too."""
+    for step in steps:
+        yield step
+        if step.get("Type") == "Condition":
+            for branch in ("IfSteps", "ElseSteps"):
+                yield from all_steps(step["Arguments"].get(branch, []))
+
+
+def check(definition: Mapping[str, Any], *, name: str, role: str) -> list[Problem]:
+    """Returns all that AWS would refuse of a pipeline; empty when nothing is known to be wrong.
+
+    Args:
+        name: of the pipeline.
+        role: ARN of its role.
+    """
+    request = {
+        "PipelineName": name,
+        "RoleArn": role,
+        "PipelineDefinition": "{}" + " " * 8,
+        "ClientRequestToken": "0" * 32,
+    }
+    problems = check_request("CreatePipeline", request, "pipeline")
+    problems.extend(_check_parameters(definition.get("Parameters", [])))
+    steps = list(all_steps(definition.get("Steps", [])))
+    if not steps:
+        problems.append(Problem("pipeline", "has at least one step", "none"))
+    names = [step.get("Name", "") for step in steps]
+    for step_name in names:
+        if not _STEP_NAME.fullmatch(step_name):
+            problems.append(
+                Problem("pipeline", f"has step names as {_STEP_NAME.pattern}", repr(step_name))
+            )
+        if names.count(step_name) > 1:
+            problems.append(Problem("pipeline", "names each step once", step_name))
+    resolver = Resolver(defaults(definition))
+    by_name = {step["Name"]: step for step in steps}
+    for step in steps:
+        problems.extend(_check_step(step, resolver))
+        problems.extend(_check_references(step, by_name, resolver))
+    return problems
+
+
+def _check_parameters(parameters: list[dict[str, Any]]) -> Iterator[Problem]:
+    for item in parameters:
+        place = f"parameter {item.get('Name')}"
+        if item.get("Type") not in _PARAMETER_TYPES:
+            yield Problem(place, f"has a type of {', '.join(_PARAMETER_TYPES)}", repr(item))
+        elif "DefaultValue" in item and not isinstance(
+            item["DefaultValue"], _PARAMETER_TYPES[item["Type"]]
+        ):
+            yield Problem(place, f"has a default of type {item['Type']}", repr(item))
+
+
+def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
+    kind, name = step.get("Type"), step["Name"]
+    if kind in _REQUESTS:
+        operation, filled_in, _ = _REQUESTS[kind]
+        request = {**resolver.resolve(step["Arguments"]), filled_in: AT_RUN_TIME}
+        yield from check_request(operation, request, name)
+    elif kind == "Condition":
+        for condition in step["Arguments"]["Conditions"]:
+            if condition.get("Type") not in (*_COMPARISONS, "Not", "Or", "In"):
+                yield Problem(name, f"compares by {', '.join(_COMPARISONS)}", repr(condition))
+    elif kind == "Fail":
+        message = resolver.resolve(step["Arguments"].get("ErrorMessage", ""))
+        if message is not AT_RUN_TIME and len(message) > _MAX_MESSAGE_CHARACTERS:
+            yield Problem(name, "has a message of at most 3072 characters", str(len(message)))
+    else:
+        known = ", ".join((*_REQUESTS, "Condition", "Fail"))
+        yield Problem(name, f"is of a type that is known: {known}", repr(kind))
+
+
+def _check_references(
+    step: dict[str, Any], by_name: dict[str, dict[str, Any]], resolver: Resolver
+) -> Iterator[Problem]:
+    arguments = dict(step["Arguments"])
+    # The steps inside a condition are checked by themselves.
+    arguments.pop("IfSteps", None)
+    arguments.pop("ElseSteps", None)
+    for reference in _references(arguments):
+        kind, name, *path = split_path(reference)
+        place = f"{step['Name']} refers to {reference}"
+        if kind == "Parameters" and name not in resolver.parameters:
+            yield Problem(place, "a parameter is declared", name)
+        elif kind == "Execution" and name not in _EXECUTION:
+            yield Problem(place, f"an execution has {', '.join(_EXECUTION)}", name)
+        elif kind == "Steps":
+            if name not in by_name or name == step["Name"]:
+                yield Problem(place, "another step has that name", name)
+            elif not _has_property(by_name[name], path):
+                yield Problem(place, f"step {name} has that property", ".".join(path))
+        elif kind not in ("Parameters", "Execution", "Steps"):
+            yield Problem(place, "a reference is to Parameters, Execution or Steps", kind)
+    for name in step.get("DependsOn", []):
+        if name not in by_name:
+            yield Problem(step["Name"], "depends on a step of the pipeline", name)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if set(value) == {"Get"}:
+            yield value["Get"]
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+
+
+def _has_property(step: dict[str, Any], path: list[str]) -> bool:
+    if path[0] == "PropertyFiles":
+        files = [item["PropertyFileName"] for item in step.get("PropertyFiles", [])]
+        return path[1] in files
+    operation = _REQUESTS.get(step["Type"], (None, None, None))[2]
+    if operation is None:
+        return False
+    shape = service_model().operation_model(operation).output_shape
+    for part in path:
+        if shape.type_name == "structure":
+            if part not in shape.members:
+                return False
+            shape = shape.members[part]
+        elif shape.type_name == "list":
+            shape = shape.member  # An output is named or numbered.
+        elif shape.type_name == "map":
+            shape = shape.value
+        else:
+            return False
+    return True

@@ -1,0 +1,271 @@
+"""The SageMaker estimator of a training job, made from the configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tfdist.aws.bundle import shipped_model
+from tfdist.aws.config import Config, TrainingConfig
+from tfdist.aws.instances import Instance
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies import REGISTRY
+
+CHECKPOINT_DIR = "/opt/ml/checkpoints"
+# A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
+_NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
+
+# strategy -> key of the SDK's distribution; a strategy that is not listed works in one process.
+_DISTRIBUTIONS = {
+    "horovod": "mpi",
+    "multi_worker": "multi_worker_mirrored_strategy",
+    "parameter_server": "parameter_server",
+}
+# Last TensorFlow with which AWS ships the library. The SDK does not check it for an image of one's
+# own, nor for model parallelism at all.
+_LAST_DATA_PARALLEL = (2, 11)
+_LAST_MODEL_PARALLEL = (2, 6)
+_DATA_PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge")
+_MODEL_PARALLEL_OPTIONS = ("partitions", "microbatches", "pipeline", "optimize", "horovod", "ddp")
+
+
+def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
+    """Returns how many processes a host runs: as configured, or one for each GPU, or one."""
+    if _DISTRIBUTIONS.get(training.strategy) != "mpi" and training.distribution is None:
+        return 1
+    wanted = training.processes_per_host or instance.default_processes
+    if instance.gpus and wanted > instance.gpus:
+        raise OptionError(
+            "each process of a host needs a GPU of its own",
+            received=f"{wanted} processes on {instance.name} with {instance.gpus} GPUs",
+            mend=f"Choose processes_per_host={instance.gpus} or fewer",
+        )
+    return wanted
+
+
+def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any] | None:
+    """Returns the SDK's ``distribution``; None for a job of one process.
+
+    Raises:
+        OptionError: an unknown strategy, several hosts for a strategy of one process, a version of
+            TensorFlow without the library, or options that it does not know.
+    """
+    if training.distribution is not None:
+        return _smdistributed(training, instance)
+    known = [*REGISTRY, *(name for name in _DISTRIBUTIONS if name not in REGISTRY)]
+    if training.strategy not in (*known, "auto"):
+        raise unknown_choice("strategy", training.strategy, known)
+    kind = _DISTRIBUTIONS.get(training.strategy)
+    if kind is None:
+        if training.instance_count > 1:
+            raise OptionError(
+                f"strategy '{training.strategy}' works on one instance",
+                received=f"instance_count: {training.instance_count}",
+                mend=f"Choose one of {', '.join(_DISTRIBUTIONS)}",
+            )
+        return None
+    if kind != "mpi":
+        return {kind: {"enabled": True}}
+    if training.image_uri is None:
+        raise OptionError(
+            "strategy 'horovod' needs an image with Horovod: AWS's TensorFlow "
+            f"{training.framework_version} image has none",
+            received="no training.image_uri",
+            mend="Build sagemaker/Dockerfile and give its image_uri",
+        )
+    processes = processes_per_host(training, instance)
+    mpi = {"enabled": True, "processes_per_host": processes}
+    # On CPUs a waiting rank would spin on a core that another one computes on.
+    if instance.gpus == 0:
+        mpi["custom_mpi_options"] = "--mca mpi_yield_when_idle 1"
+    return {"mpi": mpi}
+
+
+def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, Any]:
+    if training.entry_point == "train.py":
+        raise OptionError(
+            f"{training.distribution} needs a script that is written for it",
+            received="entry_point: train.py",
+            mend="Give your own script as training.entry_point, or choose a strategy of tfdist",
+        )
+    if training.distribution == "smdistributed_data_parallel":
+        _refuse_later(training, _LAST_DATA_PARALLEL)
+        if training.distribution_options:
+            raise OptionError(
+                "smdistributed_data_parallel has no options",
+                received=", ".join(training.distribution_options),
+            )
+        if instance.name not in _DATA_PARALLEL_INSTANCES:
+            raise unknown_choice(
+                "instance type of smdistributed_data_parallel",
+                instance.name,
+                _DATA_PARALLEL_INSTANCES,
+            )
+        return {"smdistributed": {"dataparallel": {"enabled": True}}}
+    _refuse_later(training, _LAST_MODEL_PARALLEL)
+    processes = processes_per_host(training, instance)
+    options = _model_parallel_options(training.distribution_options, processes)
+    return {
+        "smdistributed": {"modelparallel": {"enabled": True, "parameters": options}},
+        "mpi": {"enabled": True, "processes_per_host": processes},
+    }
+
+
+def _refuse_later(training: TrainingConfig, last: tuple[int, int]) -> None:
+    try:
+        version = tuple(int(part) for part in training.framework_version.split(".")[:2])
+    except ValueError:
+        raise OptionError(
+            "framework_version is a version of TensorFlow", received=training.framework_version
+        ) from None
+    if version > last:
+        raise OptionError(
+            f"{training.distribution} exists for TensorFlow up to {last[0]}.{last[1]}",
+            received=f"framework_version: {training.framework_version}",
+            mend="Choose an earlier framework_version with its py_version, or strategy: horovod",
+        )
+
+
+def _model_parallel_options(options: dict[str, Any], processes: int) -> dict[str, Any]:
+    for key in options:
+        if key not in _MODEL_PARALLEL_OPTIONS:
+            raise unknown_choice("distribution option", key, _MODEL_PARALLEL_OPTIONS)
+    for key in ("partitions", "microbatches"):
+        value = options.get(key, 1)
+        if type(value) is not int or value < 1:
+            raise OptionError(f"{key} is a whole number of at least 1", received=repr(value))
+    if "partitions" not in options:
+        raise OptionError(
+            "smdistributed_model_parallel needs the number of partitions",
+            received="no distribution_options.partitions",
+        )
+    if processes % options["partitions"]:
+        raise OptionError(
+            "processes_per_host divide by the partitions",
+            received=f"{processes} by {options['partitions']}",
+        )
+    for key, known in (("pipeline", ("interleaved", "simple")), ("optimize", ("speed", "memory"))):
+        if key in options and options[key] not in known:
+            raise unknown_choice(key, options[key], known)
+    return dict(options)
+
+
+def metric_definitions(metrics: list[str]) -> list[dict[str, str]]:
+    """Returns CloudWatch's metrics: each one's name and the pattern that finds it in the log.
+
+    The patterns read the line that rank 0 prints after each epoch, with or without the prefix that
+    mpirun and the toolkit put before it.
+    """
+    names = {f"train:{name}": name for name in metrics}
+    names |= {f"validation:{name}": f"val_{name}" for name in metrics}
+    names |= {"train:samples_per_s": "samples_per_s", "train:epoch_seconds": "seconds"}
+    return [
+        {"Name": shown, "Regex": f"tfdist epoch=.* {re.escape(name)}={_NUMBER}"}
+        for shown, name in names.items()
+    ]
+
+
+def hyperparameters(config: Config) -> dict[str, Any]:
+    """Returns what the entry point gets: tfdist's own, or the user's for a script of the user's."""
+    training = config.training
+    if training.entry_point != "train.py":
+        return dict(training.hyperparameters)
+    if training.hyperparameters:
+        raise OptionError(
+            "train.py has its hyperparameters from the configuration's own keys",
+            received=f"training.hyperparameters with {', '.join(training.hyperparameters)}",
+            mend="Give them as training.epochs and so on, or a script of your own as entry_point",
+        )
+    values = {
+        "model": shipped_model(config),
+        "strategy": training.strategy,
+        "strategy-options": json.dumps(training.strategy_options),
+        "epochs": training.epochs,
+        "global-batch-size": training.global_batch_size,
+        "seed": training.seed,
+        "lr-scaling": training.lr_scaling,
+        "warmup-epochs": training.warmup_epochs,
+        "tflite": training.tflite,
+    }
+    if training.spot:
+        values["checkpoint-dir"] = CHECKPOINT_DIR
+        if training.checkpoint_every:
+            values["checkpoint-every"] = training.checkpoint_every
+    return values
+
+
+def check_hyperparameters(values: dict[str, Any]) -> None:
+    """Checks values as train.py will, so that no instance is paid for to find a mistake.
+
+    Raises:
+        OptionError: an unknown or wrong one.
+    """
+    from tfdist.aws import job
+
+    arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
+    job.parser().parse(arguments)
+
+
+def make(
+    config: Config,
+    instance: Instance,
+    source: Path,
+    session: Any,
+    *,
+    checkpoints: Any,
+    **changes: Any,
+) -> Any:
+    """Returns the SDK's TensorFlow estimator.
+
+    Args:
+        source: the folder that ``bundle.collect`` made.
+        session: of ``sessions``.
+        checkpoints: S3 URI for the checkpoints of this job and of no other: one that is not new
+            resumes.
+        changes: hyperparameters that replace the configuration's, such as a pipeline's parameters.
+
+    Raises:
+        OptionError: see ``distribution`` and ``check_hyperparameters``.
+    """
+    from sagemaker.tensorflow import TensorFlow
+
+    from tfdist.aws.sessions import sdk_errors
+
+    training = config.training
+    values = hyperparameters(config)
+    if training.entry_point == "train.py":
+        check_hyperparameters(values)
+    spot = {}
+    if training.spot:
+        spot = {
+            "use_spot_instances": True,
+            "max_wait": training.max_wait_s or 2 * training.max_run_s,
+            "checkpoint_s3_uri": checkpoints,
+            "checkpoint_local_path": CHECKPOINT_DIR,
+        }
+    with sdk_errors():
+        return TensorFlow(
+            entry_point=training.entry_point,
+            source_dir=str(source),
+            role=config.role,
+            instance_type=training.instance_type,
+            instance_count=training.instance_count,
+            volume_size=training.volume_gb,
+            max_run=training.max_run_s,
+            image_uri=training.image_uri,
+            framework_version=training.framework_version,
+            py_version=training.py_version,
+            distribution=distribution(training, instance),
+            hyperparameters={**values, **changes},
+            metric_definitions=metric_definitions(training.metrics),
+            model_dir=False,  # The SDK would add a hyperparameter that no script of ours takes.
+            output_path=f"{config.root}/output",
+            code_location=f"{config.root}/code",
+            base_job_name=config.name,
+            sagemaker_session=session,
+            disable_profiler=True,
+            debugger_hook_config=False,
+            **spot,
+        )

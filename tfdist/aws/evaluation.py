@@ -1,0 +1,185 @@
+"""The body of ``sagemaker/evaluate.py``: a trained model's quality on a split, as JSON.
+
+The model is asked through its serving signature, so what is measured is what will be served. The
+JSON has the form of SageMaker's model quality metrics, which the model registry shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist.aws.entry import Parser
+from tfdist.errors import DataError, ModelError
+from tfdist.records.stored import Stored
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ARCHIVE = "model.tar.gz"
+REPORT = "evaluation.json"
+_BATCH_SIZE = 256
+# The form has a place for it; one evaluation knows none.
+_UNKNOWN = "NaN"
+
+
+def parser() -> Parser:
+    """Returns the arguments of the script."""
+    arguments = Parser("Evaluates model.tar.gz on one split.")
+    add = arguments.add_argument
+    add("--model", type=Path, required=True, help=f"folder of {ARCHIVE}")
+    add("--manifest", type=Path, required=True, help="folder of manifest.json")
+    add("--data", type=Path, required=True, help="folder of the split's shards")
+    add("--split", default="test")
+    add("--output", type=Path, required=True, help=f"folder for {REPORT}")
+    return arguments
+
+
+def main(arguments: list[str]) -> None:
+    """Writes evaluation.json.
+
+    Raises:
+        TfdistError: arguments, data or a model that cannot be evaluated.
+    """
+    options = parser().parse(arguments)
+    archive = options.model / ARCHIVE
+    if not archive.is_file():
+        raise DataError(f"--model is a folder with {ARCHIVE}", received=f"none in {options.model}")
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        stored = Stored(manifest=options.manifest, split=options.split, folder=options.data)
+        report = evaluate(Path(folder), stored)
+    options.output.mkdir(parents=True, exist_ok=True)
+    target = options.output / REPORT
+    temporary = target.with_name(f".{REPORT}-{os.getpid()}")
+    temporary.write_text(json.dumps(report, indent=1) + "\n")
+    os.replace(temporary, target)
+    for group in report.values():
+        shown = {k: v["value"] for k, v in group.items() if isinstance(v, dict) and "value" in v}
+        print("tfdist " + " ".join(f"{k}={v:.6g}" for k, v in shown.items()), flush=True)
+
+
+def evaluate(model_folder: Path, stored: Stored) -> dict[str, Any]:
+    """Returns the metrics of the model in ``model_folder`` on all records of a split.
+
+    Raises:
+        ModelError: the model does not give one class or one number a record.
+        DataError: the shards cannot be read, or have no labels.
+    """
+    about = json.loads((model_folder / "tfdist" / "model.json").read_text())
+    if about["problem"] is None:
+        raise ModelError(
+            "evaluation knows models that give one class or one number a record",
+            received="another one",
+            mend="Evaluate it with a script of your own",
+        )
+    labels, outputs, weights = _predict(model_folder / "1", stored)
+    if about["problem"] == "regression":
+        return {"regression_metrics": _regression(labels, outputs[:, 0], weights)}
+    if about["problem"] == "binary":
+        scores = outputs[:, 0]
+        threshold = 0.0 if about["from_logits"] else 0.5
+        return {"binary_classification_metrics": _binary(labels, scores, threshold, weights)}
+    guesses = outputs.argmax(axis=-1)
+    count = outputs.shape[-1]
+    return {"multiclass_classification_metrics": _multiclass(labels, guesses, count, weights)}
+
+
+def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Returns labels [n], outputs [n, k], and sample weights [n] or None."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.records.manifest import load_manifest
+    from tfdist.records.reader import explain_read_error, open_records
+
+    records = open_records(stored)
+    (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))
+    if len(records.element_spec) < 2:
+        raise DataError("evaluation needs labels", received="records without any")
+    loaded = tf.saved_model.load(str(model_folder))
+    ask = loaded.signatures["serving_default"]
+    rows = []
+    batches = records.batches(0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0)
+    try:
+        for x, y, *weight in batches:
+            answers = ask(**(x if more else {name: x}))
+            if len(answers) != 1:
+                raise ModelError("evaluation knows models with one output", received=len(answers))
+            (outputs,) = answers.values()
+            rows.append((y.numpy().reshape(-1), outputs.numpy(), *(w.numpy() for w in weight)))
+    except tf.errors.OpError as error:
+        explained = explain_read_error(error, records)
+        if explained is None:
+            raise
+        raise explained from error
+    columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
+    return (*columns, None) if len(columns) == 2 else tuple(columns)
+
+
+def _metric(value: float) -> dict[str, Any]:
+    return {"value": float(value), "standard_deviation": _UNKNOWN}
+
+
+def _confusion(labels: Any, guesses: Any, count: int, weights: Any) -> dict[str, dict[str, float]]:
+    from sklearn import metrics
+
+    ids = list(range(count))
+    table = metrics.confusion_matrix(labels, guesses, labels=ids, sample_weight=weights)
+    return {str(a): {str(b): table[a, b].item() for b in ids} for a in ids}
+
+
+def _multiclass(labels: Any, guesses: Any, count: int, weights: Any) -> dict[str, Any]:
+    from sklearn import metrics
+
+    scored = {"average": "weighted", "zero_division": 0, "sample_weight": weights}
+    beta = {
+        f"weighted_f{name}": _metric(metrics.fbeta_score(labels, guesses, beta=beta, **scored))
+        for name, beta in (("0_5", 0.5), ("1", 1.0), ("2", 2.0))
+    }
+    return {
+        "confusion_matrix": _confusion(labels, guesses, count, weights),
+        "accuracy": _metric(metrics.accuracy_score(labels, guesses, sample_weight=weights)),
+        "weighted_recall": _metric(metrics.recall_score(labels, guesses, **scored)),
+        "weighted_precision": _metric(metrics.precision_score(labels, guesses, **scored)),
+        **beta,
+    }
+
+
+def _binary(labels: Any, scores: Any, threshold: float, weights: Any) -> dict[str, Any]:
+    from sklearn import metrics
+
+    guesses = (scores > threshold).astype(int)
+    scored = {"zero_division": 0, "sample_weight": weights}
+    negatives = labels == 0
+    false_alarms = guesses[negatives].mean() if negatives.any() else float("nan")
+    report = {
+        "confusion_matrix": _confusion(labels, guesses, 2, weights),
+        "accuracy": _metric(metrics.accuracy_score(labels, guesses, sample_weight=weights)),
+        "precision": _metric(metrics.precision_score(labels, guesses, **scored)),
+        "recall": _metric(metrics.recall_score(labels, guesses, **scored)),
+        "true_positive_rate": _metric(metrics.recall_score(labels, guesses, **scored)),
+        "false_positive_rate": _metric(false_alarms),
+        "f1": _metric(metrics.f1_score(labels, guesses, **scored)),
+    }
+    if len(set(labels.tolist())) == 2:
+        report["auc"] = _metric(metrics.roc_auc_score(labels, scores, sample_weight=weights))
+    return report
+
+
+def _regression(labels: Any, guesses: Any, weights: Any) -> dict[str, Any]:
+    from sklearn import metrics
+
+    scored = {"sample_weight": weights}
+    squared = metrics.mean_squared_error(labels, guesses, **scored)
+    return {
+        "mae": _metric(metrics.mean_absolute_error(labels, guesses, **scored)),
+        "mse": _metric(squared),
+        "rmse": _metric(squared**0.5),
+        "r2": _metric(metrics.r2_score(labels, guesses, **scored)),
+    }

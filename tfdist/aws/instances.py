@@ -1,0 +1,128 @@
+"""Instance types with their GPUs, prices and power; and the carbon of a region's electricity.
+
+Both tables are data files with a date, which a user may replace by files of the same form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError, OptionError, unknown_choice
+
+_FOLDER = Path(__file__).with_name("tables")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One instance type.
+
+    Attributes:
+        usd_per_hour: on-demand price of training.
+        watts: power at full load, an estimate.
+    """
+
+    name: str
+    vcpus: int
+    gpus: int
+    usd_per_hour: float
+    watts: float
+
+    @property
+    def default_processes(self) -> int:
+        """Processes of one host: one for each GPU, or one."""
+        return max(1, self.gpus)
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """All instance types of one file, and the date of their prices."""
+
+    date: str
+    region: str
+    instances: dict[str, Instance]
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> PriceTable:
+        """Reads ``path``, or tfdist's own table.
+
+        Raises:
+            DataError: not a table of this form.
+        """
+        value = _read(path or _FOLDER / "instances.yaml")
+        try:
+            instances = {
+                name: Instance(
+                    name=name,
+                    vcpus=int(row["vcpus"]),
+                    gpus=int(row["gpus"]),
+                    usd_per_hour=float(row["usd_per_hour"]),
+                    watts=float(row["watts"]),
+                )
+                for name, row in value["instances"].items()
+            }
+            return cls(str(value["date"]), str(value["region"]), instances)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                "a price table has date, region, and instances with vcpus, gpus, usd_per_hour, "
+                "watts",
+                received=f"{path}: {error!r}",
+                mend="Copy tfdist/aws/tables/instances.yaml and change it",
+            ) from None
+
+    def __getitem__(self, name: str) -> Instance:
+        if name not in self.instances:
+            known = unknown_choice("instance type", name, list(self.instances))
+            raise OptionError(
+                "an instance type has a row in the price table",
+                received=repr(name),
+                mend=f"{known.mend}. For another one copy tfdist/aws/tables/instances.yaml, add it "
+                "there, and give the file as `prices:`",
+            )
+        return self.instances[name]
+
+
+@dataclass(frozen=True)
+class CarbonTable:
+    """kg CO2e of one kWh by region, and how much electricity a data centre needs beside."""
+
+    date: str
+    source: str
+    power_usage_effectiveness: float
+    kg_per_kwh: dict[str, float]
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> CarbonTable:
+        """Reads ``path``, or tfdist's own table. Raises DataError for another form."""
+        value = _read(path or _FOLDER / "carbon.yaml")
+        try:
+            return cls(
+                str(value["date"]),
+                str(value["source"]),
+                float(value["power_usage_effectiveness"]),
+                {region: float(factor) for region, factor in value["kg_per_kwh"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                "a carbon table has date, source, power_usage_effectiveness and kg_per_kwh",
+                received=f"{path}: {error!r}",
+                mend="Copy tfdist/aws/tables/carbon.yaml and change it",
+            ) from None
+
+    def factor(self, region: str) -> float:
+        """Returns kg CO2e of one kWh of the instances, the data centre's share included."""
+        if region not in self.kg_per_kwh:
+            raise unknown_choice("region of the carbon table", region, list(self.kg_per_kwh))
+        return self.kg_per_kwh[region] * self.power_usage_effectiveness
+
+
+def _read(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} can be read", received=error.strerror) from None
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is YAML", received=error) from None

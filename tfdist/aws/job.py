@@ -1,0 +1,235 @@
+"""The body of ``sagemaker/train.py``: one process of a training job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist import topology
+from tfdist.aws.container import Container
+from tfdist.aws.entry import Parser
+from tfdist.errors import DataError, OptionError
+from tfdist.strategies import REGISTRY
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+# Files beside the script that a serving container runs, and their names in model.tar.gz.
+_SERVING_FILES = {
+    "inference.py": "code/inference.py",
+    "serving-requirements.txt": "code/requirements.txt",
+}
+TFLITE_KINDS = ("none", "float32", "dynamic", "float16", "int8")
+
+
+def parser() -> Parser:
+    """Returns the hyperparameters of the script."""
+    hyperparameters = Parser("Trains a Keras model in a SageMaker container.")
+    add = hyperparameters.add_argument
+    add("--model", required=True, metavar="FILE.py:NAME", help="a function that returns a model")
+    add("--strategy", default="auto", help=f"{', '.join(REGISTRY)}, or auto")
+    add("--strategy-options", type=json.loads, default={}, metavar="JSON")
+    add("--epochs", type=int, default=5)
+    add("--global-batch-size", type=int, default=128, help="records of a step, over all replicas")
+    add("--seed", type=int, default=0)
+    add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
+    add("--warmup-epochs", type=float, default=0.0)
+    add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="also within epochs")
+    add("--tflite", choices=TFLITE_KINDS, default="none", help="also write this TFLite model")
+    return hyperparameters
+
+
+def train(arguments: list[str], code_folder: Path) -> None:
+    """Trains, and leaves what SageMaker keeps: see ``_write_model``.
+
+    Args:
+        arguments: the hyperparameters, as ``--name value``.
+        code_folder: where the script lies, with the files for serving beside it.
+
+    Raises:
+        TfdistError: hyperparameters, data or a model that cannot be trained as they are.
+    """
+    options = parser().parse(arguments)
+    container = Container.from_environ(os.environ)
+    place = topology.current()
+    if options.tflite != "none":
+        _exporter()  # Not after hours of training.
+    strategy = _strategy(options)
+    from tfdist.training import model_path
+
+    model_path.check(options.model)
+    if container.source("train", place) is None:
+        raise DataError(
+            "a job has a channel 'train'", received=f"channels {', '.join(container.channels)}"
+        )
+    with strategy:
+        _train(strategy, options, container, code_folder)
+
+
+def _strategy(options: argparse.Namespace) -> Strategy:
+    import tfdist
+
+    if not isinstance(options.strategy_options, dict):
+        raise OptionError(
+            "strategy-options are a JSON object", received=repr(options.strategy_options)
+        )
+    chosen = dict(options.strategy_options)
+    if options.lr_scaling != "none":
+        chosen["lr_scaling"] = options.lr_scaling
+    if options.warmup_epochs:
+        chosen["warmup_epochs"] = options.warmup_epochs
+    return tfdist.strategy(options.strategy, **chosen)
+
+
+def _train(
+    strategy: Strategy, options: argparse.Namespace, container: Container, code_folder: Path
+) -> None:
+    import tensorflow as tf
+
+    from tfdist.training import model_path
+    from tfdist.training.checkpoint import Checkpoints
+
+    tf.keras.utils.set_random_seed(options.seed)
+    model_fn = model_path.load(options.model)
+    model = strategy.build(model_fn)
+
+    def dataset(split: str, training: bool) -> Any:
+        source = container.source(split, strategy.topology)
+        return source and strategy.dataset(
+            source,
+            global_batch_size=options.global_batch_size,
+            training=training,
+            seed=options.seed,
+        )
+
+    feed = dataset("train", True)
+    is_chief = strategy.topology.is_chief
+    lines = _lines(feed.num_records, feed.steps_per_epoch)
+    callbacks: list[Any] = [lines] if is_chief else []
+    if options.checkpoint_dir:
+        callbacks.append(
+            Checkpoints(options.checkpoint_dir, every_steps=options.checkpoint_every, resume=True)
+        )
+    if is_chief:
+        _say(
+            f"tfdist strategy={strategy.name} hosts={len(container.hosts)} "
+            f"replicas={strategy.num_replicas} records={feed.num_records} "
+            f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
+        )
+    model.fit(
+        feed,
+        epochs=options.epochs,
+        validation_data=dataset("validation", False),
+        callbacks=callbacks,
+        verbose=0,
+    )
+    weights = model.get_weights()  # On every process: it may gather.
+    problem = None
+    if is_chief:
+        try:
+            _write_model(model_fn, weights, options, container, code_folder)
+            _write_json(container.output_data_dir / "history.json", lines.rows)
+        except Exception as error:
+            problem = error
+    # No rank leaves before the model is there: the first one to leave may end the others.
+    failed = strategy.from_chief(problem is not None)
+    if problem is not None:
+        raise problem
+    if failed:
+        raise OptionError("rank 0 must write the model", received="an error there")
+
+
+def _lines(records: int, steps: int) -> Any:
+    """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from."""
+    import tensorflow as tf
+
+    class Lines(tf.keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: list[dict[str, float]] = []
+
+        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+            self._begun_at = self._trained_at = time.perf_counter()
+            self._batches = 0
+
+        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+            self._trained_at = time.perf_counter()
+            self._batches = batch + 1
+
+        def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+            seconds = self._trained_at - self._begun_at
+            row = {"epoch": epoch + 1, **{k: float(v) for k, v in (logs or {}).items()}}
+            row["seconds"] = seconds
+            row["samples_per_s"] = records * self._batches / steps / seconds
+            self.rows.append(row)
+            _say(metric_line(row))
+
+    return Lines()
+
+
+def _say(line: str) -> None:
+    # In one piece: mpirun puts its prefix before each piece of an unbuffered line.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def metric_line(row: dict[str, float]) -> str:
+    """Returns what one epoch prints: ``tfdist epoch=1 loss=0.25 val_loss=0.3 ...``."""
+    return "tfdist " + " ".join(f"{name}={value:.6g}" for name, value in row.items())
+
+
+def _write_model(
+    model_fn: Any,
+    weights: list[Any],
+    options: argparse.Namespace,
+    container: Container,
+    code_folder: Path,
+) -> None:
+    """Writes what becomes model.tar.gz: 1/ (a SavedModel), code/ for serving, tfdist/, a TFLite."""
+    from tfdist.aws import saved_model
+    from tfdist.records.manifest import load_manifest
+
+    manifest = load_manifest(container.manifest_folder)
+    plain = saved_model.plain(model_fn, weights)
+    saved_model.write(plain, manifest.schema, container.model_dir / "1")
+    about = container.model_dir / "tfdist"
+    about.mkdir(exist_ok=True)
+    manifest.save(about)
+    _write_json(about / "model.json", saved_model.describe(plain, manifest.schema))
+    for file, target in _SERVING_FILES.items():
+        (container.model_dir / target).parent.mkdir(exist_ok=True)
+        shutil.copyfile(code_folder / file, container.model_dir / target)
+    if options.tflite != "none":
+        _write_tflite(plain, options.tflite, container)
+
+
+def _exporter() -> Callable[..., Any]:
+    """Returns ``tfdist.export.tflite``. Raises OptionError when the tfdist here has none."""
+    try:
+        from tfdist.export import tflite
+    except ImportError as error:
+        raise OptionError(
+            "hyperparameter tflite needs tfdist.export",
+            received=str(error),
+            mend="Leave it out, or send a tfdist that has it",
+        ) from error
+    return tflite
+
+
+def _write_tflite(plain: Any, kind: str, container: Container) -> None:
+    # It learns the ranges of int8 from the data, and proves the file against the model on it.
+    data = container.source("train", topology.current())
+    quantize = "none" if kind == "float32" else kind
+    _exporter()(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""A pipeline's definition carried out on this machine: its own scripts, with a stand-in for AWS."""

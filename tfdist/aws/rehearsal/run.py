@@ -1,0 +1,162 @@
+"""Carries out a pipeline's definition, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.aws.definition import Resolver, defaults
+from tfdist.aws.rehearsal.agent import Storage
+from tfdist.aws.rehearsal.processing import property_files, run_processing
+from tfdist.aws.rehearsal.training import Runner, run_training
+from tfdist.aws.validate import AT_RUN_TIME
+from tfdist.errors import OptionError, TfdistError
+
+_EXECUTION_ID = "rehearsal"
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """How one step ended.
+
+    Attributes:
+        status: "Succeeded" or "Failed".
+        detail: what it did, in one line.
+    """
+
+    name: str
+    kind: str
+    status: str
+    detail: str
+    seconds: float
+
+
+@dataclass
+class Rehearsal:
+    """One execution of a pipeline on this machine.
+
+    Args:
+        definition: the pipeline's, as JSON.
+        folder: a new folder for what the steps' containers would hold.
+        s3, sagemaker: boto3's clients, of the stand-in.
+        environ: leads processes to the stand-in.
+        run: starts commands.
+        tell: called with each step's name when it begins.
+    """
+
+    definition: Mapping[str, Any]
+    folder: Path
+    s3: Any
+    sagemaker: Any
+    environ: Mapping[str, str]
+    run: Runner
+    name: str
+    tell: Callable[[str, str], None] = lambda name, kind: None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._storage = Storage(self.s3)
+        self._resolver = Resolver(
+            defaults(self.definition),
+            {"PipelineName": self.name, "PipelineExecutionId": _EXECUTION_ID},
+        )
+
+    def outcomes(self) -> Iterator[StepOutcome]:
+        """Yields the outcome of each step when it has ended; the last one may have failed."""
+        yield from self._run(self.definition["Steps"])
+
+    def _run(self, steps: list[dict[str, Any]]) -> Iterator[StepOutcome]:
+        for step in steps:
+            name, kind = step["Name"], step["Type"]
+            self.tell(name, kind)
+            begun = time.perf_counter()
+            branch: list[dict[str, Any]] = []
+            status = "Succeeded"
+            try:
+                if kind == "Condition":
+                    detail, branch = self._decide(step)
+                elif kind == "Fail":
+                    status, detail = "Failed", self._known(step["Arguments"])["ErrorMessage"]
+                else:
+                    detail = self._carry_out(step)
+            except TfdistError as error:
+                status, detail = "Failed", str(error)
+            yield StepOutcome(name, kind, status, detail, time.perf_counter() - begun)
+            if status == "Failed":
+                return
+            yield from self._run(branch)
+
+    def _known(self, arguments: Any) -> Any:
+        resolved = self._resolver.resolve(arguments)
+        assert AT_RUN_TIME not in _leaves(resolved), resolved
+        return resolved
+
+    def _carry_out(self, step: dict[str, Any]) -> str:
+        kinds = {
+            "Processing": self._process,
+            "Training": self._train,
+            "RegisterModel": self._register,
+        }
+        if step["Type"] not in kinds:
+            raise OptionError(
+                f"a rehearsal knows steps of type {', '.join(kinds)}, Condition and Fail",
+                received=step["Type"],
+            )
+        return kinds[step["Type"]](step, self._known(step["Arguments"]))
+
+    def _process(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        name = step["Name"]
+        folder = self.folder / name
+        self._resolver.steps[name] = run_processing(
+            request, folder, self._storage, self.environ, self.run
+        )
+        self._resolver.files |= property_files(step, request, folder)
+        outputs = request["ProcessingOutputConfig"]["Outputs"]
+        return "wrote " + ", ".join(item["S3Output"]["S3Uri"] for item in outputs)
+
+    def _train(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        name = step["Name"]
+        job_name = f"{self.name}-{name}-{_EXECUTION_ID}"
+        self._resolver.steps[name], self.metrics = run_training(
+            job_name, request, self.folder / name, self._storage, self.environ, self.run
+        )
+        shown = ", ".join(f"{metric} {value:.4g}" for metric, value in self.metrics.items())
+        return f"{shown}; wrote {self._resolver.steps[name]['ModelArtifacts']['S3ModelArtifacts']}"
+
+    def _decide(self, step: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        conditions = step["Arguments"]["Conditions"]
+        holds = all(self._resolver.holds(condition) for condition in conditions)
+        texts = []
+        for condition in conditions:
+            sides = [self._resolver.resolve(condition.get(s)) for s in ("LeftValue", "RightValue")]
+            texts.append(f"{sides[0]} {condition['Type']} {sides[1]}")
+        branch = step["Arguments"]["IfSteps" if holds else "ElseSteps"]
+        answer = "holds" if holds else "does not hold"
+        then = ", ".join(item["Name"] for item in branch) or "nothing"
+        return f"{' and '.join(texts)} {answer}: {then}", branch
+
+    def _register(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        import botocore.exceptions
+
+        group = request["ModelPackageGroupName"]
+        try:
+            known = self.sagemaker.list_model_package_groups()["ModelPackageGroupSummaryList"]
+            if group not in [item["ModelPackageGroupName"] for item in known]:
+                self.sagemaker.create_model_package_group(ModelPackageGroupName=group)
+            arn = self.sagemaker.create_model_package(**request)["ModelPackageArn"]
+            found = self.sagemaker.describe_model_package(ModelPackageName=arn)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise OptionError("the registry takes the model", received=error) from error
+        self._resolver.steps[step["Name"]] = found
+        return f"{arn}, {found['ModelApprovalStatus']}"
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]

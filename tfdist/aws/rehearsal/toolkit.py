@@ -1,0 +1,37 @@
+"""Runs SageMaker's training toolkit here. Run as ``python -m tfdist.aws.rehearsal.toolkit``.
+
+It is the program ``train`` of AWS's containers, with SAGEMAKER_BASE_DIR in the place of /opt/ml.
+Three things of its MPI runner exist in a container alone, and are replaced:
+
+- it starts an ssh daemon, which one host does not need;
+- it preloads a library that reads the host's name from /opt/ml, and crashes without that folder;
+- it waits 30 s after mpirun, for other hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+
+
+def main() -> None:
+    assert "SAGEMAKER_BASE_DIR" in os.environ, "the toolkit reads it when it is imported"
+    try:
+        from sagemaker_training import mpi, trainer
+    except ImportError as error:
+        print(
+            f"tfdist: the rehearsal runs SageMaker's training toolkit. Received: {error}. "
+            "Run `make setup`: its requirements cannot be met by a plain pip install.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    mpi._start_sshd_daemon = lambda: None
+    mpi.getfile = lambda module: ""
+    mpi.time = types.SimpleNamespace(time=time.time, sleep=lambda seconds: None)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

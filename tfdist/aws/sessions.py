@@ -1,0 +1,160 @@
+"""Sessions of the SageMaker SDK: with AWS, with a stand-in in memory, or with one on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.errors import EngineMissingError, OptionError
+
+# Never a user's own: nothing that is only looked at may reach an account.
+_DUMMY = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_SESSION_TOKEN": "testing",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+# They would lead past the stand-in.
+_HIDDEN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL")
+
+
+def import_sdk() -> Any:
+    """Returns the package sagemaker, its notices silenced.
+
+    Raises:
+        EngineMissingError: it is not installed.
+    """
+    # It tells of its configuration files, and warns of what a pipeline always does.
+    for name in ("sagemaker", "sagemaker.config", "sagemaker.workflow", "botocore", "boto3"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="sagemaker")
+    try:
+        import sagemaker
+    except ImportError as error:
+        raise EngineMissingError(
+            "pipelines are made by the SageMaker SDK",
+            received=str(error).splitlines()[0],
+            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+        ) from error
+    if not hasattr(sagemaker, "Session"):
+        raise EngineMissingError(
+            "the package sagemaker is the SageMaker SDK",
+            received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
+            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+        )
+    return sagemaker
+
+
+@contextlib.contextmanager
+def sdk_errors() -> Iterator[None]:
+    """Turns what the SDK refuses of a configuration into a user's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        raise OptionError(
+            "the SageMaker SDK takes the configuration", received=text[:500]
+        ) from error
+
+
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str], hidden: tuple[str, ...] = ()) -> Iterator[None]:
+    """Changes ``os.environ`` for the block: botocore reads credentials and endpoints there."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    for name in hidden:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def offline(region: str, bucket: str, prefix: str) -> Iterator[Any]:
+    """Yields a PipelineSession whose every call ends in moto, in this process's memory."""
+    import_sdk()
+    import boto3
+
+    moto = _import_moto()
+    with environment({**_DUMMY, "AWS_DEFAULT_REGION": region}, _HIDDEN), moto.mock_aws():
+        _make_bucket(boto3.Session(region_name=region), bucket, region)
+        yield pipeline_session(region, bucket, prefix)
+
+
+@contextlib.contextmanager
+def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Yields a PipelineSession for a moto server on loopback, and the environment that leads there.
+
+    Processes that get the environment see the same stand-in: real S3 traffic, on this machine.
+    """
+    import_sdk()
+    import boto3
+
+    _import_moto()
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        leads_there = {
+            **_DUMMY,
+            "AWS_DEFAULT_REGION": region,
+            "AWS_REGION": region,
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
+            _make_bucket(boto3.Session(region_name=region), bucket, region)
+            yield pipeline_session(region, bucket, prefix), leads_there
+    finally:
+        server.stop()
+
+
+def pipeline_session(region: str, bucket: str, prefix: str) -> Any:
+    """Returns a PipelineSession of boto3's usual credentials."""
+    import_sdk()
+    import boto3
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    session = boto3.Session(region_name=region)
+    if session.get_credentials() is None:
+        raise OptionError(
+            "AWS is reached with credentials",
+            received="none",
+            mend="Configure them with `aws configure`, or stay here with --dry-run or rehearse",
+        )
+    return PipelineSession(
+        boto_session=session,
+        sagemaker_client=session.client("sagemaker"),
+        default_bucket=bucket,
+        default_bucket_prefix=prefix.strip("/") or None,
+    )
+
+
+def _import_moto() -> Any:
+    try:
+        import moto
+    except ImportError as error:
+        raise EngineMissingError(
+            "looking without AWS needs moto, its stand-in",
+            received=str(error).splitlines()[0],
+            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+        ) from error
+    return moto
+
+
+def _make_bucket(session: Any, bucket: str, region: str) -> None:
+    where = (
+        {}
+        if region == "us-east-1"
+        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    )
+    session.client("s3").create_bucket(Bucket=bucket, **where)

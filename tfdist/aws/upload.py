@@ -1,0 +1,155 @@
+"""Sends a folder of shards to S3, laid out as the channels need it; resumable and verified."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from tfdist.aws.container import MANIFEST_CHANNEL
+from tfdist.aws.sharding import layout
+from tfdist.errors import CorruptShardError, DataError, TfdistError
+from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+
+# S3 takes no more in one request; larger files go in parts, each with a checksum of its own.
+_ONE_REQUEST_BYTES = 5 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What an upload did: files sent, and files that were there already."""
+
+    sent: int
+    kept: int
+    bytes_sent: int
+
+
+class UploadError(TfdistError):
+    """AWS refused something, or could not be reached."""
+
+
+def upload(
+    folder: Path,
+    bucket: str,
+    prefix: str,
+    client: Any,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Uploaded:
+    """Sends all shards of ``folder``, then its manifest; what is there already is not sent again.
+
+    S3 checks the crc32c of each shard that it receives against the manifest's, and so does this
+    function for the file before it is sent.
+
+    Args:
+        prefix: the shards of split s become ``prefix/s/...``, the manifest ``prefix/manifest/...``.
+        client: boto3's for S3.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        CorruptShardError: a file here is not as it was written.
+        DataError: S3 holds other objects there, which a job would read too.
+        UploadError: AWS refused.
+    """
+    import botocore.exceptions
+
+    manifest = load_manifest(folder)
+    prefix = prefix.strip("/")
+    checksums = {
+        shard.file: shard.checksum for split in manifest.splits.values() for shard in split.shards
+    }
+    checksums[MANIFEST_NAME] = f"{_checksum(folder / MANIFEST_NAME):08x}"
+    # The manifest last: where it is, the shards are.
+    files = sorted(layout(manifest), key=lambda item: item[1] == MANIFEST_CHANNEL)
+    keys = {f"{prefix}/{channel}/{file}": file for file, channel in files}
+    total = sum(
+        (folder / file).stat().st_size for file in keys.values() if (folder / file).exists()
+    )
+    sent = kept = bytes_sent = done = 0
+    try:
+        _refuse_foreign(client, bucket, prefix, {channel for _, channel in files}, set(keys))
+        for key, file in keys.items():
+            path = folder / file
+            if not path.is_file():
+                raise CorruptShardError("every shard of the manifest exists", received=f"no {path}")
+            size = path.stat().st_size
+            if _is_there(client, bucket, key, size, checksums[file]):
+                kept += 1
+            else:
+                _send(client, bucket, key, path, checksums[file])
+                sent += 1
+                bytes_sent += size
+            done += size
+            if progress is not None:
+                progress(done, total)
+    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        raise UploadError(
+            f"s3://{bucket}/{prefix} can be written",
+            received=str(error),
+            mend="Mend that, and upload again: what has been sent is not sent again",
+        ) from error
+    return Uploaded(sent, kept, bytes_sent)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = crc32c(chunk, checksum)
+    return checksum
+
+
+def _refuse_foreign(
+    client: Any, bucket: str, prefix: str, channels: set[str], keys: set[str]
+) -> None:
+    for channel in sorted(channels):
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=f"{prefix}/{channel}/"
+        )
+        for page in pages:
+            for item in page.get("Contents", []):
+                if item["Key"] not in keys:
+                    raise DataError(
+                        "a channel's place in S3 holds the shards of this manifest alone",
+                        received=f"s3://{bucket}/{item['Key']}",
+                        mend="Remove it, or upload to another prefix",
+                    )
+
+
+def _is_there(client: Any, bucket: str, key: str, size: int, checksum: str) -> bool:
+    import botocore.exceptions
+
+    try:
+        head = client.head_object(Bucket=bucket, Key=key)
+    except botocore.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NotFound"):
+            return False
+        raise
+    return head["ContentLength"] == size and head["Metadata"].get("crc32c") == checksum
+
+
+def _send(client: Any, bucket: str, key: str, path: Path, checksum: str) -> None:
+    found = f"{_checksum(path):08x}"
+    if found != checksum:
+        raise CorruptShardError(
+            f"{path} has checksum {checksum}",
+            received=found,
+            mend=f"See all faults with `tfdist inspect {path.parent} --check`",
+        )
+    metadata = {"crc32c": checksum}
+    if path.stat().st_size > _ONE_REQUEST_BYTES:
+        client.upload_file(str(path), bucket, key, ExtraArgs={"Metadata": metadata})
+        return
+    with open(path, "rb") as file:
+        client.put_object(
+            Bucket=bucket,
+            Key=key,
+            Body=file,
+            Metadata=metadata,
+            ChecksumCRC32C=base64.b64encode(bytes.fromhex(checksum)).decode(),
+        )

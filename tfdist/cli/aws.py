@@ -1,0 +1,200 @@
+"""``tfdist aws``: training on Amazon SageMaker, and rehearsing it without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfdist.cli.aws_cost import cost
+from tfdist.cli.aws_options import config_options, load_config, speed_options
+from tfdist.cli.aws_rehearse import rehearse
+
+if TYPE_CHECKING:
+    from tfdist.aws.config import Config
+
+EXIT_REFUSED = 1
+
+_PIPELINE_EPILOG = """\b
+Examples:
+  tfdist aws pipeline --dry-run --config sagemaker/config.yaml
+  tfdist aws pipeline --upsert --start --wait --config mine.yaml
+  tfdist aws pipeline --dry-run --config mine.yaml --set training.instance_count=4
+"""
+
+
+@click.group("aws", short_help="Train on Amazon SageMaker, or rehearse it here.")
+def command() -> None:
+    """Trains on Amazon SageMaker, and rehearses it on this machine.
+
+    Nothing but `upload` and `pipeline --upsert, --start, --wait` reaches AWS.
+    """
+
+
+command.add_command(rehearse)
+command.add_command(cost)
+
+
+@command.command("upload", short_help="Send shards to S3; resumable, checksums verified.")
+@config_options
+def upload(config_path: Path, changes: tuple[str, ...]) -> None:
+    """Sends the shards of data.folder and their manifest to S3.
+
+    What is there already is not sent again. Each shard's checksum is verified here and by S3.
+    """
+    from tfdist.aws import sessions
+    from tfdist.aws.rehearsal.agent import parse_uri
+    from tfdist.aws.upload import upload as send
+    from tfdist.cli.console import megabytes, progress_bar
+    from tfdist.errors import OptionError
+
+    config = load_config(config_path, changes)
+    if config.data.folder is None:
+        raise OptionError(
+            "upload sends the shards of data.folder",
+            received=f"data.source: {config.data.source}, which the pipeline shards by itself",
+            mend="Shard it here with `tfdist shard`, and give data.folder",
+        )
+    bucket, prefix = parse_uri(config.data_root)
+    session = sessions.pipeline_session(config.region, config.bucket, config.prefix)
+    with progress_bar("bytes") as bar:
+        task = bar.add_task("Uploading", total=None)
+        done = send(
+            Path(config.data.folder),
+            bucket,
+            prefix,
+            session.boto_session.client("s3"),
+            progress=lambda sent, total: bar.update(task, completed=sent, total=total),
+        )
+    click.echo(
+        f"{config.data_root}: {done.sent} files sent ({megabytes(done.bytes_sent)}), "
+        f"{done.kept} were there already"
+    )
+
+
+@command.command(
+    "pipeline", short_help="Print, check and start the pipeline.", epilog=_PIPELINE_EPILOG
+)
+@config_options
+@click.option("--dry-run", is_flag=True, help="Print the definition and check it; without AWS.")
+@click.option("--upsert", is_flag=True, help="Create or update the pipeline.")
+@click.option("--start", is_flag=True, help="Start it.")
+@click.option("--wait", is_flag=True, help="Wait until it has ended.")
+@speed_options
+@click.pass_context
+def pipeline(
+    ctx: click.Context,
+    config_path: Path,
+    changes: tuple[str, ...],
+    dry_run: bool,
+    upsert: bool,
+    start: bool,
+    wait: bool,
+    **measured: Any,
+) -> None:
+    """Makes the pipeline: shard, train, evaluate, decide, register.
+
+    Every step is checked against the service model of SageMaker's API, with its enums and patterns;
+    nothing is sent that AWS would refuse. Exit code 1 when something would be refused, or when an
+    execution has failed.
+    """
+    from tfdist.errors import OptionError
+
+    if dry_run and (upsert or start or wait):
+        raise OptionError("--dry-run excludes --upsert, --start and --wait", received="both")
+    if not (dry_run or upsert or start):
+        raise OptionError(
+            "pipeline needs something to do", received="none of --dry-run, --upsert, --start"
+        )
+    if wait and not start:
+        raise OptionError("--wait waits for what --start started", received="no --start")
+    config = load_config(config_path, changes)
+    session = None if dry_run else _session(config)
+    text, problems = checked_definition(config)
+    if dry_run:
+        click.echo(text)
+    for problem in problems:
+        click.echo(f"tfdist: {problem}", err=True)
+    if problems:
+        ctx.exit(EXIT_REFUSED)
+    note_checked(text)
+    if session is not None:
+        ctx.exit(_on_aws(config, session, upsert, start, wait, measured))
+
+
+def _session(config: Config) -> Any:
+    """Returns a session with AWS for a configuration that could be started there."""
+    from tfdist.aws import sessions
+    from tfdist.strategies import strategy_class
+
+    if config.training.distribution is None and config.training.strategy != "auto":
+        strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
+    return sessions.pipeline_session(config.region, config.bucket, config.prefix)
+
+
+def checked_definition(config: Config) -> tuple[str, list]:
+    """Returns the definition's JSON, made without AWS, and what AWS would refuse of it."""
+    from tfdist.aws import bundle, definition, pipeline, sessions
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        sessions.offline(config.region, config.bucket, config.prefix) as session,
+    ):
+        source = bundle.collect(config, Path(folder) / "code")
+        value = json.loads(pipeline.build(config, source, session).definition())
+    problems = definition.check(value, name=config.name, role=config.role)
+    return json.dumps(value, indent=1), problems
+
+
+def note_checked(text: str) -> None:
+    """Says on stderr what has been checked; stdout is the definition's."""
+    import importlib.metadata
+
+    from tfdist.aws import definition
+
+    count = len(list(definition.all_steps(json.loads(text)["Steps"])))
+    version = importlib.metadata.version("botocore")
+    click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
+
+
+def _on_aws(
+    config: Config, session: Any, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]
+) -> int:
+    import botocore.exceptions
+
+    from tfdist.aws import bundle, pipeline
+    from tfdist.aws.upload import UploadError
+    from tfdist.cli.aws_cost import before_start
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            source = bundle.collect(config, Path(folder) / "code")
+            built = pipeline.build(config, source, session)
+            if upsert:
+                arn = built.upsert(role_arn=config.role)["PipelineArn"]
+                click.echo(f"pipeline {arn}")
+            if not start:
+                return 0
+            before_start(config, **measured)
+            execution = built.start()
+            click.echo(f"started {execution.arn}")
+            return _follow(execution) if wait else 0
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise UploadError("AWS takes the pipeline", received=error) from error
+
+
+def _follow(execution: Any) -> int:
+    import botocore.exceptions
+
+    with contextlib.suppress(botocore.exceptions.WaiterError):  # It failed: the steps tell why.
+        execution.wait(delay=30, max_attempts=2 * 60 * 24)
+    for step in reversed(execution.list_steps()):
+        reason = step.get("FailureReason", "")
+        click.echo(f"{step['StepName']}: {step['StepStatus']} {reason}".rstrip())
+    status = execution.describe()["PipelineExecutionStatus"]
+    click.echo(f"execution: {status}")
+    return 0 if status == "Succeeded" else EXIT_REFUSED

@@ -1,0 +1,190 @@
+"""``tfdist aws cost``: money, time and carbon before a job is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tfdist.cli.aws_options import config_options, load_config, speed_options
+from tfdist.errors import OptionError
+
+if TYPE_CHECKING:
+    from tfdist.aws.config import Config
+    from tfdist.aws.cost import Speed
+
+_EPILOG = """\b
+Examples:
+  tfdist aws cost --config mine.yaml --samples-per-s 5200
+  tfdist aws cost --config mine.yaml --samples-per-s 1:5200 --samples-per-s 4:17000 --instances 16
+  tfdist aws cost --config mine.yaml --measured runs/digits/metrics.json --json
+"""
+
+
+@click.command("cost", short_help="Cost, time and carbon for 1..N instances.", epilog=_EPILOG)
+@config_options
+@speed_options
+@click.option(
+    "--instances", type=click.IntRange(min=1), default=8, show_default=True, help="The most."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def cost(
+    config_path: Path,
+    changes: tuple[str, ...],
+    speeds: tuple[str, ...],
+    measured: Path | None,
+    records: int | None,
+    efficiency: float | None,
+    instances: int,
+    as_json: bool,
+) -> None:
+    """Prints what the configured training costs on 1, 2, 4 ... instances.
+
+    The speed must have been measured on the configured instance type, or the numbers are those of
+    the machine it was measured on. Prices are on-demand, of computing alone; they and the factors
+    of carbon are data files with a date.
+    """
+    config = load_config(config_path, changes)
+    speed = read_speed(speeds, measured, efficiency)
+    if speed is None:
+        raise OptionError(
+            "costs are computed from a measured speed",
+            received="none",
+            mend="Give --samples-per-s, or --measured with metrics.json of `tfdist train`",
+        )
+    show(config, speed, read_records(config, records), instances, as_json)
+
+
+def before_start(
+    config: Config,
+    speeds: tuple[str, ...],
+    measured: Path | None,
+    records: int | None,
+    efficiency: float | None,
+) -> None:
+    """Prints what a start will cost: an estimate from a measured speed, and the most it can be."""
+    from tfdist.aws.instances import CarbonTable, PriceTable
+
+    training = config.training
+    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
+    instance, carbon = prices[training.instance_type], CarbonTable.load()
+    speed = read_speed(speeds, measured, efficiency)
+    if speed is not None:
+        show(config, speed, read_records(config, records), training.instance_count)
+    hours = training.max_run_s / 3600 * training.instance_count
+    kilograms = hours * instance.watts / 1000 * carbon.factor(config.region)
+    click.echo(
+        f"training: {training.instance_count} x {instance.name}, at most {training.max_run_s} s "
+        f"(max_run_s): at most {hours * instance.usd_per_hour:.2f} USD on demand "
+        f"(prices of {prices.date}, {prices.region}) and {kilograms:.3f} kg CO2e"
+    )
+
+
+def read_speed(
+    speeds: tuple[str, ...], measured: Path | None, efficiency: float | None
+) -> Speed | None:
+    """Returns the measured speed of the options; None when there is none."""
+    from tfdist.aws.cost import DEFAULT_EFFICIENCY, Speed, read_measurement
+
+    found = {}
+    if measured is not None:
+        found[1] = read_measurement(measured)
+    for text in speeds:
+        count, _, speed = text.rpartition(":")
+        try:
+            found[int(count or 1)] = float(speed)
+        except ValueError:
+            raise OptionError(
+                "--samples-per-s is written SPEED or INSTANCES:SPEED", received=repr(text)
+            ) from None
+    return Speed(found, efficiency or DEFAULT_EFFICIENCY) if found else None
+
+
+def read_records(config: Config, records: int | None) -> int:
+    """Returns the records of an epoch: as given, or as the manifest says."""
+    if records is not None:
+        return records
+    if config.data.folder is None:
+        raise OptionError(
+            "the number of records is known of shards that are here",
+            received=f"data.source: {config.data.source}",
+            mend="Give --records",
+        )
+    from tfdist.records.manifest import load_manifest
+
+    return load_manifest(config.data.folder).splits["train"].records
+
+
+def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = False) -> None:
+    """Prints the estimates for 1, 2, 4 ... and ``most`` instances."""
+    import dataclasses
+    import json
+
+    from tfdist.aws.cost import estimate, last_that_pays
+    from tfdist.aws.instances import CarbonTable, PriceTable
+
+    training = config.training
+    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
+    carbon = CarbonTable.load()
+    counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+    estimates = [
+        estimate(
+            speed,
+            count,
+            records=records,
+            epochs=training.epochs,
+            instance=prices[training.instance_type],
+            carbon=carbon,
+            region=config.region,
+        )
+        for count in counts
+    ]
+    best = last_that_pays(speed, most)
+    if as_json:
+        value = {
+            "instance_type": training.instance_type,
+            "region": config.region,
+            "prices_of": prices.date,
+            "carbon_of": carbon.date,
+            "last_that_pays": best,
+            "estimates": [dataclasses.asdict(item) for item in estimates],
+        }
+        click.echo(json.dumps(value, indent=1))
+        return
+    from rich.table import Table
+
+    from tfdist.cli.console import stdout
+
+    table = Table(
+        title=f"{training.instance_type}, {records:,} records, {training.epochs} epochs",
+        title_justify="left",
+    )
+    titles = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for item in estimates:
+        table.add_row(
+            str(item.instances),
+            f"{item.samples_per_s:,.0f}",
+            f"{item.seconds_per_epoch:,.2f}",
+            f"{item.hours:.4g}",
+            f"{item.usd_per_epoch:.3g}",
+            f"{item.usd:.3g}",
+            f"{item.kg_co2:.3g}",
+        )
+    console = stdout()
+    console.print(table)
+    console.print(speed.describe(), soft_wrap=True)
+    console.print(
+        f"on-demand prices of {prices.date} ({prices.region}), computing alone; carbon: "
+        f"{carbon.source}, {config.region}, full load",
+        soft_wrap=True,
+    )
+    least = "half of the speed of the first one"
+    console.print(
+        f"diminishing returns: each of {most} instances adds at least {least}"
+        if best == most
+        else f"diminishing returns: beyond {best} an added instance gives less than {least}",
+        soft_wrap=True,
+    )

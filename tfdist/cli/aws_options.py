@@ -1,0 +1,63 @@
+"""The options that the verbs of ``tfdist aws`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tfdist.aws.config import Config
+
+
+def config_options(verb: Callable) -> Callable:
+    """Adds --config and --set to a verb."""
+    verb = click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Change the configuration, as evaluation.threshold=0.5; may be given several times.",
+    )(verb)
+    return click.option(
+        "--config",
+        "config_path",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="A YAML file as sagemaker/config.yaml.",
+    )(verb)
+
+
+def load_config(path: Path, changes: tuple[str, ...]) -> Config:
+    """Reads the configuration of a verb."""
+    from tfdist.aws import config
+
+    return config.load(path, changes)
+
+
+def speed_options(verb: Callable) -> Callable:
+    """Adds what an estimate of costs is made from."""
+    for decorate in (
+        click.option(
+            "--efficiency",
+            type=float,
+            help="Of each doubling of instances, with one measured speed.  [default: 0.88]",
+        ),
+        click.option("--records", type=click.IntRange(min=1), help="Records to train on."),
+        click.option(
+            "--measured",
+            type=click.Path(path_type=Path),
+            help="metrics.json of tfdist train or history.json of a job: the speed on 1 instance.",
+        ),
+        click.option(
+            "--samples-per-s",
+            "speeds",
+            multiple=True,
+            metavar="[INSTANCES:]SPEED",
+            help="A measured speed, as 2:9000; may be given several times.",
+        ),
+    ):
+        verb = decorate(verb)
+    return verb

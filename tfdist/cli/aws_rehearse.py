@@ -1,0 +1,167 @@
+"""``tfdist aws rehearse``: the pipeline carried out on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfdist.cli.aws_options import config_options, load_config
+
+if TYPE_CHECKING:
+    from tfdist.aws.config import Config
+
+_EXIT_FAILED = 1
+_EPILOG = """\b
+Examples:
+  tfdist aws rehearse --config sagemaker/config.yaml
+  tfdist aws rehearse --config sagemaker/config.yaml --set evaluation.threshold=0.999
+  tfdist aws rehearse --config sagemaker/config.yaml --set training.instance_count=2
+      --set training.processes_per_host=1 --set data.channels.train.distribution=ShardedByS3Key
+"""
+
+
+@click.command("rehearse", short_help="Carry out the pipeline here.", epilog=_EPILOG)
+@config_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A new folder for what the containers hold; a temporary one unless given.",
+)
+@click.option("--verbose", is_flag=True, help="Show all that the steps print.")
+@click.pass_context
+def rehearse(
+    ctx: click.Context,
+    config_path: Path,
+    changes: tuple[str, ...],
+    output: Path | None,
+    verbose: bool,
+) -> None:
+    """Carries out the pipeline on this machine, without AWS and without Docker.
+
+    The definition is the one that AWS would get. SageMaker's own training toolkit runs the training
+    step, with real MPI ranks; the other steps run their own start scripts; the condition reads the
+    evaluation's JSON; S3 and the model registry are moto's. Several instances are simulated by
+    ranks that each have the data of their host. Exit code 1 when a step fails or the model is
+    refused.
+    """
+    from tfdist.errors import OptionError
+
+    config = load_config(config_path, changes)
+    if output is not None and output.exists() and any(output.iterdir()):
+        raise OptionError(
+            "--output is a new folder", received=f"{output}, which exists", mend="Choose another"
+        )
+    with contextlib.ExitStack() as stack:
+        if output is None:
+            output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-")))
+        ctx.exit(_rehearse(config, output.resolve(), verbose))
+
+
+def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
+    from tfdist.aws import bundle, definition, pipeline, sessions
+    from tfdist.aws.rehearsal.agent import parse_uri
+    from tfdist.aws.rehearsal.run import Rehearsal
+    from tfdist.aws.upload import upload
+
+    with (
+        _sigterm_unwinds(),
+        sessions.loopback(config.region, config.bucket, config.prefix) as (session, leads_there),
+    ):
+        s3 = session.boto_session.client("s3")
+        source = bundle.collect(config, folder / "bundle")
+        if config.data.folder is not None:
+            bucket, prefix = parse_uri(config.data_root)
+            sent = upload(Path(config.data.folder), bucket, prefix, s3)
+            _line("Upload", "moto", "Succeeded", f"{sent.sent} files to {config.data_root}")
+        built = pipeline.build(config, source, session)
+        value = json.loads(built.definition())
+        problems = definition.check(value, name=config.name, role=config.role)
+        for problem in problems:
+            click.echo(f"tfdist: {problem}", err=True)
+        if problems:
+            return _EXIT_FAILED
+        built.upsert(role_arn=config.role)
+        arn = built.start().arn
+        _line("Pipeline", "moto", "Succeeded", f"valid, upserted, started: {arn}")
+        rehearsal = Rehearsal(
+            definition=value,
+            folder=folder,
+            s3=s3,
+            sagemaker=session.sagemaker_client,
+            environ=_environment(leads_there),
+            run=_runner(verbose),
+            name=config.name,
+            tell=lambda name, kind: click.echo(f"{name} ({kind}) ...", err=True),
+        )
+        failed = False
+        for outcome in rehearsal.outcomes():
+            failed = outcome.status == "Failed"
+            where = f"{outcome.kind}, {outcome.seconds:.1f} s"
+            _line(outcome.name, where, outcome.status, outcome.detail)
+        click.echo(f"execution: {'Failed' if failed else 'Succeeded'}")
+        return _EXIT_FAILED if failed else 0
+
+
+def _line(name: str, where: str, status: str, detail: str) -> None:
+    click.echo(f"{name} ({where}): {status}. {detail}")
+
+
+def _environment(leads_there: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the steps: as here, but no package is ever fetched or removed."""
+    environ = {**os.environ, **leads_there, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    environ |= {"PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if os.geteuid() == 0:
+        environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return environ
+
+
+def _runner(verbose: bool) -> Callable[..., int]:
+    from tfdist.launch import local, mpi, supervisor
+
+    def run(
+        command: list[str],
+        environ: Mapping[str, str],
+        ranks: int | None,
+        on_line: Callable[[str], None],
+    ) -> int:
+        if ranks is None:
+            job = local.job(command, environ=environ)
+        else:
+            job = mpi.job(command, workers=ranks, environ=environ)
+
+        def take(rank: int | None, stream: str, text: str) -> None:
+            on_line(text)
+            if verbose:
+                click.echo(f"  {text}", err=True)
+
+        outcome = supervisor.run(job, on_line=take)
+        if outcome.exit_code != 0 and not verbose:
+            for line in outcome.last_lines:
+                click.echo(f"  {line}", err=True)
+        return outcome.exit_code
+
+    return run
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Lets SIGTERM end the server and remove the folder also while no step runs."""
+    import signal
+
+    def leave(number: int, _frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
