@@ -75,6 +75,17 @@ def test_each_pass_reads_the_next_pipe(folder, agent):
     assert shuffled != in_order(folder)
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_numbers_are_those_of_the_records_in_batches(folder, agent, cache):
+    records = open_records(agent(shard_bytes(folder), passes=3), cache=cache)
+    order = in_order(folder)
+    for shuffle in (False, True):
+        batches = records.numbers(0, NUM, 10, shuffle=shuffle, seed=0, epoch=2)
+        numbers = np.concatenate(list(batches.as_numpy_iterator()))
+        found = labels(records, shuffle=shuffle, epoch=2)
+        assert [order[number] for number in numbers] == found
+
+
 def test_epochs_inside_flat_map_read_a_pipe_each(folder, agent):
     records = open_records(agent(shard_bytes(folder), passes=2), cache=False)
     epochs = tf.data.Dataset.range(2).flat_map(

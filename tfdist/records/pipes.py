@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, TfdistError
 from tfdist.records.frames import read_pipe
 from tfdist.records.manifest import Manifest, SplitInfo
-from tfdist.records.streams import ShardSource, _buffer_records, _shuffle
+from tfdist.records.streams import ShardSource, buffer_records, shuffled_by
 
 # Records that cross from Python into tf.data at once: one at a time would cost more than the step.
 _BLOCK_RECORDS = 512
@@ -80,7 +80,7 @@ class PipeSource(ShardSource):
         numbers = tf.data.Dataset.range(start, stop)
         if order is None:
             return numbers
-        return _shuffle(numbers, order, _buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
 
     def _blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
         if (start, stop) == (0, 1) and self._first is not None:

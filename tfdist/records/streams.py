@@ -192,7 +192,7 @@ class DatasetSource(Source):
     ) -> tf.data.Dataset:
         if order is None:
             return records
-        return _shuffle(records, order, _buffer_records(self.record_bytes, total))
+        return shuffled_by(records, order, buffer_records(self.record_bytes, total))
 
 
 def _refuse_changing(dataset: tf.data.Dataset) -> None:
@@ -265,7 +265,7 @@ class ShardSource(Source):
         total = stop - start
         serialized = self._open(ranges, order)
         if order is not None:
-            serialized = _shuffle(serialized, order, _buffer_records(self._stored_bytes, total))
+            serialized = shuffled_by(serialized, order, buffer_records(self._stored_bytes, total))
         batches = serialized.skip(skip_records).batch(batch_size)
         return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -282,7 +282,7 @@ class ShardSource(Source):
             order,
             lambda first, n: tf.data.Dataset.range(first, first + n),
         )
-        return _shuffle(numbers, order, _buffer_records(self._stored_bytes, stop - start))
+        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
 
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Returns (shard, first record in it, number of records) of the shards that are needed."""
@@ -351,11 +351,11 @@ def _check_present(folder: Path, shard: ShardInfo) -> None:
         )
 
 
-def _buffer_records(record_bytes: int | None, num_records: int) -> int:
+def buffer_records(record_bytes: int | None, num_records: int) -> int:
     return max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
 
 
-def _shuffle(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) -> tf.data.Dataset:
+def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) -> tf.data.Dataset:
     """Shuffles by ``order`` alone."""
     seed = tf.random.stateless_uniform((), order, maxval=2**31 - 1, dtype=tf.int64)
 
