@@ -29,6 +29,7 @@ class Context:
     Attributes:
         updates: (weight, its new value on the mesh) of weights that are not trained.
         losses: scalars on the mesh that belong to the loss.
+        batch: the dimension of the rows, padding included.
         final_layers: ids of the layers that give the model's outputs.
     """
 
@@ -53,7 +54,7 @@ class Context:
         self.final_layers: set[int] = set()
         #: weight id -> what was looked up in it, for weights that are only looked up.
         self.look_ups: dict[int, list[Any]] = {}
-        self._batch = mtf.Dimension(BATCH, num_rows + padded_rows)
+        self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
         self._weights: dict[int, Any] = {}
@@ -78,7 +79,7 @@ class Context:
         whole = [self.dimension(size) for size in sizes]
         if split_last:
             whole[-1] = self.dimension(sizes[-1], split=True)
-        return [self._batch, *whole]
+        return [self.batch, *whole]
 
     # Tensors ------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class Context:
         if not self._padded_rows:
             return None
         mask = tf.concat([tf.ones([self.num_rows]), tf.zeros([self._padded_rows])], 0)
-        return self._import(tf.cast(mask, dtype), [self._batch])
+        return self._import(tf.cast(mask, dtype), [self.batch])
 
 
 def is_split(dimension: Any) -> bool:

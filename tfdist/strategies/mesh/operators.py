@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src.layers.core import tf_op_layer
 
@@ -27,6 +28,8 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _REDUCTIONS = {"math.reduce_mean", "math.reduce_sum", "math.reduce_max", "math.reduce_min"}
 _ALONG_AXIS = {"nn.softmax", "nn.log_softmax", "expand_dims"}
+#: What gives each row of the batch its copy of a weight -> the name of its second argument.
+_REPEATS = {"broadcast_to": "shape", "repeat": "repeats", "tile": "multiples"}
 
 
 def is_operator(layer: Any) -> bool:
@@ -41,14 +44,18 @@ def convert_operator(
     on_mesh = [value for value in flat if isinstance(value, mtf.Tensor)]
     symbol = layer.symbol
     if not on_mesh:
-        return layer.function(*arguments, **options)
+        with tf.init_scope():  # Outside of the step's graph, so that its value stays known.
+            return layer.function(*arguments, **options)
     if symbol in ("shape", "compat.v1.shape"):
-        return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
+        with tf.init_scope():
+            return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
     if symbol in _ELEMENTWISE:
         return _elementwise(context, layer, arguments, options)
     if symbol == "cast":
         x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
         return context.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype)
+    if symbol in _REPEATS and not has_batch(on_mesh[0]):
+        return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):
         raise UnsupportedLayerError(layer, f"{symbol} of a tensor without a batch (a weight)")
     _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
@@ -110,6 +117,27 @@ def _each_row(
 
     output = context.dimensions(list(symbol.shape[1:]))
     return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
+
+
+def _for_each_row(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Gives each row of the batch its copy of a weight [1, ...]: a class token."""
+    x = context.whole(arguments[0])
+    counts = _argument(arguments, options, 1, _REPEATS[layer.symbol])
+    axis = _argument(arguments, options, 2, "axis") if layer.symbol == "repeat" else 0
+    known = not any(isinstance(count, mtf.Tensor) for count in tf.nest.flatten(counts))
+    rows, *others = np.ravel(counts).tolist() if known else [None]
+    if x.shape.dims[0].size != 1 or rows != context.batch.size or axis != 0:
+        raise UnsupportedLayerError(
+            layer, f"{layer.symbol} of a weight is known from 1 to tf.shape(x)[0] rows only"
+        )
+
+    def one(x: tf.Tensor) -> tf.Tensor:
+        return (x if layer.symbol == "repeat" else layer.function(x, [1, *others]))[0]
+
+    with tf.init_scope():
+        sizes = one(tf.zeros([d.size for d in x.shape.dims])).shape
+    row = context.local(one, [x], context.dims_like(sizes, []), name=layer.name)
+    return mtf.broadcast(row, mtf.Shape([context.batch, *row.shape.dims]))
 
 
 def _check_keeps_rows(
