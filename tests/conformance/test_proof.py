@@ -1,0 +1,54 @@
+"""The strategies that divide a model, on real kinds of models: the losses and weights of Keras."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import conformance_models
+import pytest
+
+_SCRIPT = Path(__file__).with_name("run_proof.py")
+_TIMEOUT_S = 560
+pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
+
+_SMALL = ("mlp", "convnet", "transformer", "vit")
+#: strategy, its options, models, precision
+ROWS = (
+    ("mesh", {"batch": 1, "model": 2}, (*_SMALL, "resnet50v2"), "float32"),
+    ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
+)
+CASES = [
+    (strategy, "x".join(map(str, options.values())), model, floatx)
+    for strategy, options, models, floatx in ROWS
+    for model in models
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Runs all rows in one process, when the first case is asked for."""
+    out = tmp_path_factory.mktemp("proof") / "results.json"
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT), json.dumps(ROWS), str(out)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert out.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_twenty_steps_are_those_of_one_device(case, results):
+    result = results[CASES.index(case)]
+    assert "error" not in result, result["error"]
+    assert result["moved"] > 0.05  # Steps that do nothing are equal everywhere.
+    assert result["loss"] <= conformance_models.LOSS_TOLERANCE
+    assert result["weights"] <= conformance_models.WEIGHT_TOLERANCE
