@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import conformance_models
 import numpy as np
+import tensorflow as tf
 from tensorflow import keras
 
 import tfdist
@@ -65,7 +66,8 @@ def compare(strategy: Any, references: References, name: str) -> dict[str, float
 
 
 def main(rows: str, out: str) -> None:
-    make_logical_cpus(4)  # For the largest row: they are made once in a process.
+    make_logical_cpus(4)  # For the largest row: they are made once in a process, by first use.
+    tf.config.list_logical_devices()
     references = References()
     results = []
     for strategy_name, options, names, floatx in json.loads(rows):
