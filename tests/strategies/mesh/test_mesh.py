@@ -84,6 +84,26 @@ def test_dropout_draws_the_same_where_devices_hold_the_same(results):
     assert of(results, "dropout")["unequal"] == []
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "prediction", "weights"),
+    [
+        ("mixed_bfloat16 mixed_images", "bfloat16", 2e-2, 1e-2),
+        ("mixed_bfloat16 mixed_tokens", "bfloat16", 2e-2, 1e-2),
+        ("mixed_float16 mixed_images", "float16", 1e-2, 2e-3),
+    ],
+)
+def test_mixed_precision_is_that_of_keras(case, dtype, prediction, weights, results):
+    """Broken off on 1x2 and resumed on 2x2; tolerances are some roundings of the precision."""
+    mixed = of(results, "mixed")[case]
+    assert mixed["dtypes"] == [dtype, dtype]
+    assert mixed["prediction"] <= prediction
+    assert mixed["weights"] <= weights
+    assert mixed["moved"] > 10 * weights
+    resumed, expected = mixed["loss_scales"]
+    assert resumed == expected
+    assert expected < 2**30 if dtype == "float16" else expected == 1
+
+
 def test_callbacks_see_what_they_see_on_one_device(results):
     callbacks = of(results, "callbacks")
     assert callbacks["epochs"][0] == callbacks["epochs"][1]
@@ -101,7 +121,6 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("regularizer", ["Mean of dense", "L1, L2 or L1L2"]),
         ("activation", ["activation '<lambda>'"]),
         ("eagerly", ["run_eagerly"]),
-        ("mixed", ["mixed precision"]),
         ("constraint", ["constraint of dense"]),
         ("added loss", ["adds a loss"]),
         ("mask", ["mask_zero"]),

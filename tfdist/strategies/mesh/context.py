@@ -6,10 +6,12 @@ An activation is a Mesh-TensorFlow tensor [batch, ...]. Its first dimension lies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.src.mixed_precision.autocast_variable import AutoCastVariable
 
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
@@ -52,12 +54,15 @@ class Context:
         self.updates: list[tuple[Any, Any]] = []
         self.losses: list[Any] = []
         self.final_layers: set[int] = set()
+        #: Of the layer that is being converted; what Keras reads its weights in.
+        self.compute_dtype: tf.DType | None = None
         #: weight id -> what was looked up in it, for weights that are only looked up.
         self.look_ups: dict[int, list[Any]] = {}
         self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
         self._weights: dict[int, Any] = {}
+        self._cast_weights: dict[tuple, Any] = {}
         self._num_dimensions = 0
         self._num_random = 0
 
@@ -105,7 +110,7 @@ class Context:
         return mtf.import_tf_tensor(self.mesh, tensor, mtf.Shape(dims))
 
     def weight(self, variable: Any, axes: Axes | None = None) -> Any:
-        """Returns a weight on the mesh.
+        """Returns a weight on the mesh, in the precision that its layer computes in.
 
         Args:
             variable: of the Keras layer.
@@ -119,7 +124,7 @@ class Context:
                 for size, axis in zip(variable.shape, settled, strict=True)
             ]
             self._weights[id(variable)] = self._read(variable, dims)
-        tensor = self._weights[id(variable)]
+        tensor = self._read_as(self.dtype_of(variable), variable)
         if settled == axes:
             return tensor
         dims = [
@@ -128,9 +133,35 @@ class Context:
         ]
         return mtf.reshape(tensor, mtf.Shape(dims))
 
+    def dtype_of(self, variable: Any) -> tf.DType:
+        """Returns what the layer that is being converted reads a weight in."""
+        return self.compute_dtype if isinstance(variable, AutoCastVariable) else variable.dtype
+
+    def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
+        key = (id(variable), dtype)
+        if key not in self._cast_weights:
+            self._cast_weights[key] = self.cast(self._weights[id(variable)], dtype)
+        return self._cast_weights[key]
+
     def weight_tensors(self) -> dict[int, Any]:
         """Returns the weights that were used: id -> tensor on the mesh."""
         return self._weights
+
+    def cast(self, x: Any, dtype: tf.DType) -> Any:
+        """Returns ``x`` in another precision."""
+        if x.dtype == dtype:
+            return x
+        return self.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype, name="cast")
+
+    @contextlib.contextmanager
+    def computing_as(self, layer: Any) -> Iterator[None]:
+        """Encloses the conversion of ``layer``: its precision, Keras' mixed ones included."""
+        before = self.compute_dtype
+        self.compute_dtype = tf.as_dtype(layer.compute_dtype) if layer.compute_dtype else before
+        try:
+            yield
+        finally:
+            self.compute_dtype = before
 
     def whole(self, x: Any) -> Any:
         """Brings the last dimension together, where it is split."""

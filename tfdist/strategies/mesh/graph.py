@@ -60,10 +60,19 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     before = context.training
     if training is not None:
         context.training = context.training and bool(training)
-    result = _call_layer(context, layer, arguments, options)
+    with context.computing_as(layer):
+        if layer._autocast:
+            arguments = tf.nest.map_structure(lambda x: _autocast(context, x), arguments)
+        result = _call_layer(context, layer, arguments, options)
     _add_activity_loss(context, layer, result)
     context.training = before
     return result
+
+
+def _autocast(context: Context, value: Any) -> Any:
+    if isinstance(value, mtf.Tensor) and value.dtype.is_floating:
+        return context.cast(value, context.compute_dtype)
+    return value
 
 
 def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
@@ -140,7 +149,7 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
     traces = layer.__dict__.setdefault(_TRACES, {})
     flat = _flat(arguments)
     shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
-    key = (context.training, shapes, repr(options))
+    key = (context.training, shapes, tuple(x.dtype for x in flat), repr(options))
     if key not in traces:
         options = dict(options)
         if "training" in inspect.signature(layer.call).parameters:
@@ -154,7 +163,7 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
                 ]
                 # An operator would take a weight's value for a constant; a symbol it follows.
                 weights = {
-                    name: tf.keras.Input(batch_shape=v.shape, dtype=v.dtype)
+                    name: tf.keras.Input(batch_shape=v.shape, dtype=context.dtype_of(v))
                     for name, v in own.items()
                 }
                 refused = dict.fromkeys(("add_loss", "add_metric"), _refuse_added(layer))

@@ -35,13 +35,6 @@ def check_model(model: tf.keras.Model) -> None:
             received="compile(run_eagerly=True)",
             mend="Leave out run_eagerly",
         )
-    mixed = [layer.name for layer in model._flatten_layers() if _is_mixed(layer)]
-    if mixed:
-        raise ModelError(
-            "a model on a mesh computes in the precision of its weights",
-            received=f"mixed precision in {', '.join(mixed[:3])}",
-            mend='Leave the policy at "float32", or use strategy "mirrored"',
-        )
     constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
     if constrained:
         raise ModelError(
@@ -57,10 +50,6 @@ def check_model(model: tf.keras.Model) -> None:
             mend="Give keras.Input the whole shape",
         )
     check_optimizer(model.optimizer)
-
-
-def _is_mixed(layer: Any) -> bool:
-    return bool(layer.weights) and layer.compute_dtype != layer.variable_dtype
 
 
 class MeshModel:

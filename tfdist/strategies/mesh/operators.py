@@ -53,7 +53,7 @@ def convert_operator(
         return _elementwise(context, layer, arguments, options)
     if symbol == "cast":
         x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
-        return context.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype)
+        return context.cast(x, dtype)
     if symbol in _REPEATS and not has_batch(on_mesh[0]):
         return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import build_on, exclude_slices
+from tfdist.strategies.mesh.optimizer import (
+    build_on,
+    exclude_slices,
+    loss_scale_state,
+    without_loss_scale,
+)
 
 
 class SlicedVariable:
@@ -102,7 +107,7 @@ class SlicedState:
 
     def attach_optimizer(self) -> None:
         """Builds the optimizer that the model is compiled with on the slices."""
-        optimizer = self._model.optimizer
+        optimizer = without_loss_scale(self._model.optimizer)
         owners = {}
         keys = {}
         for variable in self._model.trainable_variables:
@@ -127,7 +132,7 @@ class SlicedState:
         if self._host_optimizer is None:
             optimizer = self._model.optimizer
             host = type(optimizer).from_config(optimizer.get_config())
-            slots = build_on(host, self._model.trainable_variables)
+            slots = build_on(without_loss_scale(host), self._model.trainable_variables)
             self._host_slots = {(id(v), name): slot for v, name, slot in slots}
             self._host_optimizer = host
         return self._host_optimizer
@@ -136,8 +141,10 @@ class SlicedState:
         """Returns the pairs (sliced optimizer's, host optimizer's) of variables without slices."""
         own_slots = {id(part) for sliced in self.slots.values() for part in sliced.slices}
         host_slots = {id(slot) for slot in self._host_slots.values()}
-        own = [v for v in self._model.optimizer.variables if id(v) not in own_slots]
-        host = [v for v in self._host_optimizer.variables if id(v) not in host_slots]
+        optimizers = (self._model.optimizer, self._host_optimizer)
+        own, host = ([*o.variables, *loss_scale_state(o)] for o in optimizers)
+        own = [v for v in own if id(v) not in own_slots]
+        host = [v for v in host if id(v) not in host_slots]
         return list(zip(own, host, strict=True))
 
     # Between host and devices -------------------------------------------------------------------

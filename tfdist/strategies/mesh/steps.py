@@ -14,7 +14,13 @@ from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import clip, squared_norms
+from tfdist.strategies.mesh.optimizer import (
+    clip,
+    scaled,
+    squared_norms,
+    unscaled,
+    without_loss_scale,
+)
 from tfdist.strategies.mesh.state import SlicedState
 
 
@@ -154,7 +160,7 @@ class Program:
         for key, look_ups in self.context.look_ups.items():
             total = []
             for found in look_ups:
-                slices = self.slices_of(self._of_look_ups[found])
+                slices = unscaled(self._model.optimizer, self.slices_of(self._of_look_ups[found]))
                 whole = found.shape.size
                 replication = len(slices) * slices[0].shape.num_elements() / whole
                 total.append(tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication)
@@ -272,7 +278,8 @@ class MeshSteps:
             y_preds.append(y_pred)
             added = [*self._regularizers.losses(), *activity]
             compiled_loss = _with_autograph(self._model.compiled_loss)
-            return compiled_loss(y, y_pred, weight, regularization_losses=added)
+            total = compiled_loss(y, y_pred, weight, regularization_losses=added)
+            return scaled(self._model.optimizer, total) if program.context.training else total
 
         program.run(loss)
         return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
@@ -280,7 +287,10 @@ class MeshSteps:
     def _train(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         program = self._program(x, training=True)
         logs = self._evaluate(program, x, y, weight)
-        gradients = {key: program.slices_of(g) for key, g in program.gradients.items()}
+        gradients = {
+            key: unscaled(self._model.optimizer, program.slices_of(gradient))
+            for key, gradient in program.gradients.items()
+        }
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
         for variable, tensor in program.context.updates:
@@ -290,7 +300,7 @@ class MeshSteps:
         return logs
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
-        optimizer = self._model.optimizer
+        optimizer = without_loss_scale(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
         sliced = [self._state.of(v) for v in variables]
@@ -302,15 +312,16 @@ class MeshSteps:
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
                 for v, square in zip(variables, squares, strict=True)
             ]
-        clipped = clip(optimizer, given, squares)
+        clipped = [part for slices in clip(optimizer, given, squares) for part in slices]
         pairs = [
             pair
-            for slices, variable in zip(clipped, sliced, strict=True)
+            for slices, variable in zip(given, sliced, strict=True)
             for pair in zip(slices, variable.slices, strict=True)
         ]
-        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda given: given
+        # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
+        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: clipped
         try:
-            optimizer.apply_gradients(pairs)
+            self._model.optimizer.apply_gradients(pairs)
         finally:
             optimizer._clip_gradients = keras_clip
 

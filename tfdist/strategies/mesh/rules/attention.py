@@ -72,7 +72,7 @@ def multi_head_attention(
         logits = tf.einsum("bshd,bthd->bhts", k, q)
         allowed = _allowed(mask, logits, use_causal_mask)
         if allowed is not None:  # As Keras' Softmax layer masks.
-            lowest = -3e4 if logits.dtype == tf.float16 else -1e9
+            lowest = tf.float16.min / 2 if logits.dtype == tf.float16 else -1e9
             logits += (1.0 - tf.cast(allowed, logits.dtype)) * lowest
         attention = tf.nn.softmax(logits)
         if rate:
