@@ -32,7 +32,6 @@ class Context:
         updates: (weight, its new value on the mesh) of weights that are not trained.
         losses: scalars on the mesh that belong to the loss.
         batch: the dimension of the rows, padding included.
-        final_layers: ids of the layers that give the model's outputs.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class Context:
         self.seed = seed
         self.updates: list[tuple[Any, Any]] = []
         self.losses: list[Any] = []
-        self.final_layers: set[int] = set()
         #: Of the layer that is being converted; what Keras reads its weights in.
         self.compute_dtype: tf.DType | None = None
         #: weight id -> what was looked up in it, for weights that are only looked up.

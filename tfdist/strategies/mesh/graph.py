@@ -23,11 +23,6 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     Raises:
         UnsupportedLayerError: a layer that has no conversion.
     """
-    context.final_layers |= {id(tensor.node.layer) for tensor in tf.nest.flatten(model.outputs)}
-    return _run(model, context, inputs)
-
-
-def _run(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[Any]:
     # The traversal of Keras' own Functional._run_internal_graph.
     if not getattr(model, "_is_graph_network", False):
         raise UnsupportedLayerError(model, "a model of a class of its own has no graph of layers")
@@ -82,7 +77,7 @@ def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str,
         return rule(context, layer, *arguments, **options)
     if getattr(layer, "_is_graph_network", False):
         flat = _flat(layer._flatten_to_reference_inputs(arguments[0]))
-        outputs = _run(layer, context, flat)
+        outputs = convert(layer, context, flat)
         return tf.nest.pack_sequence_as(layer._nested_outputs, outputs)
     return _call_composite(context, layer, arguments, options)
 
@@ -124,7 +119,7 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
         raise UnsupportedLayerError(layer, "a composite layer is called on tensors of the model")
     model = _trace(context, layer, arguments, options)
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
-    outputs = _run(model, context, [*tensors, *weights])
+    outputs = convert(model, context, [*tensors, *weights])
     return tf.nest.pack_sequence_as(model._nested_outputs, outputs)
 
 

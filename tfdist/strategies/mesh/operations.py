@@ -48,6 +48,8 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
         shape = mtf.Shape([mtf.Dimension(BATCH, batch), mtf.Dimension(MODEL, model)])
         super().__init__(shape, SuffixRules(), list(devices))
         self.collectives: list[tuple[str, str, int]] = []
+        # Logical CPUs share their memory: what one has summed up, the others need not.
+        self._share_memory = all("CPU" in device.upper() for device in devices)
 
     def axis_size(self, name: str) -> int:
         return self.shape[self.axis_index(name)].size
@@ -57,19 +59,24 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
 
     def allreduce(self, x: Any, mesh_axes: list[int], reduction_fn_string: str) -> Any:
         self._record("all-reduce", x, mesh_axes)
+        if self._share_memory and reduction_fn_string == "SUM":
+            return self._collective_with_groups(x, mesh_axes, _once(tf.add_n))
         return super().allreduce(x, mesh_axes, reduction_fn_string)
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
         self._record("all-gather", x, [mesh_axis])
+        if self._share_memory:
+            join = _once(lambda parts: tf.concat(parts, concat_axis))
+            return self._collective_with_groups(x, [mesh_axis], join)
         return super().allconcat(x, mesh_axis, concat_axis)
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
         self._record("all-to-all", x, [mesh_axis])
         return super().alltoall(x, mesh_axis, split_axis, concat_axis)
 
-    def record_gather(self, x: Any) -> None:
+    def record_gather(self, output: Any, x: Any) -> None:
         """An output is brought to the first device, where the loss is evaluated."""
-        self._record("gather for the loss", x, [self.axis_index(BATCH)])
+        self._record("gather for the loss", x, sorted(_axes_of(self, output)))
 
     def _record(self, kind: str, x: Any, mesh_axes: list[int]) -> None:
         axes = [self.shape[axis] for axis in mesh_axes]
@@ -78,6 +85,19 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
         part = x.to_laid_out_tensor().tensor_list[0]
         num_bytes = part.shape.num_elements() * part.dtype.size
         self.collectives.append((kind, " x ".join(a.name for a in axes), num_bytes))
+
+
+def _once(function: Callable[[list[tf.Tensor]], tf.Tensor]) -> Callable:
+    """Returns a collective of which the first device makes the result, for all."""
+
+    def collective(parts: list[tf.Tensor], devices: list[str]) -> list[tf.Tensor]:
+        if len(parts) == 1:
+            return parts
+        with tf.device(devices[0]):
+            result = function(parts)
+        return [result] * len(parts)
+
+    return collective
 
 
 class LocalOperation(mtf.Operation):
@@ -218,7 +238,7 @@ class LossBridge(mtf.Operation):
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
         for output in self.inputs:
-            devices.record_gather(lowering.tensors[output])
+            devices.record_gather(output, lowering.tensors[output])
         whole = [lowering.export_to_tf_tensor(output) for output in self.inputs]
         with tf.GradientTape() as tape:
             tape.watch(whole)

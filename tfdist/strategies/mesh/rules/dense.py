@@ -20,13 +20,18 @@ def dense(context: Context, layer: Any, x: Any) -> Any:
     check(layer, layer.activation)
     axes = context.layout.asked_for(layer.kernel)
     if axes is None:
-        by_columns = context.layout.can_split(layer.units) and id(layer) not in context.final_layers
+        by_columns = context.layout.can_split(layer.units)
         rows = last_is_split(x)
         axes = (MODEL if rows else None, MODEL if by_columns and not rows else None)
     x = context.with_last(x, split=axes[0] is not None)
     inputs = [x, context.weight(layer.kernel, axes)]
     output = [*x.shape.dims[:-1], context.dimension(layer.units, split=axes[1] is not None)]
-    return product_and_bias(context, layer, inputs, output, axes, tf.linalg.matmul)
+    return product_and_bias(context, layer, inputs, output, axes, _times)
+
+
+def _times(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    # As Keras: one large product. A batched one is slow, its kernel's gradient most of all.
+    return tf.tensordot(x, kernel, 1) if x.shape.rank > 2 else tf.linalg.matmul(x, kernel)
 
 
 def product_and_bias(

@@ -26,10 +26,7 @@ def elementwise(context: Context, layer: Any, x: Any) -> Any:
         for value in (layer.scale, layer.offset):
             if tf.convert_to_tensor(value).shape.rank:
                 x = context.whole(x)
-        dtype = layer.compute_dtype
-        return context.local(
-            layer.call, [context.cast(x, tf.as_dtype(dtype))], x.shape.dims, name=layer.name
-        )
+        x = context.cast(x, context.compute_dtype)
     return context.local(layer.call, [x], x.shape.dims, name=layer.name)
 
 
