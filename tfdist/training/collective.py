@@ -7,8 +7,30 @@ the same for all of them.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+def _optimizer_of(model: Any) -> dict[str, Any]:
+    return {"optimizer": model.optimizer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What an engine adds to the writing and reading of checkpoints.
+
+    Attributes:
+        beside: model -> what is saved with it: name -> a variable or another trackable object.
+        written: returns a context that encloses the writing of a checkpoint, as where weights that
+            lie on several devices are brought together.
+        restored: returns a context that encloses the reading of one.
+    """
+
+    beside: Callable[[Any], dict[str, Any]] = _optimizer_of
+    written: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    restored: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 class Collective(abc.ABC):
@@ -21,6 +43,8 @@ class Collective(abc.ABC):
     process: int
     #: Batches whose gradients are gathered before one update of the weights.
     batches_per_update: int = 1
+    #: What checkpoints need of the engine.
+    saving: Saving = Saving()
 
     @property
     def is_chief(self) -> bool:

@@ -72,7 +72,7 @@ def memory():
 
     with mesh(1, 2, keep_host_copy=False) as strategy:
         model = strategy.build(model_fn)
-        state = model.sharded.state
+        state = model.on_mesh.state
         kernel = model.layers[1].kernel
         slot = state.slots[id(kernel), "m"]
         whole = sum(np.prod(v.shape) for v in model.weights) * 4 * 3
@@ -332,7 +332,7 @@ def dropout():
         model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)
         unequal = []
         for variable in model.weights:
-            slices = [part.numpy().tolist() for part in model.sharded.state.of(variable).slices]
+            slices = [part.numpy().tolist() for part in model.on_mesh.state.of(variable).slices]
             # Devices 0, 2 and 1, 3 hold the same part of the weights.
             if slices[0] != slices[2] or slices[1] != slices[3]:
                 unequal.append(variable.name)

@@ -25,7 +25,7 @@ def results(tmp_path_factory):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]

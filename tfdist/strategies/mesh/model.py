@@ -18,6 +18,7 @@ from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
+from tfdist.training.collective import Saving
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -172,12 +173,15 @@ class MeshModel:
         self.state.attach_optimizer()
         self.steps = MeshSteps(self.model, self.devices, self.layout, self.state)
 
-    # The protocol of tfdist.training.checkpoint -------------------------------------------------
+    # Checkpoints --------------------------------------------------------------------------------
 
-    @property
-    def whole_optimizer(self) -> Any:
-        """The optimizer on the host whose state is checkpointed."""
-        return self.state.host_optimizer()
+    def saving(self) -> Saving:
+        """Returns how checkpoints hold the model whole, as one on one device."""
+        return Saving(
+            beside=lambda _: {"optimizer": self.state.host_optimizer()},
+            written=self.written,
+            restored=self.restored,
+        )
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
