@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -168,10 +170,23 @@ class Program:
         return squares
 
     def _lower(self) -> Any:
-        return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
+        with _without_counters():
+            return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
 
     def slices_of(self, tensor: Any) -> list[tf.Tensor]:
         return self._lowering.tensors[tensor].to_laid_out_tensor().tensor_list
+
+
+@contextlib.contextmanager
+def _without_counters() -> Iterator[None]:
+    """Mesh-TensorFlow logs counters of each program, which notebooks show."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
