@@ -20,6 +20,7 @@ _SMALL = ("mlp", "convnet", "transformer", "vit")
 ROWS = (
     ("mesh", {"batch": 1, "model": 2}, (*_SMALL, "resnet50v2"), "float32"),
     ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
+    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2_relu",), "float64"),
 )
 CASES = [
     (strategy, "x".join(map(str, options.values())), model, floatx)

@@ -164,6 +164,58 @@ def nested():
     return compiled(inputs, L.Dense(2)(x), keras.optimizers.SGD(0.05, momentum=0.9)), rows(30, 8)
 
 
+class Tokens(L.Layer):
+    """A class token, and positions as a constant range."""
+
+    def __init__(self, length, width, **options):
+        super().__init__(**options)
+        self.length = length
+        self.positions = L.Embedding(length + 1, width)
+
+    def build(self, shape):
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+        super().build(shape)
+
+    def call(self, patches):
+        token = tf.broadcast_to(self.token, [tf.shape(patches)[0], 1, patches.shape[-1]])
+        tokens = tf.concat([token, patches], axis=1)
+        return tokens + self.positions(tf.range(start=0, limit=self.length + 1, delta=1))
+
+
+def vision():
+    """Patches as in Keras' own example: cut by a convolution, a class token, constant positions."""
+    inputs = keras.Input((8, 8, 3))
+    x = L.Reshape((4, 16))(L.Conv2D(16, 4, strides=4)(inputs))
+    x = Tokens(4, 16)(x)
+    y = L.LayerNormalization()(x)
+    x = L.Add()([x, L.MultiHeadAttention(2, 8)(y, y)])
+    return compiled(inputs, L.Dense(2)(x[:, 0])), rows(30, 8, 8, 3)
+
+
+class PaddedAttention(L.Layer):
+    """Attention that sees no padding: its mask is made of ids, and a causal one of a shape."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first = L.MultiHeadAttention(2, 8)
+        self.second = L.MultiHeadAttention(2, 8)
+
+    def call(self, x, ids):
+        is_token = tf.not_equal(ids, 0)
+        y = self.first(x, x, attention_mask=is_token[:, tf.newaxis, :])
+        rows, length = tf.shape(x)[0], tf.shape(x)[1]
+        past = tf.range(length)[:, None] >= tf.range(length)
+        return x + self.second(y, y, attention_mask=tf.tile(past[None], [rows, 1, 1]))
+
+
+def padded():
+    ids = keras.Input((6,), dtype="int32")
+    x = L.Embedding(16, 16)(ids)
+    y = PaddedAttention()(x, ids)
+    y = y * tf.cast(ids > 0, tf.float32)[..., tf.newaxis]
+    return compiled(ids, L.Dense(2)(L.Flatten()(y))), RNG.integers(0, 16, (30, 6))
+
+
 def clipped():
     inputs = keras.Input((5,), dtype="int32")
     x = L.Flatten()(L.Embedding(16, 8)(inputs))
@@ -179,7 +231,7 @@ def exact():
     result = {}
     for batch, model in ((1, 2), (2, 2)):
         with mesh(batch, model) as strategy:
-            for make in (images, sequences, nested, clipped):
+            for make in (images, sequences, nested, vision, padded, clipped):
                 _, x = make()
                 y = rows(30, 2)
                 report = tfdist.verify(

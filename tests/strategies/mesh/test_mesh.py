@@ -56,7 +56,7 @@ def test_the_host_copy_can_be_released(results):
     assert memory["moved"] > 0
 
 
-@pytest.mark.parametrize("model", ["images", "sequences", "nested", "clipped"])
+@pytest.mark.parametrize("model", ["images", "sequences", "nested", "vision", "padded", "clipped"])
 @pytest.mark.parametrize("shape", ["1x2", "2x2"])
 def test_layers_are_exact(model, shape, results):
     assert of(results, "exact")[f"{model} {shape}"] <= _TOLERANCE

@@ -6,7 +6,9 @@ operand is whole while another is split, and weights then come out wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +21,18 @@ from mesh_tensorflow import placement_mesh_impl  # noqa: E402 - only after the m
 from mesh_tensorflow.ops import LazyAllreduceSum  # noqa: E402
 
 BATCH, MODEL = "batch", "model"
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Encloses what TensorFlow's log says nothing useful about."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class SuffixRules(mtf.LayoutRules):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +13,7 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
-from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf
+from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
 from tfdist.strategies.mesh.optimizer import (
     clip,
     scaled,
@@ -65,8 +63,8 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
         raise ModelError(
             "every weight of a model on a mesh is used by a layer that its graph reaches",
             received=f"unused: {', '.join(unused)}",
-            mend="In the call of a layer of your own, call its layers on tensors that come from "
-            "its inputs: tf.range(tf.shape(x)[1]), not tf.range(n)",
+            mend="In the call of a layer of your own, call layers that are attributes of it "
+            "(self.dense), or call them on tensors that come from its inputs",
         )
 
 
@@ -170,23 +168,11 @@ class Program:
         return squares
 
     def _lower(self) -> Any:
-        with _without_counters():
+        with without_log():  # Counters of each program, which notebooks show.
             return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
 
     def slices_of(self, tensor: Any) -> list[tf.Tensor]:
         return self._lowering.tensors[tensor].to_laid_out_tensor().tensor_list
-
-
-@contextlib.contextmanager
-def _without_counters() -> Iterator[None]:
-    """Mesh-TensorFlow logs counters of each program, which notebooks show."""
-    logger = tf.get_logger()
-    before = logger.level
-    logger.setLevel(max(before, logging.WARNING))
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
