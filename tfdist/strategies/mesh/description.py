@@ -87,8 +87,8 @@ def describe(on_mesh: MeshModel, num_rows: int) -> Description:
     state = on_mesh.state
     rows = []
     for variable in on_mesh.model.weights:
-        slots = [sliced for (key, _), sliced in state.slots.items() if key == id(variable)]
-        parts = [sliced.slices[0] for sliced in (state.of(variable), *slots)]
+        held = (state.of(variable), *state.slots_of(variable))
+        parts = [sliced.slices[0] for sliced in held]
         rows.append(
             WeightRow(
                 path=path_of(variable),

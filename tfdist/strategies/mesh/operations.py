@@ -56,14 +56,14 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
 
     Attributes:
         collectives: (kind, mesh axes, bytes that each device holds before it), in order.
+        share_memory: logical CPUs do: what one has computed, the others need not.
     """
 
     def __init__(self, batch: int, model: int, devices: Sequence[str]):
         shape = mtf.Shape([mtf.Dimension(BATCH, batch), mtf.Dimension(MODEL, model)])
         super().__init__(shape, SuffixRules(), list(devices))
         self.collectives: list[tuple[str, str, int]] = []
-        # Logical CPUs share their memory: what one has summed up, the others need not.
-        self._share_memory = all("CPU" in device.upper() for device in devices)
+        self.share_memory = all("CPU" in device.upper() for device in devices)
 
     def axis_size(self, name: str) -> int:
         return self.shape[self.axis_index(name)].size
@@ -73,13 +73,13 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
 
     def allreduce(self, x: Any, mesh_axes: list[int], reduction_fn_string: str) -> Any:
         self._record("all-reduce", x, mesh_axes)
-        if self._share_memory and reduction_fn_string == "SUM":
+        if self.share_memory and reduction_fn_string == "SUM":
             return self._collective_with_groups(x, mesh_axes, _once(tf.add_n))
         return super().allreduce(x, mesh_axes, reduction_fn_string)
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
         self._record("all-gather", x, [mesh_axis])
-        if self._share_memory:
+        if self.share_memory:
             join = _once(lambda parts: tf.concat(parts, concat_axis))
             return self._collective_with_groups(x, [mesh_axis], join)
         return super().allconcat(x, mesh_axis, concat_axis)

@@ -43,6 +43,14 @@ class SlicedVariable:
             for place in range(self._size)
         ]
         self.slices: list[tf.Variable] = []
+        #: For each device the first one that holds the same slice.
+        self.first_places = [self._places.index(place) for place in self._places]
+
+    def repeat_first(self) -> None:
+        """Gives each device the slice of the first one that holds the same."""
+        for place, first in enumerate(self.first_places):
+            if place != first:
+                self.slices[place].assign(self.slices[first])
 
     @property
     def replication(self) -> float:
@@ -146,6 +154,9 @@ class SlicedState:
         own = [v for v in own if id(v) not in own_slots]
         host = [v for v in host if id(v) not in host_slots]
         return list(zip(own, host, strict=True))
+
+    def slots_of(self, variable: Any) -> list[SlicedVariable]:
+        return [sliced for (key, _), sliced in self.slots.items() if key == id(variable)]
 
     # Between host and devices -------------------------------------------------------------------
 

@@ -313,18 +313,27 @@ class MeshSteps:
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
                 for v, square in zip(variables, squares, strict=True)
             ]
-        clipped = [part for slices in clip(optimizer, given, squares) for part in slices]
-        pairs = [
-            pair
-            for slices, variable in zip(given, sliced, strict=True)
-            for pair in zip(slices, variable.slices, strict=True)
+        # Where memory is shared, one device updates what several hold, and the others take it.
+        once = self._devices.share_memory
+        places = [
+            (i, place)
+            for i, variable in enumerate(sliced)
+            for place, first in enumerate(variable.first_places)
+            if place == first or not once
         ]
+        all_clipped = clip(optimizer, given, squares)
+        clipped = [all_clipped[i][place] for i, place in places]
+        pairs = [(given[i][place], sliced[i].slices[place]) for i, place in places]
         # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
         keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: clipped
         try:
             self._model.optimizer.apply_gradients(pairs)
         finally:
             optimizer._clip_gradients = keras_clip
+        if once:
+            for variable, weight in zip(variables, sliced, strict=True):
+                for held in (weight, *self._state.slots_of(variable)):
+                    held.repeat_first()
 
     def _test(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         return self._evaluate(self._program(x, training=False), x, y, weight)
