@@ -80,8 +80,12 @@ def memory():
         before = model.get_weights()
         host = sum(v.numpy().nbytes for v in model.weights)
         model.fit(rows(8, 1024), rows(8, 8), verbose=0)
+        model.predict(rows(8, 1024), verbose=0)
+        model.evaluate(rows(8, 1024), rows(8, 8), verbose=0)
         after = sum(v.numpy().nbytes for v in model.weights)
+        described = strategy.describe(model, global_batch_size=8)
         return {
+            "described": [described.bytes_per_device, described.measured_bytes],
             "whole": int(whole),
             "per_device": sorted(state.bytes_per_device().values()),
             "slices": [list(part.shape) for part in state.of(kernel).slices],
@@ -443,6 +447,17 @@ class AddsLoss(L.Layer):
         return x * 2.0
 
 
+class Repeats(L.Layer):
+    """Adds as many rows as it likes, not as many as the batch has."""
+
+    def build(self, shape):
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+        super().build(shape)
+
+    def call(self, x):
+        return x + tf.tile(self.token, [8, 1, 1])
+
+
 class Mean(keras.regularizers.Regularizer):
     def __call__(self, x):
         return tf.reduce_mean(x)
@@ -482,6 +497,7 @@ def refusals():
             {},
         ),
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
+        "repeated": (lambda: sequential(Repeats(), L.Dense(16), shape=(4, 6)), {}),
     }
     result = {}
     for name, (model_fn, options) in cases.items():

@@ -52,6 +52,8 @@ def test_each_device_holds_half_of_weights_and_slots(results):
 def test_the_host_copy_can_be_released(results):
     memory = of(results, "memory")
     assert memory["host"] == [0, 0]
+    bytes_per_device, measured = memory["described"]
+    assert measured == {"CPU:0": bytes_per_device, "CPU:1": bytes_per_device}
     assert memory["readable"]
     assert memory["moved"] > 0
 
@@ -129,6 +131,7 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("rank", ["each dimension of dense", "which has 2"]),
         ("axis", ["'modle'", "Did you mean 'model'?"]),
         ("divides", ["dimension 1 of dense", "is 15", "[1, 3, 5, 15]"]),
+        ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],
 )

@@ -13,6 +13,9 @@ from tfdist.strategies.one_process import OneProcessStrategy
 class Mesh(OneProcessStrategy):
     """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
 
+    Keras' mixed precision is kept: the slices of weights and slots are float32, layers compute in
+    their policy's precision, a ``LossScaleOptimizer`` scales the loss.
+
     Args:
         batch: parts that each batch is divided into.
         model: parts that the weights are divided into.
