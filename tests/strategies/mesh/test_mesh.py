@@ -14,6 +14,10 @@ from tfdist.errors import OptionError
 
 _SCRIPT = Path(__file__).with_name("mesh_scenarios.py")
 _TOLERANCE = 1e-5
+_TIMEOUT_S = 560
+
+# The first test waits for all scenarios, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def results(tmp_path_factory):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
