@@ -25,10 +25,19 @@ _TIMEOUT_S = 1200
 
 def run(quick: bool = False) -> list[dict]:
     """Returns rows: baseline and ours in steps/s, and 1/s to the first step; ratio, target."""
+    rows = _in_a_process("benchmarks.mesh", json.dumps(quick))
+    for batch, model in _MESHES[1:2] if quick else ((1, 2), (2, 2)):
+        numbers = (str(number) for number in (batch, model, 2 if quick else 15))
+        rows.append(_in_a_process("benchmarks.programs.pair_dtensor", *numbers))
+    return rows
+
+
+def _in_a_process(module: str, *arguments: str) -> Any:
+    """Runs a module as a program and returns what it writes to its last argument."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.json"
+        out = Path(folder) / "result.json"
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.mesh", str(out), json.dumps(quick)],
+            [sys.executable, "-m", module, *arguments, str(out)],
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdin=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
@@ -62,7 +71,7 @@ def _compare(
         start = time.perf_counter()
         model.train_on_batch(x, y)
         first[name] = time.perf_counter() - start
-    iterators = {name: _forever(x, y) for name in models}
+    iterators = {name: forever(x, y) for name in models}
     functions = {name: model.make_train_function() for name, model in models.items()}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -90,7 +99,7 @@ def _compare(
     ]
 
 
-def _forever(x: np.ndarray, y: np.ndarray) -> Any:
+def forever(x: np.ndarray, y: np.ndarray) -> Any:
     import tensorflow as tf
 
     return iter(tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2))
@@ -147,4 +156,4 @@ def _transformer() -> tuple[Callable, np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(_measure(json.loads(sys.argv[2]))))
+    Path(sys.argv[2]).write_text(json.dumps(_measure(json.loads(sys.argv[1]))))

@@ -1,18 +1,23 @@
 """A small GPT on the characters of a text that ships with scikit-learn.
 
-tfdist train reads shards; this example makes its records itself:
+It is divided over a mesh of devices; CPUs are taken where there are no GPUs. First it proves that
+its weights are those of one device, then it prints where each weight lies, trains and writes on:
 
-python examples/gpt.py --batch 1 --model 2
+python examples/gpt.py --batch 1 --model 2 --epochs 5
 """
 
 from __future__ import annotations
 
 import argparse
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tensorflow import keras
 from tensorflow.keras import layers
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
 
 CONTEXT = 32
 WIDTH, HEADS, BLOCKS = 64, 4, 2
@@ -63,19 +68,45 @@ def model_fn() -> keras.Model:
     return model
 
 
+def continued(model: keras.Model, text: str, length: int) -> str:
+    """Returns ``text`` and ``length`` more characters, drawn one by one."""
+    rng = np.random.default_rng(0)
+    characters = [ord(c) for c in text]
+    for _ in range(length):
+        window = np.zeros((1, CONTEXT), np.int32)
+        last = characters[-CONTEXT:]
+        window[0, : len(last)] = last
+        logits = model.predict(window, verbose=0)
+        odds = np.exp(logits[0, len(last) - 1].astype(np.float64))
+        characters.append(rng.choice(VOCABULARY, p=odds / odds.sum()))
+    return "".join(map(chr, characters))
+
+
 def main() -> None:
     import tfdist
+    from tfdist.errors import TfdistError
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--model", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=1, help="parts of each batch (1)")
+    parser.add_argument("--model", type=int, default=2, help="parts of the weights (2)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs to train for (5)")
     options = parser.parse_args()
-    with tfdist.strategy("mesh", batch=options.batch, model=options.model) as strategy:
-        print(tfdist.verify(model_fn, data(), strategy, global_batch_size=32))
-        model = strategy.build(model_fn)
-        strategy.describe(model, global_batch_size=32)
-        model.fit(strategy.dataset(data(), global_batch_size=32), epochs=options.epochs, verbose=2)
+    try:
+        with tfdist.strategy("mesh", batch=options.batch, model=options.model) as strategy:
+            run(strategy, options.epochs)
+    except TfdistError as error:
+        parser.error(str(error))
+
+
+def run(strategy: Strategy, epochs: int) -> None:
+    import tfdist
+
+    report = tfdist.verify(model_fn, data(), strategy, global_batch_size=32)
+    print(report, flush=True)
+    model = strategy.build(model_fn)
+    strategy.describe(model, global_batch_size=32)
+    model.fit(strategy.dataset(data(), global_batch_size=32), epochs=epochs, verbose=2)
+    print(continued(model, "The data set ", 60))
 
 
 if __name__ == "__main__":

@@ -93,12 +93,12 @@ def _convnet(keras: Any) -> tuple[Any, Any]:
     layers = keras.layers
     inputs = keras.Input((8, 8, 1))
     x = layers.Rescaling(1 / 255)(inputs)
-    x = layers.Conv2D(8, 3, use_bias=False)(x)
+    x = layers.Conv2D(16, 3, use_bias=False)(x)
     x = layers.BatchNormalization(momentum=0.9)(x)
     x = layers.Activation("elu")(x)
-    x = layers.Conv2D(8, 3, strides=2, activation="tanh")(x)
+    x = layers.Conv2D(16, 3, strides=2, activation="tanh")(x)
     x = layers.GlobalAveragePooling2D()(x)
-    x = layers.Dense(8)(x)
+    x = layers.Dense(16)(x)
     x = layers.BatchNormalization(momentum=0.9, scale=False)(x)
     return inputs, layers.Dense(NUM_CLASSES, "softmax")(x)
 
@@ -107,7 +107,7 @@ def _two_inputs(keras: Any) -> tuple[Any, Any]:
     layers = keras.layers
     left = keras.Input((4,), name="left")
     right = keras.Input((2, 3), name="right")
-    a = layers.Dense(8, "tanh")(left)
-    b = layers.Dense(8, "elu")(layers.Flatten()(right))
+    a = layers.Dense(16, "tanh")(left)
+    b = layers.Dense(16, "elu")(layers.Flatten()(right))
     joined = layers.LayerNormalization()(layers.Concatenate()([a, b]))
     return [left, right], layers.Dense(NUM_CLASSES, "softmax")(joined)

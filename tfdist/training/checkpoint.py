@@ -6,7 +6,6 @@ read without unpickling anything.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from dataclasses import astuple, dataclass, replace
@@ -76,11 +75,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self._start = Start()
         self._state = _State(data)
-        # A model whose weights lie in slices on several devices gathers them to be written.
-        self._sharded = getattr(model, "sharded", None)
-        optimizer = self._sharded.whole_optimizer if self._sharded else model.optimizer
         checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=optimizer, state=self._state.trackable()
+            model=model, state=self._state.trackable(), **collective.saving.beside(model)
         )
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
@@ -111,7 +107,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         damaged = []
         for path in paths:
             try:
-                with self._sharded.restored() if self._sharded else contextlib.nullcontext():
+                with self._collective.saving.restored():
                     _read(checkpoint, path)
             except _DAMAGED as error:
                 damaged.append(Path(path).name)
@@ -159,7 +155,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 self._manager.checkpoint.write(f"{folder}/checkpoint")
             return
         number = position.epoch * self._state.data.steps_per_epoch + position.step
-        with self._sharded.written() if self._sharded else contextlib.nullcontext():
+        with self._collective.saving.written():
             self._manager.save(checkpoint_number=number)
 
 

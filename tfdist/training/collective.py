@@ -9,7 +9,28 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+def _optimizer_of(model: Any) -> dict[str, Any]:
+    return {"optimizer": model.optimizer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What an engine adds to the writing and reading of checkpoints.
+
+    Attributes:
+        beside: model -> what is saved with it: name -> a variable or another trackable object.
+        written: returns a context that encloses the writing of a checkpoint, as where weights that
+            lie on several devices are brought together.
+        restored: returns a context that encloses the reading of one.
+    """
+
+    beside: Callable[[Any], dict[str, Any]] = _optimizer_of
+    written: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    restored: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 class Collective(abc.ABC):
@@ -24,6 +45,8 @@ class Collective(abc.ABC):
     batches_per_update: int = 1
     #: Whether variables are read by all processes together, so that all write, and one file stays.
     reads_together: bool = False
+    #: What checkpoints need of the engine.
+    saving: Saving = Saving()
 
     @property
     def is_chief(self) -> bool:

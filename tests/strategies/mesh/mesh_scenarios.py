@@ -72,7 +72,7 @@ def memory():
 
     with mesh(1, 2, keep_host_copy=False) as strategy:
         model = strategy.build(model_fn)
-        state = model.sharded.state
+        state = model.on_mesh.state
         kernel = model.layers[1].kernel
         slot = state.slots[id(kernel), "m"]
         whole = sum(np.prod(v.shape) for v in model.weights) * 4 * 3
@@ -80,8 +80,12 @@ def memory():
         before = model.get_weights()
         host = sum(v.numpy().nbytes for v in model.weights)
         model.fit(rows(8, 1024), rows(8, 8), verbose=0)
+        model.predict(rows(8, 1024), verbose=0)
+        model.evaluate(rows(8, 1024), rows(8, 8), verbose=0)
         after = sum(v.numpy().nbytes for v in model.weights)
+        described = strategy.describe(model, global_batch_size=8)
         return {
+            "described": [described.bytes_per_device, described.measured_bytes],
             "whole": int(whole),
             "per_device": sorted(state.bytes_per_device().values()),
             "slices": [list(part.shape) for part in state.of(kernel).slices],
@@ -164,6 +168,58 @@ def nested():
     return compiled(inputs, L.Dense(2)(x), keras.optimizers.SGD(0.05, momentum=0.9)), rows(30, 8)
 
 
+class Tokens(L.Layer):
+    """A class token, and positions as a constant range."""
+
+    def __init__(self, length, width, **options):
+        super().__init__(**options)
+        self.length = length
+        self.positions = L.Embedding(length + 1, width)
+
+    def build(self, shape):
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+        super().build(shape)
+
+    def call(self, patches):
+        token = tf.broadcast_to(self.token, [tf.shape(patches)[0], 1, patches.shape[-1]])
+        tokens = tf.concat([token, patches], axis=1)
+        return tokens + self.positions(tf.range(start=0, limit=self.length + 1, delta=1))
+
+
+def vision():
+    """Patches as in Keras' own example: cut by a convolution, a class token, constant positions."""
+    inputs = keras.Input((8, 8, 3))
+    x = L.Reshape((4, 16))(L.Conv2D(16, 4, strides=4)(inputs))
+    x = Tokens(4, 16)(x)
+    y = L.LayerNormalization()(x)
+    x = L.Add()([x, L.MultiHeadAttention(2, 8)(y, y)])
+    return compiled(inputs, L.Dense(2)(x[:, 0])), rows(30, 8, 8, 3)
+
+
+class PaddedAttention(L.Layer):
+    """Attention that sees no padding: its mask is made of ids, and a causal one of a shape."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first = L.MultiHeadAttention(2, 8)
+        self.second = L.MultiHeadAttention(2, 8)
+
+    def call(self, x, ids):
+        is_token = tf.not_equal(ids, 0)
+        y = self.first(x, x, attention_mask=is_token[:, tf.newaxis, :])
+        rows, length = tf.shape(x)[0], tf.shape(x)[1]
+        past = tf.range(length)[:, None] >= tf.range(length)
+        return x + self.second(y, y, attention_mask=tf.tile(past[None], [rows, 1, 1]))
+
+
+def padded():
+    ids = keras.Input((6,), dtype="int32")
+    x = L.Embedding(16, 16)(ids)
+    y = PaddedAttention()(x, ids)
+    y = y * tf.cast(ids > 0, tf.float32)[..., tf.newaxis]
+    return compiled(ids, L.Dense(2)(L.Flatten()(y))), RNG.integers(0, 16, (30, 6))
+
+
 def clipped():
     inputs = keras.Input((5,), dtype="int32")
     x = L.Flatten()(L.Embedding(16, 8)(inputs))
@@ -179,7 +235,7 @@ def exact():
     result = {}
     for batch, model in ((1, 2), (2, 2)):
         with mesh(batch, model) as strategy:
-            for make in (images, sequences, nested, clipped):
+            for make in (images, sequences, nested, vision, padded, clipped):
                 _, x = make()
                 y = rows(30, 2)
                 report = tfdist.verify(
@@ -205,6 +261,82 @@ def layout():
             "splits": {row.path: row.split for row in description.weights},
             "collectives": [[c.kind, c.axis, c.count] for c in description.collectives],
         }
+
+
+# Mixed precision --------------------------------------------------------------------------------
+
+
+def mixed_images():
+    """All kinds of weights: those of layers, of a composite, and of a layer left in float32."""
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(16, 3, activation="elu")(inputs)
+    x = L.AveragePooling2D()(L.BatchNormalization(momentum=0.9)(x))
+    x = Composite()(L.Dense(8, "gelu")(L.Flatten()(x)))
+    x = L.Dense(16, "tanh", dtype="float32")(x)
+    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=1.0)
+    if keras.mixed_precision.global_policy().name == "mixed_float16":
+        # Far too much: as many steps are left out as it takes to halve it.
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=2**30)
+    return compiled(inputs, L.Dense(2)(x), optimizer), rows(30, 8, 8, 3)
+
+
+def mixed_tokens():
+    inputs = keras.Input((6,), dtype="int32")
+    x = L.Embedding(16, 16)(inputs)
+    y = L.LayerNormalization()(x)
+    x = x + L.MultiHeadAttention(2, 8)(y, y, use_causal_mask=True)
+    return compiled(inputs, L.Dense(2)(L.Flatten()(x))), RNG.integers(0, 16, (30, 6))
+
+
+@scenario
+def mixed():
+    result = {}
+    cases = (
+        ("mixed_bfloat16", mixed_images),
+        ("mixed_bfloat16", mixed_tokens),
+        ("mixed_float16", mixed_images),  # Keras' LayerNormalization has no float16 on CPUs.
+    )
+    for policy, make in cases:
+        keras.mixed_precision.set_global_policy(policy)
+        try:
+            reference, x = make()
+            start, data = reference.get_weights(), (x, rows(30, 2))
+            first = reference.predict(x, verbose=0)
+            reference.fit(*data, batch_size=8, epochs=6, shuffle=False, verbose=0)
+            folder = Path(tempfile.mkdtemp())
+
+            def fit(batch, model, epochs, *, make=make, data=data, folder=folder, **options):
+                with mesh(batch, model) as strategy:
+                    built = strategy.build(lambda: make()[0])
+                    found = built.predict(data[0], verbose=0)
+                    feed = strategy.dataset(data, global_batch_size=8, training=False)
+                    keep = tfdist.Checkpoints(folder, **options)
+                    built.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
+                return built, found
+
+            def restarted(*args, make=make, start=start, **options):
+                return fit(*args, make=lambda: (_with_weights(make()[0], start), None), **options)
+
+            _, found = restarted(1, 2, 3)
+            resumed, _ = fit(2, 2, 6, resume=True)
+            result[f"{policy} {make.__name__}"] = {
+                "dtypes": [found.dtype.name, first.dtype.name],
+                "prediction": difference([found.astype("float32")], [first.astype("float32")]),
+                "weights": difference(resumed.get_weights(), reference.get_weights()),
+                "moved": difference(start, reference.get_weights()),
+                "loss_scales": [
+                    float(getattr(model.optimizer, "loss_scale", 1))
+                    for model in (resumed, reference)
+                ],
+            }
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+    return result
+
+
+def _with_weights(model, weights):
+    model.set_weights(weights)
+    return model
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -256,7 +388,7 @@ def dropout():
         model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)
         unequal = []
         for variable in model.weights:
-            slices = [part.numpy().tolist() for part in model.sharded.state.of(variable).slices]
+            slices = [part.numpy().tolist() for part in model.on_mesh.state.of(variable).slices]
             # Devices 0, 2 and 1, 3 hold the same part of the weights.
             if slices[0] != slices[2] or slices[1] != slices[3]:
                 unequal.append(variable.name)
@@ -315,6 +447,17 @@ class AddsLoss(L.Layer):
         return x * 2.0
 
 
+class Repeats(L.Layer):
+    """Adds as many rows as it likes, not as many as the batch has."""
+
+    def build(self, shape):
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+        super().build(shape)
+
+    def call(self, x):
+        return x + tf.tile(self.token, [8, 1, 1])
+
+
 class Mean(keras.regularizers.Regularizer):
     def __call__(self, x):
         return tf.reduce_mean(x)
@@ -339,7 +482,6 @@ def refusals():
         "regularizer": (lambda: sequential(L.Dense(16, kernel_regularizer=Mean()), L.Dense(2)), {}),
         "activation": (lambda: sequential(L.Dense(16, activation=lambda x: x[::-1])), {}),
         "eagerly": (lambda: sequential(L.Dense(16), run_eagerly=True), {}),
-        "mixed": (lambda: sequential(L.Dense(16, dtype="mixed_bfloat16")), {}),
         "nothing matches": (mlp, {"layout": {"conv.*": (None, "model")}}),
         "rank": (mlp, {"layout": {"kernel": ("model",)}}),
         "axis": (mlp, {"layout": {"kernel": (None, "modle")}}),
@@ -355,6 +497,7 @@ def refusals():
             {},
         ),
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
+        "repeated": (lambda: sequential(Repeats(), L.Dense(16), shape=(4, 6)), {}),
     }
     result = {}
     for name, (model_fn, options) in cases.items():

@@ -6,10 +6,12 @@ An activation is a Mesh-TensorFlow tensor [batch, ...]. Its first dimension lies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras.src.mixed_precision.autocast_variable import AutoCastVariable
 
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
@@ -29,7 +31,7 @@ class Context:
     Attributes:
         updates: (weight, its new value on the mesh) of weights that are not trained.
         losses: scalars on the mesh that belong to the loss.
-        final_layers: ids of the layers that give the model's outputs.
+        batch: the dimension of the rows, padding included.
     """
 
     def __init__(
@@ -50,13 +52,15 @@ class Context:
         self.seed = seed
         self.updates: list[tuple[Any, Any]] = []
         self.losses: list[Any] = []
-        self.final_layers: set[int] = set()
+        #: Of the layer that is being converted; what Keras reads its weights in.
+        self.compute_dtype: tf.DType | None = None
         #: weight id -> what was looked up in it, for weights that are only looked up.
         self.look_ups: dict[int, list[Any]] = {}
-        self._batch = mtf.Dimension(BATCH, num_rows + padded_rows)
+        self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)
         self._padded_rows = padded_rows
         self._read = read
         self._weights: dict[int, Any] = {}
+        self._cast_weights: dict[tuple, Any] = {}
         self._num_dimensions = 0
         self._num_random = 0
 
@@ -78,7 +82,7 @@ class Context:
         whole = [self.dimension(size) for size in sizes]
         if split_last:
             whole[-1] = self.dimension(sizes[-1], split=True)
-        return [self._batch, *whole]
+        return [self.batch, *whole]
 
     # Tensors ------------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class Context:
         return mtf.import_tf_tensor(self.mesh, tensor, mtf.Shape(dims))
 
     def weight(self, variable: Any, axes: Axes | None = None) -> Any:
-        """Returns a weight on the mesh.
+        """Returns a weight on the mesh, in the precision that its layer computes in.
 
         Args:
             variable: of the Keras layer.
@@ -118,7 +122,7 @@ class Context:
                 for size, axis in zip(variable.shape, settled, strict=True)
             ]
             self._weights[id(variable)] = self._read(variable, dims)
-        tensor = self._weights[id(variable)]
+        tensor = self._read_as(self.dtype_of(variable), variable)
         if settled == axes:
             return tensor
         dims = [
@@ -127,9 +131,35 @@ class Context:
         ]
         return mtf.reshape(tensor, mtf.Shape(dims))
 
+    def dtype_of(self, variable: Any) -> tf.DType:
+        """Returns what the layer that is being converted reads a weight in."""
+        return self.compute_dtype if isinstance(variable, AutoCastVariable) else variable.dtype
+
+    def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
+        key = (id(variable), dtype)
+        if key not in self._cast_weights:
+            self._cast_weights[key] = self.cast(self._weights[id(variable)], dtype)
+        return self._cast_weights[key]
+
     def weight_tensors(self) -> dict[int, Any]:
         """Returns the weights that were used: id -> tensor on the mesh."""
         return self._weights
+
+    def cast(self, x: Any, dtype: tf.DType) -> Any:
+        """Returns ``x`` in another precision."""
+        if x.dtype == dtype:
+            return x
+        return self.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype, name="cast")
+
+    @contextlib.contextmanager
+    def computing_as(self, layer: Any) -> Iterator[None]:
+        """Encloses the conversion of ``layer``: its precision, Keras' mixed ones included."""
+        before = self.compute_dtype
+        self.compute_dtype = tf.as_dtype(layer.compute_dtype) if layer.compute_dtype else before
+        try:
+            yield
+        finally:
+            self.compute_dtype = before
 
     def whole(self, x: Any) -> Any:
         """Brings the last dimension together, where it is split."""
@@ -191,7 +221,7 @@ class Context:
         if not self._padded_rows:
             return None
         mask = tf.concat([tf.ones([self.num_rows]), tf.zeros([self._padded_rows])], 0)
-        return self._import(tf.cast(mask, dtype), [self._batch])
+        return self._import(tf.cast(mask, dtype), [self.batch])
 
 
 def is_split(dimension: Any) -> bool:

@@ -42,12 +42,14 @@ class Description:
     Attributes:
         mesh: devices on the axes batch and model.
         num_rows: records of the step whose collectives are listed.
+        measured_bytes: device -> what the variables that lie on it hold now.
     """
 
     mesh: tuple[int, int]
     weights: tuple[WeightRow, ...]
     collectives: tuple[CollectiveRow, ...]
     num_rows: int
+    measured_bytes: dict[str, int]
 
     @property
     def bytes_per_device(self) -> int:
@@ -85,8 +87,8 @@ def describe(on_mesh: MeshModel, num_rows: int) -> Description:
     state = on_mesh.state
     rows = []
     for variable in on_mesh.model.weights:
-        slots = [sliced for (key, _), sliced in state.slots.items() if key == id(variable)]
-        parts = [sliced.slices[0] for sliced in (state.of(variable), *slots)]
+        held = (state.of(variable), *state.slots_of(variable))
+        parts = [sliced.slices[0] for sliced in held]
         rows.append(
             WeightRow(
                 path=path_of(variable),
@@ -100,6 +102,10 @@ def describe(on_mesh: MeshModel, num_rows: int) -> Description:
         weights=tuple(rows),
         collectives=_collectives(on_mesh, num_rows),
         num_rows=num_rows,
+        measured_bytes={
+            device.rpartition("device:")[2]: held
+            for device, held in state.bytes_per_device().items()
+        },
     )
 
 

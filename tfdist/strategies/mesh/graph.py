@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.mesh.context import Context, has_batch
-from tfdist.strategies.mesh.operations import mtf
+from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator, is_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
 
@@ -23,11 +24,6 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     Raises:
         UnsupportedLayerError: a layer that has no conversion.
     """
-    context.final_layers |= {id(tensor.node.layer) for tensor in tf.nest.flatten(model.outputs)}
-    return _run(model, context, inputs)
-
-
-def _run(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[Any]:
     # The traversal of Keras' own Functional._run_internal_graph.
     if not getattr(model, "_is_graph_network", False):
         raise UnsupportedLayerError(model, "a model of a class of its own has no graph of layers")
@@ -60,10 +56,19 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     before = context.training
     if training is not None:
         context.training = context.training and bool(training)
-    result = _call_layer(context, layer, arguments, options)
+    with context.computing_as(layer):
+        if layer._autocast:
+            arguments = tf.nest.map_structure(lambda x: _autocast(context, x), arguments)
+        result = _call_layer(context, layer, arguments, options)
     _add_activity_loss(context, layer, result)
     context.training = before
     return result
+
+
+def _autocast(context: Context, value: Any) -> Any:
+    if isinstance(value, mtf.Tensor) and value.dtype.is_floating:
+        return context.cast(value, context.compute_dtype)
+    return value
 
 
 def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
@@ -73,7 +78,7 @@ def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str,
         return rule(context, layer, *arguments, **options)
     if getattr(layer, "_is_graph_network", False):
         flat = _flat(layer._flatten_to_reference_inputs(arguments[0]))
-        outputs = _run(layer, context, flat)
+        outputs = convert(layer, context, flat)
         return tf.nest.pack_sequence_as(layer._nested_outputs, outputs)
     return _call_composite(context, layer, arguments, options)
 
@@ -113,10 +118,41 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     tensors = [value for value in flat if isinstance(value, mtf.Tensor)]
     if not tensors or len(tensors) != len(_flat(arguments)) or _has_tensor(options):
         raise UnsupportedLayerError(layer, "a composite layer is called on tensors of the model")
-    model = _trace(context, layer, arguments, options)
+    model, constants = _trace(context, layer, arguments, options)
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
-    outputs = _run(model, context, [*tensors, *weights])
+    constants = [context.constant(value) for value in constants]
+    outputs = convert(model, context, [*tensors, *weights, *constants])
     return tf.nest.pack_sequence_as(model._nested_outputs, outputs)
+
+
+class _OnConstants:
+    """A sublayer that may be called on a constant: its weights then stay in the graph.
+
+    Keras would run it at once, and ``tf.range(n)`` of positions would leave a constant table.
+    """
+
+    def __init__(self, layer: Any, found: list[tuple[Any, Any]]):
+        self._layer = layer
+        self._found = found
+
+    def __call__(self, inputs: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(inputs, (tf.Tensor, np.ndarray)):
+            value = tf.convert_to_tensor(inputs)
+            inputs = tf.keras.Input(batch_shape=value.shape, dtype=value.dtype)
+            self._found.append((inputs, value))
+        return self._layer(inputs, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def _own_layers(layer: Any) -> dict[str, Any]:
+    """Returns the layers with weights that are attributes of the layer itself: name -> layer."""
+    return {
+        name: sublayer
+        for name, sublayer in vars(layer).items()
+        if isinstance(sublayer, tf.keras.layers.Layer) and sublayer.weights
+    }
 
 
 def _own_weights(layer: Any) -> dict[str, tf.Variable]:
@@ -135,17 +171,24 @@ def _has_tensor(options: dict[str, Any]) -> bool:
     return any(isinstance(value, mtf.Tensor) for value in _flat(options))
 
 
-def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    """Returns ``layer.call`` as a functional model over the layer's own sublayers and weights."""
+def _trace(
+    context: Context, layer: Any, arguments: Any, options: dict[str, Any]
+) -> tuple[tf.keras.Model, list[tf.Tensor]]:
+    """Returns ``layer.call`` as a functional model over the layer's own sublayers and weights.
+
+    Its inputs are those of the layer, then its weights, then the constants that are returned too.
+    """
     traces = layer.__dict__.setdefault(_TRACES, {})
     flat = _flat(arguments)
     shapes = tuple(tuple(d.size for d in x.shape.dims[1:]) for x in flat)
-    key = (context.training, shapes, repr(options))
+    key = (context.training, shapes, tuple(x.dtype for x in flat), repr(options))
     if key not in traces:
         options = dict(options)
         if "training" in inspect.signature(layer.call).parameters:
             options["training"] = context.training
         own = _own_weights(layer)
+        sublayers = _own_layers(layer)
+        found: list[tuple[Any, Any]] = []
         try:
             with tf.init_scope():  # Symbols are Keras' own: they belong to no graph.
                 symbols = [
@@ -154,13 +197,16 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
                 ]
                 # An operator would take a weight's value for a constant; a symbol it follows.
                 weights = {
-                    name: tf.keras.Input(batch_shape=v.shape, dtype=v.dtype)
+                    name: tf.keras.Input(batch_shape=v.shape, dtype=context.dtype_of(v))
                     for name, v in own.items()
                 }
                 refused = dict.fromkeys(("add_loss", "add_metric"), _refuse_added(layer))
-                vars(layer).update(weights | refused)
+                wrapped = {name: _OnConstants(s, found) for name, s in sublayers.items()}
+                vars(layer).update(weights | refused | wrapped)
                 outputs = layer.call(*tf.nest.pack_sequence_as(arguments, symbols), **options)
-                model = tf.keras.Model([*symbols, *weights.values()], outputs)
+                inputs = [*symbols, *weights.values(), *(symbol for symbol, _ in found)]
+                with without_log():  # Weights have no batch: their first dimensions differ.
+                    model = tf.keras.Model(inputs, outputs)
         except UnsupportedLayerError:
             raise
         except Exception as error:  # Whatever a user's own code raises on symbols.
@@ -171,8 +217,8 @@ def _trace(context: Context, layer: Any, arguments: Any, options: dict[str, Any]
         finally:
             for name in ("add_loss", "add_metric"):
                 vars(layer).pop(name, None)
-            vars(layer).update(own)
-        traces[key] = model
+            vars(layer).update(own | sublayers)
+        traces[key] = model, [value for _, value in found]
     return traces[key]
 
 

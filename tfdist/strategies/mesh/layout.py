@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.errors import OptionError, unknown_choice
 
 #: Fewer columns than this on a device cost more to bring together than they save.
-MIN_SPLIT = 4
+MIN_SPLIT = 8
 
 Axes = tuple[str | None, ...]
 
@@ -112,11 +112,11 @@ class Layout:
         if self.model > 1 and variables and not any(any(axes) for axes in self.settled.values()):
             sizes = ", ".join(f"{path_of(v)} {tuple(v.shape)}" for v in variables)
             raise OptionError(
-                "mesh axis 'model' must divide a dimension of some weight before the output "
-                f"layer, and leave at least {MIN_SPLIT} of it on each device",
+                "mesh axis 'model' must divide a dimension of some weight, and leave at least "
+                f"{MIN_SPLIT} of it on each device",
                 received=f"model={self.model} for {sizes}",
-                mend="Choose a model axis that divides a layer before the output, ask for a split "
-                "with layout, or take model=1",
+                mend="Choose a model axis that divides a wide layer, ask for a split with layout, "
+                "or take model=1",
             )
 
 

@@ -18,6 +18,7 @@ from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
+from tfdist.training.collective import Saving
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -35,13 +36,6 @@ def check_model(model: tf.keras.Model) -> None:
             received="compile(run_eagerly=True)",
             mend="Leave out run_eagerly",
         )
-    mixed = [layer.name for layer in model._flatten_layers() if _is_mixed(layer)]
-    if mixed:
-        raise ModelError(
-            "a model on a mesh computes in the precision of its weights",
-            received=f"mixed precision in {', '.join(mixed[:3])}",
-            mend='Leave the policy at "float32", or use strategy "mirrored"',
-        )
     constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
     if constrained:
         raise ModelError(
@@ -57,10 +51,6 @@ def check_model(model: tf.keras.Model) -> None:
             mend="Give keras.Input the whole shape",
         )
     check_optimizer(model.optimizer)
-
-
-def _is_mixed(layer: Any) -> bool:
-    return bool(layer.weights) and layer.compute_dtype != layer.variable_dtype
 
 
 class MeshModel:
@@ -183,12 +173,15 @@ class MeshModel:
         self.state.attach_optimizer()
         self.steps = MeshSteps(self.model, self.devices, self.layout, self.state)
 
-    # The protocol of tfdist.training.checkpoint -------------------------------------------------
+    # Checkpoints --------------------------------------------------------------------------------
 
-    @property
-    def whole_optimizer(self) -> Any:
-        """The optimizer on the host whose state is checkpointed."""
-        return self.state.host_optimizer()
+    def saving(self) -> Saving:
+        """Returns how checkpoints hold the model whole, as one on one device."""
+        return Saving(
+            beside=lambda _: {"optimizer": self.state.host_optimizer()},
+            written=self.written,
+            restored=self.restored,
+        )
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:

@@ -6,7 +6,9 @@ operand is whole while another is split, and weights then come out wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +21,18 @@ from mesh_tensorflow import placement_mesh_impl  # noqa: E402 - only after the m
 from mesh_tensorflow.ops import LazyAllreduceSum  # noqa: E402
 
 BATCH, MODEL = "batch", "model"
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Encloses what TensorFlow's log says nothing useful about."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class SuffixRules(mtf.LayoutRules):
@@ -42,12 +56,14 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
 
     Attributes:
         collectives: (kind, mesh axes, bytes that each device holds before it), in order.
+        share_memory: logical CPUs do: what one has computed, the others need not.
     """
 
     def __init__(self, batch: int, model: int, devices: Sequence[str]):
         shape = mtf.Shape([mtf.Dimension(BATCH, batch), mtf.Dimension(MODEL, model)])
         super().__init__(shape, SuffixRules(), list(devices))
         self.collectives: list[tuple[str, str, int]] = []
+        self.share_memory = all("CPU" in device.upper() for device in devices)
 
     def axis_size(self, name: str) -> int:
         return self.shape[self.axis_index(name)].size
@@ -57,19 +73,24 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
 
     def allreduce(self, x: Any, mesh_axes: list[int], reduction_fn_string: str) -> Any:
         self._record("all-reduce", x, mesh_axes)
+        if self.share_memory and reduction_fn_string == "SUM":
+            return self._collective_with_groups(x, mesh_axes, _once(tf.add_n))
         return super().allreduce(x, mesh_axes, reduction_fn_string)
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
         self._record("all-gather", x, [mesh_axis])
+        if self.share_memory:
+            join = _once(lambda parts: tf.concat(parts, concat_axis))
+            return self._collective_with_groups(x, [mesh_axis], join)
         return super().allconcat(x, mesh_axis, concat_axis)
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
         self._record("all-to-all", x, [mesh_axis])
         return super().alltoall(x, mesh_axis, split_axis, concat_axis)
 
-    def record_gather(self, x: Any) -> None:
+    def record_gather(self, output: Any, x: Any) -> None:
         """An output is brought to the first device, where the loss is evaluated."""
-        self._record("gather for the loss", x, [self.axis_index(BATCH)])
+        self._record("gather for the loss", x, sorted(_axes_of(self, output)))
 
     def _record(self, kind: str, x: Any, mesh_axes: list[int]) -> None:
         axes = [self.shape[axis] for axis in mesh_axes]
@@ -78,6 +99,19 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
         part = x.to_laid_out_tensor().tensor_list[0]
         num_bytes = part.shape.num_elements() * part.dtype.size
         self.collectives.append((kind, " x ".join(a.name for a in axes), num_bytes))
+
+
+def _once(function: Callable[[list[tf.Tensor]], tf.Tensor]) -> Callable:
+    """Returns a collective of which the first device makes the result, for all."""
+
+    def collective(parts: list[tf.Tensor], devices: list[str]) -> list[tf.Tensor]:
+        if len(parts) == 1:
+            return parts
+        with tf.device(devices[0]):
+            result = function(parts)
+        return [result] * len(parts)
+
+    return collective
 
 
 class LocalOperation(mtf.Operation):
@@ -218,7 +252,7 @@ class LossBridge(mtf.Operation):
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
         for output in self.inputs:
-            devices.record_gather(lowering.tensors[output])
+            devices.record_gather(output, lowering.tensors[output])
         whole = [lowering.export_to_tf_tensor(output) for output in self.inputs]
         with tf.GradientTape() as tape:
             tape.watch(whole)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src.layers.core import tf_op_layer
 
@@ -24,9 +25,17 @@ _ELEMENTWISE = {
     "math.tanh", "math.sigmoid", "math.softplus", "math.maximum", "math.minimum", "math.erf",
     "math.squared_difference", "nn.relu", "nn.gelu", "nn.elu", "nn.selu", "nn.silu", "nn.relu6",
     "nn.leaky_relu", "nn.softplus", "nn.tanh", "identity",
+    # Masks, which a user makes of ids.
+    "__operators__.eq", "__operators__.ne", "__operators__.lt", "__operators__.le",
+    "__operators__.gt", "__operators__.ge", "math.equal", "math.not_equal", "math.less",
+    "math.less_equal", "math.greater", "math.greater_equal", "math.logical_and",
+    "math.logical_or", "math.logical_not", "__operators__.logical_and",
+    "__operators__.logical_or", "__operators__.logical_not",
 }  # fmt: skip
 _REDUCTIONS = {"math.reduce_mean", "math.reduce_sum", "math.reduce_max", "math.reduce_min"}
 _ALONG_AXIS = {"nn.softmax", "nn.log_softmax", "expand_dims"}
+#: What gives each row of the batch its copy of a weight -> the name of its second argument.
+_REPEATS = {"broadcast_to": "shape", "repeat": "repeats", "tile": "multiples"}
 
 
 def is_operator(layer: Any) -> bool:
@@ -40,27 +49,33 @@ def convert_operator(
     flat = tf.nest.flatten((arguments, options))
     on_mesh = [value for value in flat if isinstance(value, mtf.Tensor)]
     symbol = layer.symbol
+    if isinstance(layer, tf_op_layer.SlicingOpLambda):
+        spec = _argument(arguments, options, 1, "slice_spec")
+        arguments, options = (arguments[0], _slices(spec)), {}
     if not on_mesh:
-        return layer.function(*arguments, **options)
+        with tf.init_scope():  # Outside of the step's graph, so that its value stays known.
+            return layer.function(*arguments, **options)
     if symbol in ("shape", "compat.v1.shape"):
-        return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
+        with tf.init_scope():
+            return tf.constant([d.size for d in on_mesh[0].shape.dims], tf.int32)
     if symbol in _ELEMENTWISE:
-        return _elementwise(context, layer, arguments, options)
+        return _elementwise(context, layer, node, arguments, options)
     if symbol == "cast":
         x, dtype = on_mesh[0], tf.as_dtype(_argument(arguments, options, 1, "dtype"))
-        return context.local(lambda x: tf.cast(x, dtype), [x], x.shape.dims, dtype=dtype)
+        return context.cast(x, dtype)
+    if symbol in _REPEATS and not has_batch(on_mesh[0]):
+        return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):
         raise UnsupportedLayerError(layer, f"{symbol} of a tensor without a batch (a weight)")
     _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
-    if isinstance(layer, tf_op_layer.SlicingOpLambda):
-        arguments = (on_mesh[0], _slices(_argument(arguments, options, 1, "slice_spec")))
-        options = {}
     if symbol == "reshape":
         arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
     return _each_row(context, layer, node, arguments, options)
 
 
-def _elementwise(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+def _elementwise(
+    context: Context, layer: Any, node: Any, arguments: Any, options: dict[str, Any]
+) -> Any:
     structure = (list(arguments), dict(options))
     flat = tf.nest.flatten(structure)
     places = [i for i, value in enumerate(flat) if _is_operand(value)]
@@ -80,8 +95,7 @@ def _elementwise(context: Context, layer: Any, arguments: Any, options: dict[str
         positional, named = tf.nest.pack_sequence_as(structure, values)
         return layer.function(*positional, **named)
 
-    dtype = next(x.dtype for x in flat if isinstance(x, mtf.Tensor))
-    return context.local(run, tensors, output, dtype=dtype, name=layer.name)
+    return context.local(run, tensors, output, dtype=node.outputs.dtype, name=layer.name)
 
 
 def _is_operand(value: Any) -> bool:
@@ -112,6 +126,27 @@ def _each_row(
     return context.local(run, tensors, output, dtype=symbol.dtype, name=layer.name)
 
 
+def _for_each_row(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Gives each row of the batch its copy of a weight [1, ...]: a class token."""
+    x = context.whole(arguments[0])
+    counts = _argument(arguments, options, 1, _REPEATS[layer.symbol])
+    axis = _argument(arguments, options, 2, "axis") if layer.symbol == "repeat" else 0
+    known = not any(isinstance(count, mtf.Tensor) for count in tf.nest.flatten(counts))
+    rows, *others = np.ravel(counts).tolist() if known else [None]
+    if x.shape.dims[0].size != 1 or rows != context.batch.size or axis != 0:
+        raise UnsupportedLayerError(
+            layer, f"{layer.symbol} of a weight is known from 1 to tf.shape(x)[0] rows only"
+        )
+
+    def one(x: tf.Tensor) -> tf.Tensor:
+        return (x if layer.symbol == "repeat" else layer.function(x, [1, *others]))[0]
+
+    with tf.init_scope():
+        sizes = one(tf.zeros([d.size for d in x.shape.dims])).shape
+    row = context.local(one, [x], context.dims_like(sizes, []), name=layer.name)
+    return mtf.broadcast(row, mtf.Shape([context.batch, *row.shape.dims]))
+
+
 def _check_keeps_rows(
     layer: Any, symbol: str, arguments: Any, options: dict[str, Any], x: Any
 ) -> None:
@@ -134,7 +169,7 @@ def _check_keeps_rows(
     elif isinstance(layer, tf_op_layer.SlicingOpLambda):
         spec = _argument(arguments, options, 1, "slice_spec")
         first = spec[0] if isinstance(spec, (tuple, list)) else spec
-        kept = first is Ellipsis or _is_all(first)
+        kept = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
     else:
         raise UnsupportedLayerError(layer, f"the operator {symbol} is not known")
     if not kept:
@@ -146,12 +181,6 @@ def _slices(spec: Any) -> Any:
     if isinstance(spec, dict):
         return slice(spec["start"], spec["stop"], spec["step"])
     return tuple(_slices(item) for item in spec) if isinstance(spec, (tuple, list)) else spec
-
-
-def _is_all(spec: Any) -> bool:
-    if isinstance(spec, dict):
-        return all(spec.get(name) is None for name in ("start", "stop", "step"))
-    return isinstance(spec, slice) and spec == slice(None)
 
 
 def _argument(arguments: Any, options: dict[str, Any], place: int, name: str) -> Any:

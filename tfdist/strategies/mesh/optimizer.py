@@ -23,6 +23,7 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ModelError: it is not elementwise, or an option of it is not known on a mesh.
     """
+    optimizer = without_loss_scale(optimizer)
     known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
     base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
     if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
@@ -43,6 +44,33 @@ def check_optimizer(optimizer: Any) -> None:
 
 def _update_step_of(optimizer: Any) -> Any:
     return next(cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)).update_step
+
+
+def without_loss_scale(optimizer: Any) -> Any:
+    """Returns the optimizer that updates: the inner one of a LossScaleOptimizer."""
+    scaled = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scaled else optimizer
+
+
+def scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+    """Returns what is differentiated: the loss as a LossScaleOptimizer scales it."""
+    if without_loss_scale(optimizer) is optimizer:
+        return loss
+    return optimizer.get_scaled_loss(loss)
+
+
+def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the gradients of the loss itself, for those of the scaled one."""
+    if without_loss_scale(optimizer) is optimizer:
+        return gradients
+    return optimizer.get_unscaled_gradients(gradients)
+
+
+def loss_scale_state(optimizer: Any) -> list[Any]:
+    """Returns the variables of a dynamic loss scale; empty where there is none."""
+    if not getattr(optimizer, "dynamic", False):
+        return []
+    return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
 
 
 Slot = tuple[Any, str, Any]

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import build_on, exclude_slices
+from tfdist.strategies.mesh.optimizer import (
+    build_on,
+    exclude_slices,
+    loss_scale_state,
+    without_loss_scale,
+)
 
 
 class SlicedVariable:
@@ -38,6 +43,14 @@ class SlicedVariable:
             for place in range(self._size)
         ]
         self.slices: list[tf.Variable] = []
+        #: For each device the first one that holds the same slice.
+        self.first_places = [self._places.index(place) for place in self._places]
+
+    def repeat_first(self) -> None:
+        """Gives each device the slice of the first one that holds the same."""
+        for place, first in enumerate(self.first_places):
+            if place != first:
+                self.slices[place].assign(self.slices[first])
 
     @property
     def replication(self) -> float:
@@ -102,7 +115,7 @@ class SlicedState:
 
     def attach_optimizer(self) -> None:
         """Builds the optimizer that the model is compiled with on the slices."""
-        optimizer = self._model.optimizer
+        optimizer = without_loss_scale(self._model.optimizer)
         owners = {}
         keys = {}
         for variable in self._model.trainable_variables:
@@ -127,7 +140,7 @@ class SlicedState:
         if self._host_optimizer is None:
             optimizer = self._model.optimizer
             host = type(optimizer).from_config(optimizer.get_config())
-            slots = build_on(host, self._model.trainable_variables)
+            slots = build_on(without_loss_scale(host), self._model.trainable_variables)
             self._host_slots = {(id(v), name): slot for v, name, slot in slots}
             self._host_optimizer = host
         return self._host_optimizer
@@ -136,9 +149,14 @@ class SlicedState:
         """Returns the pairs (sliced optimizer's, host optimizer's) of variables without slices."""
         own_slots = {id(part) for sliced in self.slots.values() for part in sliced.slices}
         host_slots = {id(slot) for slot in self._host_slots.values()}
-        own = [v for v in self._model.optimizer.variables if id(v) not in own_slots]
-        host = [v for v in self._host_optimizer.variables if id(v) not in host_slots]
+        optimizers = (self._model.optimizer, self._host_optimizer)
+        own, host = ([*o.variables, *loss_scale_state(o)] for o in optimizers)
+        own = [v for v in own if id(v) not in own_slots]
+        host = [v for v in host if id(v) not in host_slots]
         return list(zip(own, host, strict=True))
+
+    def slots_of(self, variable: Any) -> list[SlicedVariable]:
+        return [sliced for (key, _), sliced in self.slots.items() if key == id(variable)]
 
     # Between host and devices -------------------------------------------------------------------
 

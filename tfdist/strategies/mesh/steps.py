@@ -13,8 +13,14 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
-from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import clip, squared_norms
+from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
+from tfdist.strategies.mesh.optimizer import (
+    clip,
+    scaled,
+    squared_norms,
+    unscaled,
+    without_loss_scale,
+)
 from tfdist.strategies.mesh.state import SlicedState
 
 
@@ -57,8 +63,8 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
         raise ModelError(
             "every weight of a model on a mesh is used by a layer that its graph reaches",
             received=f"unused: {', '.join(unused)}",
-            mend="In the call of a layer of your own, call its layers on tensors that come from "
-            "its inputs: tf.range(tf.shape(x)[1]), not tf.range(n)",
+            mend="In the call of a layer of your own, call layers that are attributes of it "
+            "(self.dense), or call them on tensors that come from its inputs",
         )
 
 
@@ -154,7 +160,7 @@ class Program:
         for key, look_ups in self.context.look_ups.items():
             total = []
             for found in look_ups:
-                slices = self.slices_of(self._of_look_ups[found])
+                slices = unscaled(self._model.optimizer, self.slices_of(self._of_look_ups[found]))
                 whole = found.shape.size
                 replication = len(slices) * slices[0].shape.num_elements() / whole
                 total.append(tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication)
@@ -162,7 +168,8 @@ class Program:
         return squares
 
     def _lower(self) -> Any:
-        return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
+        with without_log():  # Counters of each program, which notebooks show.
+            return mtf.Lowering(self._graph, {self._mesh: self._devices}, autostack=False)
 
     def slices_of(self, tensor: Any) -> list[tf.Tensor]:
         return self._lowering.tensors[tensor].to_laid_out_tensor().tensor_list
@@ -272,7 +279,8 @@ class MeshSteps:
             y_preds.append(y_pred)
             added = [*self._regularizers.losses(), *activity]
             compiled_loss = _with_autograph(self._model.compiled_loss)
-            return compiled_loss(y, y_pred, weight, regularization_losses=added)
+            total = compiled_loss(y, y_pred, weight, regularization_losses=added)
+            return scaled(self._model.optimizer, total) if program.context.training else total
 
         program.run(loss)
         return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
@@ -280,7 +288,10 @@ class MeshSteps:
     def _train(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         program = self._program(x, training=True)
         logs = self._evaluate(program, x, y, weight)
-        gradients = {key: program.slices_of(g) for key, g in program.gradients.items()}
+        gradients = {
+            key: unscaled(self._model.optimizer, program.slices_of(gradient))
+            for key, gradient in program.gradients.items()
+        }
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
         for variable, tensor in program.context.updates:
@@ -290,7 +301,7 @@ class MeshSteps:
         return logs
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
-        optimizer = self._model.optimizer
+        optimizer = without_loss_scale(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
         sliced = [self._state.of(v) for v in variables]
@@ -302,17 +313,27 @@ class MeshSteps:
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
                 for v, square in zip(variables, squares, strict=True)
             ]
-        clipped = clip(optimizer, given, squares)
-        pairs = [
-            pair
-            for slices, variable in zip(clipped, sliced, strict=True)
-            for pair in zip(slices, variable.slices, strict=True)
+        # Where memory is shared, one device updates what several hold, and the others take it.
+        once = self._devices.share_memory
+        places = [
+            (i, place)
+            for i, variable in enumerate(sliced)
+            for place, first in enumerate(variable.first_places)
+            if place == first or not once
         ]
-        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda given: given
+        all_clipped = clip(optimizer, given, squares)
+        clipped = [all_clipped[i][place] for i, place in places]
+        pairs = [(given[i][place], sliced[i].slices[place]) for i, place in places]
+        # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
+        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: clipped
         try:
-            optimizer.apply_gradients(pairs)
+            self._model.optimizer.apply_gradients(pairs)
         finally:
             optimizer._clip_gradients = keras_clip
+        if once:
+            for variable, weight in zip(variables, sliced, strict=True):
+                for held in (weight, *self._state.slots_of(variable)):
+                    held.repeat_first()
 
     def _test(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         return self._evaluate(self._program(x, training=False), x, y, weight)

@@ -13,6 +13,9 @@ from tfdist.strategies.one_process import OneProcessStrategy
 class Mesh(OneProcessStrategy):
     """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
 
+    Keras' mixed precision is kept: the slices of weights and slots are float32, layers compute in
+    their policy's precision, a ``LossScaleOptimizer`` scales the loss.
+
     Args:
         batch: parts that each batch is divided into.
         model: parts that the weights are divided into.
@@ -128,9 +131,10 @@ class Mesh(OneProcessStrategy):
                 received=f"{type(model).__name__} '{model.name}'",
                 mend="Build it with keras.Input and keras.Model(inputs, outputs)",
             )
+        collective = Alone()
         model = install(
             model,
-            Alone(),
+            collective,
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
@@ -139,7 +143,8 @@ class Mesh(OneProcessStrategy):
         on_mesh = MeshModel(
             model, devices, Layout(self._layout, self._model), keep_host_copy=self._keep_host_copy
         )
-        model.sharded = on_mesh
+        collective.saving = on_mesh.saving()
+        model.on_mesh = on_mesh
         return model
 
     def describe(self, model: Any, *, global_batch_size: int = 32) -> Any:
@@ -153,7 +158,7 @@ class Mesh(OneProcessStrategy):
         """
         from tfdist.strategies.mesh.description import describe
 
-        on_mesh = getattr(model, "sharded", None)
+        on_mesh = getattr(model, "on_mesh", None)
         if on_mesh is None:
             raise ModelError(
                 "describe takes a model that strategy.build returned",

@@ -72,7 +72,7 @@ def multi_head_attention(
         logits = tf.einsum("bshd,bthd->bhts", k, q)
         allowed = _allowed(mask, logits, use_causal_mask)
         if allowed is not None:  # As Keras' Softmax layer masks.
-            lowest = -3e4 if logits.dtype == tf.float16 else -1e9
+            lowest = tf.float16.min / 2 if logits.dtype == tf.float16 else -1e9
             logits += (1.0 - tf.cast(allowed, logits.dtype)) * lowest
         attention = tf.nn.softmax(logits)
         if rate:
@@ -116,8 +116,11 @@ def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> An
         if mask is not None and len(mask.shape.dims) != 3:
             raise UnsupportedLayerError(layer, "attention_mask is [batch, targets, sources]")
         return mask
+    mask = tf.convert_to_tensor(mask)
+    if mask.shape.rank == 3 and mask.shape[0] == context.batch.size > 1:
+        return context.activation(mask)  # Made for tf.shape(x)[0] rows.
     sizes = [query.shape.dims[1].size, value.shape.dims[1].size]
-    return context.constant(tf.broadcast_to(tf.convert_to_tensor(mask), [1, *sizes]))
+    return context.constant(tf.broadcast_to(mask, [1, *sizes]))
 
 
 def _allowed(mask: list[tf.Tensor], logits: tf.Tensor, causal: bool) -> tf.Tensor | None:

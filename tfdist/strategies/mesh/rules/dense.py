@@ -20,13 +20,18 @@ def dense(context: Context, layer: Any, x: Any) -> Any:
     check(layer, layer.activation)
     axes = context.layout.asked_for(layer.kernel)
     if axes is None:
-        by_columns = context.layout.can_split(layer.units) and id(layer) not in context.final_layers
+        by_columns = context.layout.can_split(layer.units)
         rows = last_is_split(x)
         axes = (MODEL if rows else None, MODEL if by_columns and not rows else None)
     x = context.with_last(x, split=axes[0] is not None)
     inputs = [x, context.weight(layer.kernel, axes)]
     output = [*x.shape.dims[:-1], context.dimension(layer.units, split=axes[1] is not None)]
-    return product_and_bias(context, layer, inputs, output, axes, tf.linalg.matmul)
+    return product_and_bias(context, layer, inputs, output, axes, _times)
+
+
+def _times(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    # As Keras: one large product. A batched one is slow, its kernel's gradient most of all.
+    return tf.tensordot(x, kernel, 1) if x.shape.rank > 2 else tf.linalg.matmul(x, kernel)
 
 
 def product_and_bias(
@@ -58,6 +63,8 @@ def product_and_bias(
 def time_distributed(context: Context, layer: Any, x: Any) -> Any:
     if type(layer.layer) is not L.Dense:
         raise UnsupportedLayerError(layer, "TimeDistributed is known around Dense only")
+    if layer.layer.compute_dtype != layer.compute_dtype:
+        raise UnsupportedLayerError(layer, "its layer computes in another precision")
     return dense(context, layer.layer, x)
 
 
@@ -81,8 +88,7 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
             output,
             name=layer.name,
         )
-        context.look_ups.setdefault(id(layer.embeddings), []).append(found)
-        return found
+        return _looked_up(context, layer, found)
     own_rows = layer.input_dim // context.model
 
     def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any) -> tf.Tensor:
@@ -99,8 +105,12 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         partial_over=[MODEL],
         model_coordinate=True,
     )
+    return _looked_up(context, layer, found)
+
+
+def _looked_up(context: Context, layer: Any, found: Any) -> Any:
     context.look_ups.setdefault(id(layer.embeddings), []).append(found)
-    return found
+    return context.cast(found, context.compute_dtype)
 
 
 @register_layer(L.Dropout)
@@ -137,11 +147,13 @@ def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
     weights = [context.weight(v) for v in (layer.gamma, layer.beta) if v is not None]
 
     def normalize(x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
-        weights = list(weights)
+        weights, given = list(weights), x.dtype
+        x = tf.cast(x, layer.variable_dtype)
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         gamma = weights.pop(0) if layer.gamma is not None else None
         beta = weights.pop(0) if layer.beta is not None else None
-        return tf.nn.batch_normalization(x, mean, variance, beta, gamma, layer.epsilon)
+        y = tf.nn.batch_normalization(x, mean, variance, beta, gamma, layer.epsilon)
+        return tf.cast(y, given)
 
     return context.local(normalize, [x, *weights], x.shape.dims, name=layer.name)
 

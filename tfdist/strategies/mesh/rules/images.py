@@ -27,7 +27,7 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
         if layer.groups == 1 and last_is_split(x):
             axes[-2] = MODEL
         elif layer.groups == 1 and context.layout.can_split(layer.filters):
-            axes[-1] = MODEL if id(layer) not in context.final_layers else None
+            axes[-1] = MODEL
     if any(axes[:-2]) or (layer.groups > 1 and any(axes)):
         raise UnsupportedLayerError(layer, "a kernel is split by channels, without groups")
     x = context.with_last(x, split=axes[-2] is not None)

@@ -26,16 +26,8 @@ def elementwise(context: Context, layer: Any, x: Any) -> Any:
         for value in (layer.scale, layer.offset):
             if tf.convert_to_tensor(value).shape.rank:
                 x = context.whole(x)
-        dtype = layer.compute_dtype
-        return context.local(layer.call, [_cast(context, x, dtype)], x.shape.dims, name=layer.name)
+        x = context.cast(x, context.compute_dtype)
     return context.local(layer.call, [x], x.shape.dims, name=layer.name)
-
-
-def _cast(context: Context, x: Any, dtype: str) -> Any:
-    wanted = tf.as_dtype(dtype)
-    if x.dtype == wanted:
-        return x
-    return context.local(lambda x: tf.cast(x, wanted), [x], x.shape.dims, dtype=wanted)
 
 
 @register_layer(L.Flatten, L.Permute, L.RepeatVector, L.Reshape, L.Softmax)

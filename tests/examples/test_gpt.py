@@ -1,0 +1,46 @@
+"""The GPT of the examples, as a user runs it: on real text, and equal to one device."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(_SCRIPT), *arguments],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(220)
+def test_it_trains_on_two_devices_to_the_weights_of_one():
+    done = run("--batch", "1", "--model", "2", "--epochs", "2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"is exact: after 20 steps weights differ by at most (\S+)", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) <= 1e-5
+    losses = [float(loss) for loss in re.findall(r" - loss: (\S+)", done.stdout)]
+    # 4.85 is the loss of a guess among 128 characters, 3.37 that of their frequencies.
+    assert losses[-1] < 3.0, losses
+    assert "The data set " in done.stdout
+
+
+@pytest.mark.timeout(100)
+def test_a_mesh_that_cannot_be_is_one_line():
+    done = run("--batch", "0")
+    assert done.returncode == 2
+    assert "mesh axis 'batch'" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
