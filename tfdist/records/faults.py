@@ -65,7 +65,7 @@ def check(
     faults = []
     for info in chosen.values():
         for shard in info.shards:
-            faults.extend(_check_shard(folder / shard.file, shard, manifest, progress))
+            faults.extend(check_shard(folder, shard, manifest, progress))
     if split is None:
         faults.extend(_foreign(folder, manifest))
     return faults
@@ -140,9 +140,14 @@ class _Reader:
         return b""
 
 
-def _check_shard(
-    path: Path, shard: ShardInfo, manifest: Manifest, progress: Callable[[int], None] | None
+def check_shard(
+    folder: Path,
+    shard: ShardInfo,
+    manifest: Manifest,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Fault]:
+    """Returns all faults of one shard; see ``check``."""
+    path = folder / shard.file
     if not path.is_file():
         return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
     fixed_bytes = None if manifest.layout is None else manifest.layout.record_bytes
