@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.columns import count_classes
 from tfdist.records.manifest import MANIFEST_NAME, Layout, Manifest, ShardInfo, load_manifest
 from tfdist.records.schema import Schema
 
@@ -347,9 +348,3 @@ def class_ids(arrays: tuple[Any, ...]) -> np.ndarray | None:
     if labels.dtype.kind not in "iu" or labels.shape not in ((len(labels),), (len(labels), 1)):
         return None
     return labels.reshape(-1).astype(np.int64, copy=False)
-
-
-def count_classes(ids: np.ndarray) -> dict[int, int]:
-    """Returns the number of records of each class id that occurs, int64 [records]."""
-    found, counts = np.unique(ids, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))

@@ -23,7 +23,13 @@ from tfdist.records.client_stores import (
 )
 from tfdist.records.graph_checks import failed_check
 from tfdist.records.map_fn import MapFn, checked, spec_after
-from tfdist.records.partition import Partition, check_num_clients, deal, parse_partition
+from tfdist.records.partition import (
+    Partition,
+    check_num_clients,
+    deal,
+    parse_partition,
+    take_column,
+)
 from tfdist.records.streams import ArraySource, find_split, open_source
 
 
@@ -100,7 +106,9 @@ def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int
             label, names = feature.name, feature.classes
     values = None
     if partition.column is not None:
-        values, arrays = _take_column(arrays, partition.column, label)
+        values, arrays = _without_column(arrays, partition.column, label)
+        if partition.column == label and names is not None:
+            values = np.array(names)[values]
     rows = deal(
         partition,
         opened.num_records,
@@ -115,35 +123,16 @@ def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int
     return store
 
 
-def _take_column(
+def _without_column(
     arrays: tuple[Any, ...], column: str, label: str
 ) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """Returns the values of a column, and the arrays without it when it is an input."""
+    """Returns the values of the column that names the clients, and the arrays without it."""
     x, *others = arrays
-    inputs = dict(x) if isinstance(x, Mapping) else {}
     y = others[0] if others else {}
-    labels = dict(y) if isinstance(y, Mapping) else {label: y}
-    if column in inputs and len(inputs) > 1:
-        values = inputs.pop(column)
-        # As the same records are when they have been written and are read.
-        kept = next(iter(inputs.values())) if len(inputs) == 1 else inputs
-        arrays = (kept, *others)
-    elif column in labels:
-        values = labels[column]
-    else:
-        raise DataError(
-            f"by:{column} names an input or the label",
-            received=f"records with {', '.join([*inputs, *labels]) or 'one input without a name'}",
-            mend="Give the inputs as a dict of arrays by name, or write a .csv or .npz with "
-            "`tfdist shard SOURCE OUT --partition by:COLUMN`",
-        )
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1:
-        raise DataError(
-            f"column '{column}' has one value a record", received=f"shape {values.shape}"
-        )
-    return values, arrays
+    named_x = x if isinstance(x, Mapping) else {"x": x}
+    values, inputs = take_column(column, named_x, y if isinstance(y, Mapping) else {label: y})
+    # One input is a tensor, as when the records have been written and are read.
+    return values, (inputs if len(inputs) > 1 else next(iter(inputs.values())), *others)
 
 
 class Clients:

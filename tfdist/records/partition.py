@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,10 +90,42 @@ def check_num_clients(partition: Partition, num_clients: int | None) -> None:
             )
     elif num_clients is None:
         raise OptionError(
-            f"a partition '{partition.kind}' needs the number of clients", received="none"
+            f"a partition '{partition.kind}' needs the number of clients",
+            received="none",
+            mend="Name it: --clients N, or clients=N in Python",
         )
     elif num_clients < 1:
         raise OptionError("the number of clients is at least 1", received=num_clients)
+
+
+def take_column(
+    column: str, inputs: Mapping[str, Any], labels: Mapping[str, Any]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Returns the values of a column that names the clients, [records], and the other inputs.
+
+    An input that names the clients is none any more: a model would learn the names by heart. A
+    label stays a label.
+
+    Raises:
+        DataError: no such column, no input beside it, or more than one value a record.
+    """
+    others = {name: values for name, values in inputs.items() if name != column}
+    found = inputs.get(column, labels.get(column))
+    if found is None or not others:
+        known = [*(inputs if len(inputs) > 1 else ()), *labels]
+        raise DataError(
+            "the column of by:COLUMN is one of several inputs, or a label",
+            received=f"'{column}' of {', '.join([*inputs, *labels])}",
+            mend=f"Known: {', '.join(known) or 'none'}",
+        )
+    values = np.asarray(found)
+    if values.shape == (len(values), 1):
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise DataError(
+            f"column '{column}' has one value a record", received=f"shape {values.shape}"
+        )
+    return values, others
 
 
 def deal(

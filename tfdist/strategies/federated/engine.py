@@ -1,0 +1,152 @@
+"""TensorFlow Federated's runtime: the C++ worker that computes, and its life.
+
+TFF's own manager leaves its worker behind on every kind of exit. Here the kernel ends the worker
+when this process dies, however that dies, and ``Engine.close`` ends it before that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import EngineMissingError
+
+# Sets PR_SET_PDEATHSIG to SIGKILL, which survives exec; the parent may be dead by then already.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "if os.getppid() != int(sys.argv[1]): os._exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+_START_TIMEOUT_S = 60.0
+_GRACE_S = 5.0
+_MAX_MESSAGE_BYTES = 2_000_000_000
+
+
+def import_tff() -> Any:
+    """Returns the module ``tensorflow_federated``.
+
+    Raises:
+        EngineMissingError: it is not installed.
+    """
+    try:
+        import tensorflow_federated as tff
+    except ImportError as error:
+        raise EngineMissingError(
+            "strategy 'federated' needs tensorflow-federated",
+            received=error,
+            mend="Run `make setup` or `pip install tfdist[federated]`",
+        ) from error
+    return tff
+
+
+class Engine:
+    """One worker process, started when a computation first needs it and anew should it die."""
+
+    def __init__(self) -> None:
+        self._tff = import_tff()
+        binary = Path(self._tff.__file__).parent / "data" / "worker_binary"
+        if not binary.is_file():
+            raise EngineMissingError(
+                "tensorflow-federated needs its worker_binary",
+                received=f"none at {binary}",
+                mend="Install the wheel for this platform",
+            )
+        self._binary = str(binary)
+        self._process: subprocess.Popen | None = None
+        self._stub: Any = None
+        self._channel: Any = None
+        stack = self._tff.framework.ResourceManagingExecutorFactory(self._make_executor)
+        self._context = self._tff.framework.SyncExecutionContext(
+            executor_fn=stack,
+            compiler_fn=self._tff.backends.native.desugar_and_transform_to_native,
+            transform_args=self._tff.tensorflow.transform_args,
+            transform_result=self._tff.tensorflow.transform_result,
+        )
+        atexit.register(self.close)
+
+    def active(self) -> contextlib.AbstractContextManager:
+        """Encloses calls of computations: they run on this engine."""
+        return self._tff.framework.get_context_stack().install(self._context)
+
+    def close(self) -> None:
+        """Ends the worker."""
+        atexit.unregister(self.close)
+        process, self._process = self._process, None
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            _end(process)
+
+    @property
+    def worker_pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def _make_executor(self, cardinalities: dict) -> Any:
+        clients = self._tff.CLIENTS
+        cardinalities.setdefault(clients, 0)
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+            atexit.register(self.close)
+        executor = self._remote_executor()
+        executor.set_cardinalities(cardinalities)
+        return executor
+
+    def _remote_executor(self) -> Any:
+        return self._tff.framework.RemoteExecutor(self._stub)
+
+    def _start(self) -> None:
+        import os
+
+        import grpc
+        import portpicker
+
+        port = portpicker.pick_unused_port()
+        worker = [self._binary, f"--port={port}", "--max_concurrent_computation_calls=-1"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *worker],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # What matters comes back as an error of the call.
+            stderr=subprocess.DEVNULL,
+        )
+        limits = ("max_message_length", "max_receive_message_length", "max_send_message_length")
+        self._channel = grpc.insecure_channel(
+            f"localhost:{port}", [(f"grpc.{limit}", _MAX_MESSAGE_BYTES) for limit in limits]
+        )
+        try:
+            self._wait_until_ready(grpc)
+        except BaseException:
+            self.close()
+            raise
+        self._stub = self._tff.framework.RemoteExecutorGrpcStub(self._channel)
+
+    def _wait_until_ready(self, grpc: Any) -> None:
+        ready = grpc.channel_ready_future(self._channel)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                ready.result(timeout=0.2)
+                return
+        raise EngineMissingError(
+            "TFF's worker_binary must start",
+            received=f"exit code {self._process.poll()}"
+            if self._process.poll() is not None
+            else f"no answer in {_START_TIMEOUT_S:.0f} s",
+            mend="Run it by hand to see why: " + self._binary,
+        )
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
