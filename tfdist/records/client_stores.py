@@ -150,6 +150,8 @@ class ShardStore(ClientStore):
                 "all clients have the same features",
                 received=_difference(part.manifest.schema, self._schema),
             )
+        import tensorflow as tf
+
         from tfdist.records.whole_shards import read_examples, read_rows
 
         if part.manifest.layout is None:
@@ -158,10 +160,10 @@ class ShardStore(ClientStore):
                 for shard in part.shards
                 for example in read_examples(part.folder, shard, part.manifest)
             ]
-            return self._decoder(None)(examples)
+            return self._decoder(None)(tf.constant(examples))
         rows = [read_rows(part.folder, shard, part.manifest) for shard in part.shards]
         return self._decoder(part.manifest.layout)(
-            rows[0] if len(rows) == 1 else np.concatenate(rows)
+            tf.constant(rows[0] if len(rows) == 1 else np.concatenate(rows))
         )
 
     def _decoder(self, layout: Layout | None) -> Any:
@@ -181,12 +183,12 @@ class ShardStore(ClientStore):
                 make_decoder(self._schema, None),
                 input_signature=[tf.TensorSpec([None], tf.string)],
                 autograph=False,
-            )
+            ).get_concrete_function()
         return tf.function(
             lambda rows: decode_rows(self._schema, layout, rows),
             input_signature=[tf.TensorSpec([None, layout.record_bytes], tf.uint8)],
             autograph=False,
-        )
+        ).get_concrete_function()
 
 
 def find_client_folders(path: Path) -> tuple[Path, str | None] | None:

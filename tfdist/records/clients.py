@@ -158,7 +158,9 @@ class Clients:
         self.has_weights = len(spec) == 3
         if map_fn is not None:
             traced = tf.function(map_fn)
-            self._map = tf.function(checked(traced), input_signature=spec, autograph=False)
+            # Traced once, here: finding a trace takes as long as mapping a small client.
+            mapped = tf.function(checked(traced), input_signature=spec, autograph=False)
+            self._map = mapped.get_concrete_function()
             spec = spec_after(traced, spec)
         self._spec = spec
         self.element_spec = tf.nest.map_structure(

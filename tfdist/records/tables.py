@@ -35,7 +35,7 @@ def from_csv(path: Path, label: str | None = None, client: str | None = None) ->
     names = [name for name in header if name not in (header[position], client)]
     if not names:
         raise DataError(
-            f"{path} has columns of features beside the label", received=", ".join(header)
+            f"{path} has a column beside the label", received=", ".join(header)
         )
     features = np.empty((len(rows), len(names)), np.float32)
     for column, name in enumerate(names):

@@ -89,17 +89,24 @@ class ClientModel(tff.learning.models.VariableModel):
 
     @tf.function
     def report_local_unfinalized_metrics(self) -> OrderedDict:
-        rows = self._rows
-        is_real = rows > 0
-        return OrderedDict(
-            metrics=[tf.identity(variable) for variable in self._metric_state],
-            present=[tf.identity(self._present)],
-            rows=[tf.identity(rows)],
-            statistics=[
-                tf.where(is_real, tf.cast(variable, tf.float32) * rows, tf.zeros_like(variable))
-                for variable in self._statistics
-            ],
+        # FedSGD does not reset what a client that diverges has reported.
+        is_finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(variable)) for variable in self._floats()]
         )
+
+        def kept(value: tf.Tensor) -> tf.Tensor:
+            return tf.where(is_finite, value, tf.zeros_like(value))
+
+        return OrderedDict(
+            metrics=[kept(variable) for variable in self._metric_state],
+            present=[kept(self._present)],
+            rows=[kept(self._rows)],
+            statistics=[kept(variable * self._rows) for variable in self._statistics],
+        )
+
+    def _floats(self) -> list[tf.Variable]:
+        variables = [*self._metric_state, *self._statistics, self._rows]
+        return [variable for variable in variables if variable.dtype.is_floating]
 
     def metric_finalizers(self) -> OrderedDict:
         """The sums themselves: Keras makes results of them, on the host."""
@@ -110,27 +117,13 @@ class ClientModel(tff.learning.models.VariableModel):
 def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:
     """Makes the variables of the model's metrics, which Keras makes at the first batch."""
 
-    def zeros(spec: Any) -> Any:
+    def one_row(spec: Any) -> Any:
         return tf.nest.map_structure(
-            lambda leaf: tf.zeros([1, *leaf.shape[1:]], leaf.dtype), spec
+            lambda leaf: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], leaf.dtype), spec
         )
 
-    y_pred = tf.nest.map_structure(
-        lambda symbol: tf.zeros([1, *(size or 1 for size in symbol.shape[1:])], symbol.dtype),
-        model.output,
-    )
-    y = zeros(batch_spec["y"])
+    y_pred = model(one_row(batch_spec["x"]), training=False)
     if not model.compiled_loss.built:
         model.compiled_loss.build(y_pred)
     if not model.compiled_metrics.built:
-        model.compiled_metrics.build(y_pred, y)
-
-
-def client_model_fn(
-    make_model: Callable[[], tf.keras.Model],
-    batch_spec: OrderedDict,
-    num_slots: int,
-    statistics: Sequence[int],
-) -> Callable[[], ClientModel]:
-    """Returns what TFF calls once for each graph that it makes."""
-    return lambda: ClientModel(make_model(), batch_spec, num_slots, statistics)
+        model.compiled_metrics.build(y_pred, one_row(batch_spec["y"]))
