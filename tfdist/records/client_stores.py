@@ -14,8 +14,9 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.columns import count_classes
-from tfdist.records.manifest import MANIFEST_NAME, Layout, Manifest, ShardInfo, load_manifest
+from tfdist.records.manifest import Layout, Manifest, ShardInfo, client_folders, load_manifest
 from tfdist.records.schema import Schema
+from tfdist.records.skew import Skew, measure_skew
 
 
 class ClientStore(abc.ABC):
@@ -44,6 +45,15 @@ class ClientStore(abc.ABC):
     def class_counts(self, client_id: str) -> dict[int, int] | None:
         """Returns the number of records of each class id; None without class ids."""
 
+    def skew(self) -> Skew:
+        return measure_skew(
+            self.ids,
+            [self.num_records(client) for client in self.ids],
+            [self.class_counts(client) for client in self.ids],
+            class_names=self.class_names,
+            partition=self.partition,
+        )
+
     @abc.abstractmethod
     def read(self, client_id: str) -> Any:
         """Returns the client's records as tensors of ``spec``. Raises DataError."""
@@ -60,11 +70,17 @@ class _Part:
 
 
 class ShardStore(ClientStore):
-    """Clients whose records are shards: of one folder, or of a folder for each client."""
+    """Clients whose records are shards: of one folder, or of a folder for each client.
+
+    Attributes:
+        schema: that of most clients.
+        errors: why the manifests of some clients cannot be read.
+    """
 
     def __init__(self, parts: Mapping[str, _Part | DataError], schema: Schema):
         self._parts = parts
-        self._schema = schema
+        self.schema = schema
+        self.errors = {name: part for name, part in parts.items() if isinstance(part, DataError)}
         self._decoders: dict[Hashable, Any] = {}
         self.ids = tuple(parts)
         label = schema.class_label
@@ -129,7 +145,7 @@ class ShardStore(ClientStore):
     def spec(self) -> Any:
         from tfdist.records.decode import batch_spec
 
-        return batch_spec(self._schema)
+        return batch_spec(self.schema)
 
     def num_records(self, client_id: str) -> int:
         part = self._parts[client_id]
@@ -145,10 +161,10 @@ class ShardStore(ClientStore):
         part = self._parts[client_id]
         if isinstance(part, DataError):
             raise part
-        if part.manifest.schema != self._schema:
+        if part.manifest.schema != self.schema:
             raise DataError(
                 "all clients have the same features",
-                received=_difference(part.manifest.schema, self._schema),
+                received=_difference(part.manifest.schema, self.schema),
             )
         import tensorflow as tf
 
@@ -180,30 +196,15 @@ class ShardStore(ClientStore):
 
         if layout is None:
             return tf.function(
-                make_decoder(self._schema, None),
+                make_decoder(self.schema, None),
                 input_signature=[tf.TensorSpec([None], tf.string)],
                 autograph=False,
             ).get_concrete_function()
         return tf.function(
-            lambda rows: decode_rows(self._schema, layout, rows),
+            lambda rows: decode_rows(self.schema, layout, rows),
             input_signature=[tf.TensorSpec([None, layout.record_bytes], tf.uint8)],
             autograph=False,
         ).get_concrete_function()
-
-
-def find_client_folders(path: Path) -> tuple[Path, str | None] | None:
-    """Returns the root and the split of ROOT or ROOT/SPLIT, where ROOT has a folder of shards for
-    each client and no manifest of its own; None for any other path."""
-    root, split = (path, None) if path.is_dir() else (path.parent, path.name)
-    if not root.is_dir() or (root / MANIFEST_NAME).is_file():
-        return None
-    has_clients = any((folder / MANIFEST_NAME).is_file() for folder in client_folders(root))
-    return (root, split) if has_clients else None
-
-
-def client_folders(root: Path) -> list[Path]:
-    """Returns the folders in ``root``, which are clients, sorted by name; without hidden ones."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def _only_split(root: Path, manifest: Manifest) -> str:

@@ -19,9 +19,9 @@ from tfdist.records.client_stores import (
     RowStore,
     ShardStore,
     class_ids,
-    find_client_folders,
 )
 from tfdist.records.graph_checks import failed_check
+from tfdist.records.manifest import find_client_folders
 from tfdist.records.map_fn import MapFn, checked, spec_after
 from tfdist.records.partition import (
     Partition,
@@ -30,6 +30,7 @@ from tfdist.records.partition import (
     parse_partition,
     take_column,
 )
+from tfdist.records.skew import Skew
 from tfdist.records.streams import ArraySource, find_split, open_source
 
 
@@ -200,6 +201,10 @@ class Clients:
             raise type(error)(
                 f"client '{client_id}': {error.rule}", received=error.received, mend=error.mend
             ) from error
+
+    def describe(self) -> Skew:
+        """Returns how many records, and of which classes, each client has; prints as tables."""
+        return self._store.skew()
 
     def _mapped(self, records: Any) -> Any:
         try:

@@ -206,6 +206,21 @@ def load_manifest(folder: str | Path) -> Manifest:
         ) from None
 
 
+def find_client_folders(path: Path) -> tuple[Path, str | None] | None:
+    """Returns the root and the split of ROOT or ROOT/SPLIT, where ROOT has a folder of shards for
+    each client and no manifest of its own; None for any other path."""
+    root, split = (path, None) if path.is_dir() else (path.parent, path.name)
+    if not root.is_dir() or (root / MANIFEST_NAME).is_file():
+        return None
+    has_clients = any((folder / MANIFEST_NAME).is_file() for folder in client_folders(root))
+    return (root, split) if has_clients else None
+
+
+def client_folders(root: Path) -> list[Path]:
+    """Returns the folders in ``root``, which are clients, sorted by name; without hidden ones."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
 def _get(value: Any, key: str, kind: type) -> Any:
     found = value.get(key) if isinstance(value, Mapping) else None
     # type(), because True is an int to isinstance.

@@ -223,7 +223,8 @@ def _dirichlet(
 
     A client's proportions are drawn from Dirichlet(alpha * classes * the proportions of all data):
     the concentration is ``alpha`` for each class when the data has equally many of each. Hsu et al.
-    2019, arXiv:1909.06335, section 3. A class that has run out gives nothing to later clients.
+    2019, arXiv:1909.06335, section 3. A class that has run out gives nothing more, so that who
+    chooses late has fewer classes: clients are numbered in another order than they choose in.
     """
     _, classes, left = np.unique(class_ids, return_inverse=True, return_counts=True)
     by_class = order[np.argsort(classes[order], kind="stable")]
@@ -241,7 +242,7 @@ def _dirichlet(
         parts.append(rng.permutation(np.concatenate(rows)))
         left = left - counts
         taken = taken + counts
-    return parts
+    return [parts[number] for number in rng.permutation(num_clients)]
 
 
 def _draw(

@@ -34,9 +34,7 @@ def from_csv(path: Path, label: str | None = None, client: str | None = None) ->
         raise DataError(f"{path} has a column '{client}'", received=f"columns {', '.join(header)}")
     names = [name for name in header if name not in (header[position], client)]
     if not names:
-        raise DataError(
-            f"{path} has a column beside the label", received=", ".join(header)
-        )
+        raise DataError(f"{path} has a column beside the label", received=", ".join(header))
     features = np.empty((len(rows), len(names)), np.float32)
     for column, name in enumerate(names):
         number = header.index(name)
