@@ -49,6 +49,7 @@ class Engine:
     """One worker process, started when a computation first needs it and anew should it die."""
 
     def __init__(self) -> None:
+        is_first = "tensorflow_federated" not in sys.modules
         self._tff = import_tff()
         binary = Path(self._tff.__file__).parent / "data" / "worker_binary"
         if not binary.is_file():
@@ -68,6 +69,8 @@ class Engine:
             transform_args=self._tff.tensorflow.transform_args,
             transform_result=self._tff.tensorflow.transform_result,
         )
+        if is_first:  # TFF's own default context complains at exit, used or not.
+            self._tff.framework.set_default_context(self._context)
         atexit.register(self.close)
 
     def active(self) -> contextlib.AbstractContextManager:

@@ -1,0 +1,168 @@
+"""Strategy "federated": clients train on their own records, a server averages, on TFF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import ModelError, OptionError
+from tfdist.strategies.base import ModelOrFn, called, make_feed
+from tfdist.strategies.federated.options import Options
+from tfdist.strategies.one_process import OneProcessStrategy
+
+
+class Federated(OneProcessStrategy):
+    """Federated learning on TensorFlow Federated, simulated on this machine.
+
+    An epoch of a fit is a round: some clients get the model, train on their own records, and the
+    server averages what they send back.
+
+    Args:
+        algorithm: "fedavg" (McMahan et al. 2017, arXiv:1602.05629), ...
+    """
+
+    name = "federated"
+
+    def __init__(
+        self,
+        *,
+        algorithm: str = "fedavg",
+        clients_per_round: int | None = None,
+        local_epochs: int = 1,
+        local_batch_size: int | None = None,
+        client_learning_rate: float | None = None,
+        server_learning_rate: float | None = None,
+        proximal_strength: float | None = None,
+        batch_norm: str = "refuse",
+        dropout_rate: float = 0.0,
+        straggler_rate: float = 0.0,
+        min_clients: int = 1,
+        max_attempts: int = 3,
+        aggregation: str = "mean",
+        trim_fraction: float = 0.1,
+        quantize_bits: int | None = None,
+        secure_aggregation: bool = False,
+        dp_noise_multiplier: float | None = None,
+        dp_clip_norm: float | str = "adaptive",
+        dp_delta: float | None = None,
+        sampling_seed: int = 0,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+    ):
+        self._options = Options(
+            algorithm=algorithm,
+            clients_per_round=clients_per_round,
+            local_epochs=local_epochs,
+            local_batch_size=local_batch_size,
+            client_learning_rate=client_learning_rate,
+            server_learning_rate=server_learning_rate,
+            proximal_strength=proximal_strength,
+            batch_norm=batch_norm,
+            dropout_rate=dropout_rate,
+            straggler_rate=straggler_rate,
+            min_clients=min_clients,
+            max_attempts=max_attempts,
+            aggregation=aggregation,
+            trim_fraction=trim_fraction,
+            quantize_bits=quantize_bits,
+            secure_aggregation=secure_aggregation,
+            dp_noise_multiplier=dp_noise_multiplier,
+            dp_clip_norm=dp_clip_norm,
+            dp_delta=dp_delta,
+            sampling_seed=sampling_seed,
+        )
+        super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
+        if not self.scaling.is_off:
+            raise OptionError(
+                "the clients of strategy 'federated' train with the learning rate as it is",
+                received=f"lr_scaling={lr_scaling}, warmup_epochs={warmup_epochs}",
+                mend="Give client_learning_rate, or the callback LearningRateScheduler",
+            )
+        self._engine: Any = None
+
+    def start(self) -> None:
+        from tfdist.strategies.federated.engine import Engine
+
+        self._engine = Engine()
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        return ()
+
+    def build(self, model_fn: ModelOrFn) -> Any:
+        import tensorflow as tf
+
+        from tfdist.strategies.federated.rounds import Rounds
+        from tfdist.strategies.federated.server import Server
+        from tfdist.strategies.single import Alone
+        from tfdist.training.fit import install, refuse_custom_steps, refuse_xla
+
+        assert self._engine is not None, "start() comes first"
+        model = called(model_fn)
+        refuse_custom_steps(model, self.name)
+        refuse_xla(model)
+        collective = Alone()
+        install(
+            model,
+            collective,
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+        )
+        server = Server(self._engine, self._options, model, ())
+        rounds = Rounds(model, server, self._options, collective, self.dataset)
+        model.fit = rounds.fit
+        return model
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int | None = None,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+        clients: int | None = None,
+        partition: str = "iid",
+    ) -> Any:
+        from tfdist.records.clients import Clients, open_clients
+        from tfdist.strategies.federated.feed import ClientFeed
+        from tfdist.strategies.federated.sampling import Sampler
+
+        options = self._options
+        if not training:
+            return make_feed(
+                source,
+                global_batch_size=global_batch_size or 128,
+                training=False,
+                seed=seed,
+                map_fn=map_fn,
+            )
+        if not isinstance(source, Clients):
+            source = open_clients(
+                source, clients=clients, partition=partition, seed=seed, map_fn=map_fn
+            )
+        sampler = Sampler(
+            clients_per_round=options.clients_per_round,
+            is_poisson=options.is_private,
+            dropout_rate=options.dropout_rate,
+            straggler_rate=options.straggler_rate,
+            seed=options.sampling_seed,
+        )
+        expected = sampler.expected(len(source.ids))
+        batch_size = options.local_batch_size
+        if batch_size is None and options.algorithm != "fedsgd":
+            batch_size = max(1, (global_batch_size or 16 * expected) // expected)
+        return ClientFeed(
+            clients=source,
+            sampler=sampler,
+            local_batch_size=batch_size,
+            local_epochs=options.local_epochs,
+            num_replicas=expected,
+            seed=seed,
+        )
