@@ -6,10 +6,12 @@ read without unpickling anything.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +29,49 @@ class Position:
 
     epoch: int = 0
     step: int = 0
+
+
+class EngineState(abc.ABC):
+    """What an engine keeps of a model elsewhere than in it; ``model.engine_state`` where it does."""
+
+    @property
+    @abc.abstractmethod
+    def optimizer(self) -> Any:
+        """The optimizer whose state is checkpointed."""
+
+    @property
+    @abc.abstractmethod
+    def more(self) -> dict[str, Any]:
+        """What else is checkpointed: name -> trackable object."""
+
+    @abc.abstractmethod
+    def written(self) -> contextlib.AbstractContextManager:
+        """Encloses the writing of model, optimizer and ``more``: they are up to date within."""
+
+    @abc.abstractmethod
+    def restored(self) -> contextlib.AbstractContextManager:
+        """Encloses the reading of them: the engine follows."""
+
+
+class KerasState(EngineState):
+    """The state of a model that is all in the model and its optimizer."""
+
+    def __init__(self, model: tf.keras.Model):
+        self._model = model
+
+    @property
+    def optimizer(self) -> Any:
+        return self._model.optimizer
+
+    @property
+    def more(self) -> dict[str, Any]:
+        return {}
+
+    def written(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def restored(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
 
 
 class Checkpoints(tf.keras.callbacks.Callback):
@@ -75,11 +120,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self._start = Start()
         self._state = _State(data)
-        # A model whose weights lie in slices on several devices gathers them to be written.
-        self._sharded = getattr(model, "sharded", None)
-        optimizer = self._sharded.whole_optimizer if self._sharded else model.optimizer
+        self._engine = getattr(model, "engine_state", None) or KerasState(model)
         checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=optimizer, state=self._state.trackable()
+            model=model,
+            optimizer=self._engine.optimizer,
+            state=self._state.trackable(),
+            **self._engine.more,
         )
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep
@@ -108,7 +154,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         damaged = []
         for path in paths:
             try:
-                with self._sharded.restored() if self._sharded else contextlib.nullcontext():
+                with self._engine.restored():
                     _read(checkpoint, path)
             except _DAMAGED as error:
                 damaged.append(Path(path).name)
@@ -152,7 +198,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
         number = position.epoch * self._state.data.steps_per_epoch + position.step
-        with self._sharded.written() if self._sharded else contextlib.nullcontext():
+        with self._engine.written():
             self._manager.save(checkpoint_number=number)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ _DIE_WITH_PARENT = (
 )
 _START_TIMEOUT_S = 60.0
 _GRACE_S = 5.0
+_POLL_S = 0.02
 _MAX_MESSAGE_BYTES = 2_000_000_000
 
 
@@ -46,9 +50,13 @@ def import_tff() -> Any:
 
 
 class Engine:
-    """One worker process, started when a computation first needs it and anew should it die."""
+    """One worker process, started when a computation first needs it and anew should it die.
 
-    def __init__(self) -> None:
+    Args:
+        secure: computes secure sums as TFF's test backend does: the same numbers, in the open.
+    """
+
+    def __init__(self, *, secure: bool = False) -> None:
         is_first = "tensorflow_federated" not in sys.modules
         self._tff = import_tff()
         binary = Path(self._tff.__file__).parent / "data" / "worker_binary"
@@ -65,13 +73,20 @@ class Engine:
         stack = self._tff.framework.ResourceManagingExecutorFactory(self._make_executor)
         self._context = self._tff.framework.SyncExecutionContext(
             executor_fn=stack,
-            compiler_fn=self._tff.backends.native.desugar_and_transform_to_native,
+            compiler_fn=self._compile_secure if secure else self._compile,
             transform_args=self._tff.tensorflow.transform_args,
             transform_result=self._tff.tensorflow.transform_result,
         )
         if is_first:  # TFF's own default context complains at exit, used or not.
             self._tff.framework.set_default_context(self._context)
         atexit.register(self.close)
+
+    def _compile(self, computation: Any) -> Any:
+        return self._tff.backends.native.desugar_and_transform_to_native(computation)
+
+    def _compile_secure(self, computation: Any) -> Any:
+        in_the_open = self._tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
+        return self._compile(in_the_open)
 
     def active(self) -> contextlib.AbstractContextManager:
         """Encloses calls of computations: they run on this engine."""
@@ -98,16 +113,11 @@ class Engine:
             self.close()
             self._start()
             atexit.register(self.close)
-        executor = self._remote_executor()
+        executor = self._tff.framework.RemoteExecutor(self._stub)
         executor.set_cardinalities(cardinalities)
         return executor
 
-    def _remote_executor(self) -> Any:
-        return self._tff.framework.RemoteExecutor(self._stub)
-
     def _start(self) -> None:
-        import os
-
         import grpc
         import portpicker
 
@@ -120,30 +130,44 @@ class Engine:
             stderr=subprocess.DEVNULL,
         )
         limits = ("max_message_length", "max_receive_message_length", "max_send_message_length")
-        self._channel = grpc.insecure_channel(
-            f"localhost:{port}", [(f"grpc.{limit}", _MAX_MESSAGE_BYTES) for limit in limits]
-        )
         try:
-            self._wait_until_ready(grpc)
+            self._wait_until_listening(port)
+            self._channel = grpc.insecure_channel(
+                f"localhost:{port}", [(f"grpc.{limit}", _MAX_MESSAGE_BYTES) for limit in limits]
+            )
+            self._stub = self._tff.framework.RemoteExecutorGrpcStub(_Unwatched(self._channel))
         except BaseException:
             self.close()
             raise
-        self._stub = self._tff.framework.RemoteExecutorGrpcStub(self._channel)
 
-    def _wait_until_ready(self, grpc: Any) -> None:
-        ready = grpc.channel_ready_future(self._channel)
+    def _wait_until_listening(self, port: int) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while self._process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(grpc.FutureTimeoutError):
-                ready.result(timeout=0.2)
+            with contextlib.suppress(OSError):
+                socket.create_connection(("localhost", port), timeout=1).close()
                 return
+            time.sleep(_POLL_S)
+        code = self._process.poll()
         raise EngineMissingError(
             "TFF's worker_binary must start",
-            received=f"exit code {self._process.poll()}"
-            if self._process.poll() is not None
-            else f"no answer in {_START_TIMEOUT_S:.0f} s",
-            mend="Run it by hand to see why: " + self._binary,
+            received=f"no answer in {_START_TIMEOUT_S:.0f} s" if code is None else f"exit code {code}",
+            mend=f"Run {self._binary} --port={port} to see why",
         )
+
+
+class _Unwatched:
+    """A channel whose state nobody watches: TFF's watching thread would outlive it, and complain."""
+
+    def __init__(self, channel: Any):
+        self._channel = channel
+
+    def subscribe(self, callback: Callable, try_to_connect: bool = False) -> None:
+        import grpc
+
+        callback(grpc.ChannelConnectivity.READY)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
 
 
 def _end(process: subprocess.Popen) -> None:

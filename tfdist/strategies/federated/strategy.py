@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, make_feed
+from tfdist.strategies.base import ModelOrFn, called, clone, make_feed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
 
@@ -83,7 +83,7 @@ class Federated(OneProcessStrategy):
     def start(self) -> None:
         from tfdist.strategies.federated.engine import Engine
 
-        self._engine = Engine()
+        self._engine = Engine(secure=self._options.secure_aggregation)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -95,17 +95,30 @@ class Federated(OneProcessStrategy):
         return ()
 
     def build(self, model_fn: ModelOrFn) -> Any:
+        """See ``Strategy.build``.
+
+        Raises:
+            ModelError: BatchNormalization without ``batch_norm``, an optimizer that TFF does not
+                have, a schedule of the learning rate, or steps of the model's own.
+        """
         import tensorflow as tf
 
-        from tfdist.strategies.federated.rounds import Rounds
+        from tfdist.strategies.federated import batch_norm
+        from tfdist.strategies.federated.fit import FederatedFit
         from tfdist.strategies.federated.server import Server
         from tfdist.strategies.single import Alone
-        from tfdist.training.fit import install, refuse_custom_steps, refuse_xla
+        from tfdist.training.fit import install
 
         assert self._engine is not None, "start() comes first"
-        model = called(model_fn)
-        refuse_custom_steps(model, self.name)
-        refuse_xla(model)
+        model = clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
+        statistics: tuple[int, ...] = ()
+        if self._options.batch_norm == "refuse":
+            batch_norm.check(model)
+        elif self._options.batch_norm == "group_norm":
+            model = batch_norm.with_group_norm(model)
+        else:
+            statistics = batch_norm.moving_statistics(model)
+        check_model(model, self._options)
         collective = Alone()
         install(
             model,
@@ -114,9 +127,9 @@ class Federated(OneProcessStrategy):
             strategy_name=self.name,
             dataset=self.dataset,
         )
-        server = Server(self._engine, self._options, model, ())
-        rounds = Rounds(model, server, self._options, collective, self.dataset)
-        model.fit = rounds.fit
+        server = Server(self._engine, self._options, model, statistics)
+        model.engine_state = server
+        model.fit = FederatedFit(model, server, self._options, collective, self.dataset).fit
         return model
 
     def dataset(
@@ -166,3 +179,29 @@ class Federated(OneProcessStrategy):
             num_replicas=expected,
             seed=seed,
         )
+
+
+def check_model(model: Any, options: Options) -> None:
+    """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
+    from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
+    from tfdist.training.fit import refuse_custom_steps, refuse_xla
+
+    refuse_custom_steps(model, Federated.name)
+    refuse_xla(model)
+    if model.run_eagerly:
+        raise ModelError(
+            "a client trains a graph",
+            received="compile(run_eagerly=True)",
+            mend="Leave out run_eagerly",
+        )
+    mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
+    policies = {layer.compute_dtype for layer in model._flatten_layers() if layer.weights}
+    if mixed or policies - {"float32"}:
+        raise ModelError(
+            "clients train in float32, as TFF's optimizers do",
+            received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
+            mend='Leave the policy at "float32"',
+        )
+    if options.algorithm != "fedsgd":
+        rate = options.client_learning_rate or learning_rate_of(model.optimizer)
+        client_optimizer(model.optimizer, rate)

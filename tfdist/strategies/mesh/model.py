@@ -18,6 +18,7 @@ from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
+from tfdist.training.checkpoint import EngineState
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -63,7 +64,7 @@ def _is_mixed(layer: Any) -> bool:
     return bool(layer.weights) and layer.compute_dtype != layer.variable_dtype
 
 
-class MeshModel:
+class MeshModel(EngineState):
     """What a model on a mesh has beside the Keras model itself; see ``attach``."""
 
     def __init__(
@@ -186,9 +187,13 @@ class MeshModel:
     # The protocol of tfdist.training.checkpoint -------------------------------------------------
 
     @property
-    def whole_optimizer(self) -> Any:
-        """The optimizer on the host whose state is checkpointed."""
+    def optimizer(self) -> Any:
+        """The optimizer on the host, whose state is whole."""
         return self.state.host_optimizer()
+
+    @property
+    def more(self) -> dict[str, Any]:
+        return {}
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ class Mesh(OneProcessStrategy):
         on_mesh = MeshModel(
             model, devices, Layout(self._layout, self._model), keep_host_copy=self._keep_host_copy
         )
-        model.sharded = on_mesh
+        model.sharded = model.engine_state = on_mesh
         return model
 
     def describe(self, model: Any, *, global_batch_size: int = 32) -> Any:
