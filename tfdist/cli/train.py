@@ -162,9 +162,13 @@ def _shown(epochs: int) -> Iterator[Any]:
 
 def _epoch_line(row: dict[str, float], epochs: int) -> str:
     hidden = ("epoch", "seconds", "samples_per_s")
-    values = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in hidden)
+    values = _listed({name: value for name, value in row.items() if name not in hidden})
     speed = f"{row['samples_per_s']:,.0f} samples/s"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def _listed(values: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _print_results(folder: RunFolder, resumed_from: int) -> None:
@@ -195,5 +199,7 @@ def _print_results(folder: RunFolder, resumed_from: int) -> None:
         table.columns[column].justify = "right"
     console = stdout()
     console.print(table)
+    if summary["last_epoch"]:
+        console.print(f"last    {_listed(summary['last_epoch'])}")
     console.print(f"model   {folder.model}")
     console.print(f"curves  {folder.curves}")

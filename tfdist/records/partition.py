@@ -229,7 +229,8 @@ def _dirichlet(
     _, classes, left = np.unique(class_ids, return_inverse=True, return_counts=True)
     by_class = order[np.argsort(classes[order], kind="stable")]
     taken = np.cumsum(left) - left  # where the next record of each class lies in by_class
-    concentration = alpha * len(left) * left / left.sum()
+    # NumPy's generator never returns below some 1e-15. This is one class, or exactly even, already.
+    concentration = np.clip(alpha * (len(left) * left / left.sum()), 1e-9, 1e9)
     sizes = [len(part) for part in np.array_split(order, num_clients)]
     parts: list[np.ndarray] = []
     for size in sizes:
@@ -252,8 +253,8 @@ def _draw(
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
         weights = np.where(counts < left, proportions, 0.0)
-        # A tiny alpha gives proportions of exactly 0 to all classes but one, which may run out.
-        if not weights.sum() > 0:
+        # A tiny alpha gives next to nothing to all classes but one, which may have run out.
+        if not weights.sum() > 1e-12:
             weights = (left - counts).astype(float)
         drawn = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + drawn, left)

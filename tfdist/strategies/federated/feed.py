@@ -63,6 +63,11 @@ class ClientFeed:
         return self.local_epochs * self._steps(self._most)
 
     @property
+    def callback_steps(self) -> int:
+        """Times that callbacks are told of a step in an epoch: a round is one."""
+        return 1
+
+    @property
     def tail(self) -> int:
         """Rows of the last, short step of a local epoch of the largest client; 0 when even."""
         return 0 if self.local_batch_size is None else self._most % self.local_batch_size

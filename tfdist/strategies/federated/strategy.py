@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,34 @@ class Federated(OneProcessStrategy):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        return ()
+        options = self._options
+        causes = []
+        if options.algorithm != "fedsgd":
+            if options.clients_per_round != 1:
+                causes.append("clients take steps apart before they are averaged")
+            causes.append(
+                "a client's optimizer starts anew in each round (plain SGD has nothing to lose)"
+            )
+        if options.algorithm not in ("fedavg", "fedsgd"):
+            causes.append(f"algorithm='{options.algorithm}' is another rule than one device's")
+        if options.algorithm != "fedsgd" and options.server_rate != 1:
+            causes.append(f"the server's learning rate is {options.server_rate:g}, not 1")
+        for name, plain in (
+            ("dropout_rate", 0),
+            ("straggler_rate", 0),
+            ("aggregation", "mean"),
+            ("quantize_bits", None),
+            ("secure_aggregation", False),
+            ("dp_noise_multiplier", None),
+        ):
+            value = getattr(options, name)
+            if value != plain:
+                causes.append(f"{name}={value} changes the average")
+        if options.batch_norm == "average":
+            causes.append("BatchNormalization takes the statistics of each client's own batches")
+        if options.batch_norm == "group_norm":
+            causes.append("batch_norm='group_norm' has replaced BatchNormalization")
+        return tuple(causes)
 
     def build(self, model_fn: ModelOrFn) -> Any:
         """See ``Strategy.build``.
@@ -157,9 +185,15 @@ class Federated(OneProcessStrategy):
                 map_fn=map_fn,
             )
         if not isinstance(source, Clients):
-            source = open_clients(
-                source, clients=clients, partition=partition, seed=seed, map_fn=map_fn
+            opened = functools.partial(
+                open_clients, source, partition=partition, seed=seed, map_fn=map_fn
             )
+            try:
+                source = opened(clients=clients)
+            except OptionError:
+                if clients is not None or options.clients_per_round is None:
+                    raise
+                source = opened(clients=options.clients_per_round)
         sampler = Sampler(
             clients_per_round=options.clients_per_round,
             is_poisson=options.is_private,
