@@ -229,12 +229,12 @@ def _dirichlet(
     _, classes, left = np.unique(class_ids, return_inverse=True, return_counts=True)
     by_class = order[np.argsort(classes[order], kind="stable")]
     taken = np.cumsum(left) - left  # where the next record of each class lies in by_class
-    # NumPy's generator never returns below some 1e-15. This is one class, or exactly even, already.
-    concentration = np.clip(alpha * (len(left) * left / left.sum()), 1e-9, 1e9)
+    # Numbers beyond are no other distributions: one class a client, or all as in the data.
+    concentration = np.clip(alpha, 1e-200, 1e200) * (len(left) * left / left.sum())
     sizes = [len(part) for part in np.array_split(order, num_clients)]
     parts: list[np.ndarray] = []
     for size in sizes:
-        counts = _draw(size, left, rng.dirichlet(concentration), rng)
+        counts = _draw(size, left, concentration, rng)
         rows = [
             by_class[start : start + count]
             for start, count in zip(taken.tolist(), counts.tolist(), strict=True)
@@ -246,16 +246,31 @@ def _dirichlet(
     return [parts[number] for number in rng.permutation(num_clients)]
 
 
+def _proportions(concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws from a Dirichlet distribution; NumPy's own does not end for tiny concentrations.
+
+    They are gamma variates divided by their sum: here in logarithms, with G(a) = G(a + 1) U^(1/a).
+    """
+    logs = np.log(rng.standard_gamma(concentration + 1))
+    logs += np.log(1 - rng.random(len(logs))) / concentration
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum()
+
+
 def _draw(
-    size: int, left: np.ndarray, proportions: np.ndarray, rng: np.random.Generator
+    size: int, left: np.ndarray, concentration: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns how many records of each class: ``size`` in all, at most ``left`` of each."""
+    proportions = _proportions(concentration, rng)
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
-        weights = np.where(counts < left, proportions, 0.0)
-        # A tiny alpha gives next to nothing to all classes but one, which may have run out.
+        remain = counts < left
+        weights = np.where(remain, proportions, 0.0)
         if not weights.sum() > 1e-12:
-            weights = (left - counts).astype(float)
+            # All classes of the client have run out: it draws proportions of the others.
+            proportions = np.zeros(len(left))
+            proportions[remain] = _proportions(concentration[remain], rng)
+            weights = proportions
         drawn = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + drawn, left)
     return counts
