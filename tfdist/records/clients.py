@@ -234,7 +234,11 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
     for position, item in enumerate(arrays):
         for array in tf.nest.flatten(item):
             # A sum needs no array of its own, but may overflow: look again when it is not finite.
-            if array.dtype.kind == "f" and not np.isfinite(array.sum()):
+            if array.dtype.kind != "f":
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = array.sum()
+            if not np.isfinite(total):
                 wrong = np.argwhere(~np.isfinite(array))
                 if len(wrong):
                     value = array[tuple(wrong[0])]
