@@ -138,7 +138,9 @@ class Federated(OneProcessStrategy):
         from tfdist.training.fit import install
 
         assert self._engine is not None, "start() comes first"
-        model = clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
+        model = (
+            clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
+        )
         statistics: tuple[int, ...] = ()
         if self._options.batch_norm == "refuse":
             batch_norm.check(model)
@@ -212,6 +214,66 @@ class Federated(OneProcessStrategy):
             local_epochs=options.local_epochs,
             num_replicas=expected,
             seed=seed,
+        )
+
+    def personalize(
+        self,
+        model: Any,
+        clients: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        held_out_share: float = 0.5,
+        num_clients: int | None = None,
+        seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Returns what each client gains when it fine-tunes the global model on its own records.
+
+        A client's records are divided at random. The model is judged on the held-out part, before
+        and after training on the other part with a fresh optimizer like the compiled one; then it
+        gets its weights back. A client that took part in the fit has trained on its held-out
+        records too: for figures on new data give clients that the fit has not seen.
+
+        Args:
+            model: what ``build`` returned.
+            clients: what ``dataset`` or ``open_clients`` returned, or data that has clients.
+            epochs: over the client's part to fine-tune on.
+            batch_size: ``local_batch_size``, or 16, when None.
+            learning_rate: ``client_learning_rate``, or the compiled one, when None.
+            held_out_share: of a client's records, between 0 and 1.
+            num_clients: judge so many clients, drawn by ``seed``; None for all.
+            progress: called with (clients done, clients in all).
+
+        Returns:
+            ``Personalization``: loss and metrics of each client before and after. A client with bad
+            data, or with a single record, is left out and named in ``failed``.
+
+        Raises:
+            OptionError: an option out of range.
+            DataError: no client at all could fine-tune the model.
+        """
+        from tfdist.records.clients import Clients, open_clients
+        from tfdist.strategies.federated.feed import ClientFeed
+        from tfdist.strategies.federated.personalize import personalize
+
+        if isinstance(clients, ClientFeed):
+            clients = clients.clients
+        elif not isinstance(clients, Clients):
+            clients = open_clients(clients)
+        return personalize(
+            model,
+            clients,
+            epochs=epochs,
+            batch_size=self._options.local_batch_size or 16 if batch_size is None else batch_size,
+            learning_rate=self._options.client_learning_rate
+            if learning_rate is None
+            else learning_rate,
+            held_out_share=held_out_share,
+            num_clients=num_clients,
+            seed=seed,
+            progress=progress,
         )
 
 
