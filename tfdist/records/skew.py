@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdist.records.plain_text import as_text
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 _CLIENTS_SHOWN = 20
 _CLASSES_SHOWN = 12
-_TEXT_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,7 @@ class Skew:
         draw(self, path)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        console = Console(file=text, width=_TEXT_WIDTH, markup=False, highlight=False, emoji=False)
-        for table in self.tables():
-            console.print(table)
-        return text.getvalue().rstrip("\n")
+        return as_text(*self.tables())
 
     __repr__ = __str__
 

@@ -8,7 +8,6 @@ other one. Nothing is averaged, so this is plain Keras.
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.clients import Clients
+from tfdist.records.plain_text import as_text
 
 _EVALUATION_BATCH_SIZE = 128
 _CLIENTS_SHOWN = 20
-_TEXT_WIDTH = 120
 
 Progress = Callable[[int, int], None]
 
@@ -55,16 +54,11 @@ class Personalization:
         )
 
     def __str__(self) -> str:
-        from rich.console import Console
+        shown = itertools.islice(self.failed.values(), _CLIENTS_SHOWN)
+        lines = [f"left out: {reason}" for reason in shown]
+        return as_text(self._summary(), self._first_clients(), *lines)
 
-        text = io.StringIO()
-        console = Console(file=text, width=_TEXT_WIDTH, markup=False, highlight=False, emoji=False)
-        console.print(self._summary())
-        console.print(self._first_clients())
-        for client, reason in itertools.islice(self.failed.items(), _CLIENTS_SHOWN):
-            shown = reason if client in reason else f"client '{client}': {reason}"
-            console.print(f"left out: {shown}", soft_wrap=True)
-        return text.getvalue().rstrip("\n")
+    __repr__ = __str__
 
     def _summary(self) -> Any:
         from rich.table import Table
@@ -132,7 +126,8 @@ def personalize(
             try:
                 parts = _divide(clients.load(client), held_out_share, [seed, number])
             except DataError as error:
-                failed[client] = str(error)
+                name = f"client '{client}': "
+                failed[client] = name + str(error).removeprefix(name)
             else:
                 rows[client] = trial.run(*parts, epochs, batch_size, [seed, number])
             if progress is not None:
