@@ -105,6 +105,23 @@ def test_a_client_for_each_value_of_a_column(tmp_path):
     assert sorted(from_shards.load("1")[0][:, 0]) == [1, 3, 5, 7, 9, 11]
 
 
+def test_a_column_of_a_csv_has_no_name_in_shards(tmp_path):
+    (tmp_path / "t.csv").write_text("a,place,y\n" + "1,2,0\n3,4,1\n" * 5)
+    write(tmp_path / "t.csv", tmp_path / "plain", split="train=1")
+    with pytest.raises(DataError, match=r"Write them anew.*--partition by:place"):
+        open_clients(tmp_path / "plain", partition="by:place")
+    assert open_clients(tmp_path / "plain", partition="by:label").ids == ("0", "1")
+
+
+def test_a_dataset_with_a_column_of_text():
+    x, y = numbered(12)
+    users = np.array(["amy", "bob", "eve"] * 4)
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": x, "user": users}, y))
+    clients = open_clients(dataset, partition="by:user")
+    assert clients.ids == ("amy", "bob", "eve")
+    assert sorted(clients.load("eve")[0][:, 0]) == [2, 5, 8, 11]
+
+
 def test_weights_dicts_and_map_fn():
     x, y = numbered(10)
     source = ({"a": x, "b": x * 2}, {"c": y}, np.arange(10, dtype=np.float32))

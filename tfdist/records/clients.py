@@ -30,6 +30,7 @@ from tfdist.records.partition import (
     parse_partition,
     take_column,
 )
+from tfdist.records.schema import Schema
 from tfdist.records.skew import Skew
 from tfdist.records.streams import ArraySource, find_split, open_source
 
@@ -102,7 +103,9 @@ def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int
         arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), loaded)
     label, names = "label", None
     if isinstance(source, (str, Path)):
-        feature = find_split(Path(source))[2].schema.class_label
+        schema = find_split(Path(source))[2].schema
+        _refuse_packed(schema, partition.column)
+        feature = schema.class_label
         if feature is not None:
             label, names = feature.name, feature.classes
     values = None
@@ -122,6 +125,17 @@ def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int
     store.class_names = names
     store.partition = str(partition)
     return store
+
+
+def _refuse_packed(schema: Schema, column: str | None) -> None:
+    """Columns of a .csv are packed into one input, where they are numbers without a name."""
+    for feature in schema.of_role("input"):
+        if column in (feature.columns or ()):
+            raise DataError(
+                "a column of a .csv names the clients when it is written",
+                received=f"by:{column} of shards that hold it as a feature",
+                mend=f"Write them anew: `tfdist shard SOURCE.csv OUT --partition by:{column}`",
+            )
 
 
 def _without_column(

@@ -184,7 +184,7 @@ def deal(
 
 def _by(order: np.ndarray, values: np.ndarray, column: str | None) -> dict[str, np.ndarray]:
     names, numbers = np.unique(values, return_inverse=True)
-    texts = [str(name).strip() for name in names.tolist()]
+    texts = [_text(name).strip() for name in names.tolist()]
     if "" in texts or (names.dtype.kind == "f" and np.isnan(names).any()):
         raise DataError(f"no value of column '{column}' is missing", received="an empty value")
     if len(set(texts)) != len(texts):
@@ -193,6 +193,11 @@ def _by(order: np.ndarray, values: np.ndarray, column: str | None) -> dict[str, 
     by_owner = order[np.argsort(owners, kind="stable")]
     ends = np.cumsum(np.bincount(owners, minlength=len(names)))[:-1]
     return dict(zip(texts, np.split(by_owner, ends), strict=True))
+
+
+def _text(name: Any) -> str:
+    # A tf.data.Dataset gives text as bytes.
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _shards(
