@@ -122,6 +122,16 @@ def test_a_dataset_with_a_column_of_text():
     assert sorted(clients.load("eve")[0][:, 0]) == [2, 5, 8, 11]
 
 
+def test_a_damaged_shard_is_named_when_records_are_dealt(tmp_path):
+    write(numbered(), tmp_path / "plain", split="train=1")
+    shard = tmp_path / "plain" / "train-00002-of-00004.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[20] ^= 1
+    shard.write_bytes(bytes(content))
+    with pytest.raises(CorruptShardError, match=r"train-00002-of-00004\.tfrecord, record 0"):
+        open_clients(tmp_path / "plain", clients=3)
+
+
 def test_weights_dicts_and_map_fn():
     x, y = numbered(10)
     source = ({"a": x, "b": x * 2}, {"c": y}, np.arange(10, dtype=np.float32))

@@ -174,7 +174,7 @@ def test_a_signal_leaves_nothing(tmp_path, number, code):
 def test_writing_and_checking_need_no_tensorflow(tmp_path):
     program = (
         "import sys; from tfdist.records import check, write; "
-        "from pathlib import Path; from tfdist.records.client_stores import ShardStore; "
+        "from pathlib import Path; from tfdist.records.client_shards import ShardStore; "
         "manifest = write('digits', sys.argv[1], clients=5); assert check(sys.argv[1]) == []; "
         "print(ShardStore.of_split(Path(sys.argv[1]), 'train', manifest).skew()); "
         "assert 'tensorflow' not in sys.modules"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tfdist.records.client_stores import ShardStore
+    from tfdist.records.client_shards import ShardStore
     from tfdist.records.manifest import Manifest
     from tfdist.records.schema import Schema
 
@@ -95,7 +95,7 @@ def _check(folder: Path) -> bool:
 
 def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]:
     """Returns the clients of each split that has some."""
-    from tfdist.records.client_stores import ShardStore
+    from tfdist.records.client_shards import ShardStore
 
     return {
         name: ShardStore.of_split(folder, name, manifest)
@@ -107,7 +107,7 @@ def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]
 def _stores_of_folders(root: Path) -> dict[str, ShardStore]:
     """Returns the clients of each split that any client's folder has."""
     from tfdist.errors import DataError
-    from tfdist.records.client_stores import ShardStore
+    from tfdist.records.client_shards import ShardStore
     from tfdist.records.manifest import client_folders, load_manifest
 
     splits: dict[str, None] = {}

@@ -13,13 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.client_stores import (
-    ArrayStore,
-    ClientStore,
-    RowStore,
-    ShardStore,
-    class_ids,
-)
+from tfdist.records.client_shards import ShardStore
+from tfdist.records.client_stores import ArrayStore, ClientStore, RowStore, class_ids
 from tfdist.records.graph_checks import failed_check
 from tfdist.records.manifest import find_client_folders
 from tfdist.records.map_fn import MapFn, checked, spec_after
@@ -30,6 +25,7 @@ from tfdist.records.partition import (
     parse_partition,
     take_column,
 )
+from tfdist.records.reader import explain_read_error
 from tfdist.records.schema import Schema
 from tfdist.records.skew import Skew
 from tfdist.records.streams import ArraySource, find_split, open_source
@@ -99,7 +95,13 @@ def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int
     if isinstance(opened, ArraySource):
         arrays = opened.arrays
     else:
-        loaded = opened.load(0, opened.num_records)
+        try:
+            loaded = opened.load(0, opened.num_records)
+        except tf.errors.OpError as error:
+            explained = explain_read_error(error, source)
+            if explained is None:
+                raise
+            raise explained from error
         arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), loaded)
     label, names = "label", None
     if isinstance(source, (str, Path)):
