@@ -134,16 +134,29 @@ class ClientFeed:
         """
         rows = len(tf.nest.flatten(arrays["x"])[0])
         batch_size = self.local_batch_size or rows
+        steps = self.local_epochs * self._steps(rows)
+        if share is not None:
+            steps = max(1, int(share * steps))
         rng = np.random.default_rng([self.seed, round_number, slot])
         elements = OrderedDict(arrays)
         elements[SLOT] = np.full([rows], slot, np.int32)
-        records = tf.data.Dataset.from_tensor_slices(elements)
-        if batch_size < rows:
-            records = records.shuffle(rows, seed=int(rng.integers(2**31)))
-        batches = records.batch(batch_size).repeat(self.local_epochs)
-        if share is None:
-            return batches
-        return batches.take(max(1, int(share * self.local_epochs * self._steps(rows))))
+        orders = [
+            rng.permutation(rows) if batch_size < rows else np.arange(rows)
+            for _ in range(self.local_epochs)
+        ]
+        if rows % batch_size == 0:
+            order = np.concatenate(orders)[: steps * batch_size].reshape(steps, batch_size)
+            return self._slices(elements, order).as_dataset()
+        epochs = [self._slices(elements, order).batched(batch_size) for order in orders]
+        joined = functools.reduce(lambda done, more: done.followed_by(more), epochs)
+        return joined.as_dataset().take(steps) if share is not None else joined.as_dataset()
+
+    def _slices(self, elements: OrderedDict, rows: np.ndarray) -> _RawDataset:
+        arrays = [array[rows] for array in tf.nest.flatten(elements)]
+        variant = tf.raw_ops.TensorSliceDataset(
+            components=arrays, output_shapes=[array.shape[1:] for array in arrays]
+        )
+        return _RawDataset(variant, self.batch_spec)
 
     def _steps(self, rows: int) -> int:
         return -(-rows // (self.local_batch_size or rows or 1))
@@ -155,6 +168,39 @@ class ClientFeed:
     @functools.cached_property
     def _most(self) -> int:
         return max((self._num_used(client) for client in self.clients.ids), default=0)
+
+
+@dataclass(frozen=True)
+class _RawDataset:
+    """A dataset made of raw operations: ``tf.data`` takes milliseconds for each, many a round."""
+
+    variant: tf.Tensor
+    spec: OrderedDict
+
+    def as_dataset(self) -> tf.data.Dataset:
+        return tf.data.experimental.from_variant(self.variant, self.spec)
+
+    def batched(self, batch_size: int) -> _RawDataset:
+        variant = tf.raw_ops.BatchDatasetV2(
+            input_dataset=self.variant,
+            batch_size=batch_size,
+            drop_remainder=False,
+            **self._outputs(),
+        )
+        return replace(self, variant=variant)
+
+    def followed_by(self, other: _RawDataset) -> _RawDataset:
+        variant = tf.raw_ops.ConcatenateDataset(
+            input_dataset=self.variant, another_dataset=other.variant, **self._outputs()
+        )
+        return replace(self, variant=variant)
+
+    def _outputs(self) -> dict[str, list]:
+        leaves = tf.nest.flatten(self.spec)
+        return {
+            "output_types": [leaf.dtype for leaf in leaves],
+            "output_shapes": [leaf.shape for leaf in leaves],
+        }
 
 
 @dataclass(frozen=True)
