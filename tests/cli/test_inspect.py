@@ -108,6 +108,13 @@ def test_a_folder_of_shards_for_each_client(tfdist, tmp_path):
     assert "fault: eve: " in out
 
 
+def test_a_folder_that_is_not_there_beside_others(tfdist, data):
+    for options in ((), ("--check",)):
+        code, out, err = tfdist("inspect", "dota", *options)
+        assert (code, out) == (2, "")
+        assert "no folder dota" in err
+
+
 def test_a_plot_needs_clients(tfdist, data):
     code, _, err = tfdist("inspect", "data", "--plot", "skew.png")
     assert code == 2

@@ -48,10 +48,10 @@ def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | No
     With --check the exit code is 1 when anything is not as it was written.
     """
     from tfdist.cli.console import stdout
-    from tfdist.records.manifest import find_client_folders, load_manifest
+    from tfdist.records.manifest import has_client_folders, load_manifest
 
     console = stdout()
-    if find_client_folders(folder) is None:
+    if not has_client_folders(folder):
         manifest = load_manifest(folder)
         stores = _stores_of_splits(folder, manifest)
         console.print(

@@ -16,7 +16,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.client_shards import ShardStore
 from tfdist.records.client_stores import ArrayStore, ClientStore, RowStore, class_ids
 from tfdist.records.graph_checks import failed_check
-from tfdist.records.manifest import find_client_folders
+from tfdist.records.manifest import has_client_folders
 from tfdist.records.map_fn import MapFn, checked, spec_after
 from tfdist.records.partition import (
     Partition,
@@ -81,9 +81,9 @@ def _existing(source: Any) -> ClientStore | None:
     if not isinstance(source, (str, Path)):
         return None
     path = Path(source)
-    found = find_client_folders(path)
-    if found is not None:
-        return ShardStore.of_folders(*found)
+    root, split = (path, None) if path.is_dir() else (path.parent, path.name)
+    if has_client_folders(root):
+        return ShardStore.of_folders(root, split)
     folder, name, manifest = find_split(path)
     if not manifest.splits[name].has_clients:
         return None

@@ -15,7 +15,7 @@ from tfdist.records.manifest import (
     Manifest,
     ShardInfo,
     client_folders,
-    find_client_folders,
+    has_client_folders,
     load_manifest,
 )
 from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask
@@ -65,7 +65,7 @@ def check(
         DataError: the folder has no manifest that can be read.
     """
     folder = Path(folder)
-    if find_client_folders(folder) is not None:
+    if has_client_folders(folder):
         return [
             fault
             for client in client_folders(folder)

@@ -206,14 +206,11 @@ def load_manifest(folder: str | Path) -> Manifest:
         ) from None
 
 
-def find_client_folders(path: Path) -> tuple[Path, str | None] | None:
-    """Returns the root and the split of ROOT or ROOT/SPLIT, where ROOT has a folder of shards for
-    each client and no manifest of its own; None for any other path."""
-    root, split = (path, None) if path.is_dir() else (path.parent, path.name)
+def has_client_folders(root: Path) -> bool:
+    """Whether ``root`` has a folder of shards for each client, and no manifest of its own."""
     if not root.is_dir() or (root / MANIFEST_NAME).is_file():
-        return None
-    has_clients = any((folder / MANIFEST_NAME).is_file() for folder in client_folders(root))
-    return (root, split) if has_clients else None
+        return False
+    return any((folder / MANIFEST_NAME).is_file() for folder in client_folders(root))
 
 
 def client_folders(root: Path) -> list[Path]:
