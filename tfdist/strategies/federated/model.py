@@ -153,6 +153,8 @@ class ClientModel(tff.learning.models.VariableModel):
 
     def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
         loss, rows = self._step(batch_input, self._copies)
+        # TFF leaves out clients whose update is not finite; an infinite loss may have finite ones.
+        loss *= tf.stop_gradient(tf.where(tf.math.is_finite(loss), 1.0, float("nan")))
         self._rows.assign_add(tf.cast(rows, tf.float32))
         self._present.assign(tf.one_hot(batch_input[SLOT][0], self._present.shape[0]))
         return tff.learning.models.BatchOutput(loss=loss, predictions=None, num_examples=rows)

@@ -1,6 +1,7 @@
 """The compiled Keras optimizer as one of ``tff.learning.optimizers``, and the servers' optimizers.
 
-TFF takes none of Keras' own. What has the same update is mapped; anything else is refused.
+TFF takes none of Keras' own. What has the same update is mapped; anything else is refused, such as
+RMSprop, which adds epsilon within the root in Keras and outside of it in TFF.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tensorflow_federated as tff
 
 from tfdist.errors import ModelError
 
-_SUPPORTED = "SGD (without nesterov), Adam, AdamW, Adagrad or RMSprop"
+_SUPPORTED = "SGD, Adam, AdamW or Adagrad"
 # Attribute of a Keras optimizer -> the value that TFF's optimizers have without saying so.
 _PLAIN = {
     "clipnorm": None,
@@ -21,8 +22,9 @@ _PLAIN = {
     "use_ema": False,
     "amsgrad": False,
     "nesterov": False,
-    "centered": False,
 }
+# Where a Keras optimizer keeps what weight decay leaves out; there once something is left out.
+_EXCLUSIONS = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
 
 
 def learning_rate_of(optimizer: Any) -> float:
@@ -57,7 +59,7 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
             raise ModelError(
                 f"no optimizer of TFF has {option}",
                 received=f"{kind}({option}={config[option]})",
-                mend="Leave it out" + (", or use algorithm='fedsgd'" if option else ""),
+                mend="Leave it out, or use algorithm='fedsgd', which takes any optimizer",
             )
     decay = config.get("weight_decay")
     if decay and kind != "AdamW":
@@ -74,7 +76,7 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
         betas = (config["beta_1"], config["beta_2"], config["epsilon"])
         if kind == "Adam":
             return build.build_adam(rate, *betas)
-        if optimizer._exclude_from_weight_decay_names:
+        if any(getattr(optimizer, name, None) for name in _EXCLUSIONS):
             raise ModelError(
                 "TFF's AdamW decays all weights",
                 received="AdamW.exclude_from_weight_decay",
@@ -83,13 +85,56 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
         return build.build_adamw(rate, *betas, decay)
     if kind == "Adagrad":
         return build.build_adagrad(rate, config["initial_accumulator_value"], config["epsilon"])
-    if kind == "RMSprop" and not config["momentum"]:
-        return build.build_rmsprop(rate, config["rho"], config["epsilon"])
     raise ModelError(
         f"the clients of strategy 'federated' train with TFF's optimizers: {_SUPPORTED}",
-        received=kind if kind != "RMSprop" else "RMSprop with momentum",
+        received=kind,
         mend=f"Compile the model with {_SUPPORTED}; algorithm='fedsgd' takes any optimizer",
     )
+
+
+class Proximal(tff.learning.optimizers.Optimizer):
+    """A client's optimizer that also pulls towards the weights it began the round with.
+
+    FedProx, Li et al. 2020, arXiv:1812.06127. ``build_weighted_fed_prox`` of TFF 0.87 adds
+    ``strength * (initial - current)`` to the gradient, which pushes away from them: its sign is
+    wrong (``proximal_client_work.py``).
+
+    Args:
+        optimizer: of ``tff.learning.optimizers``.
+        strength: of the pull, the paper's mu.
+    """
+
+    def __init__(self, optimizer: Any, strength: float):
+        self._optimizer = optimizer
+        self._strength = strength
+
+    def initialize(self, specs: Any) -> Any:
+        zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+        return True, zeros, self._optimizer.initialize(specs)
+
+    def next(self, state: Any, weights: Any, gradients: Any) -> Any:
+        is_first, initial, inner = state
+        initial = tf.nest.map_structure(
+            lambda kept, now: tf.where(is_first, now, kept), initial, weights
+        )
+        gradients = tff.learning.optimizers.handle_indexed_slices_gradients(gradients)
+        pulled = tf.nest.map_structure(
+            lambda gradient, now, begun: None
+            if gradient is None
+            else gradient + self._strength * (now - begun),
+            gradients,
+            weights,
+            initial,
+        )
+        inner, updated = self._optimizer.next(inner, weights, pulled)
+        return (False, initial, inner), updated
+
+    def get_hparams(self, state: Any) -> Any:
+        return self._optimizer.get_hparams(state[2])
+
+    def set_hparams(self, state: Any, hparams: Any) -> Any:
+        is_first, initial, inner = state
+        return is_first, initial, self._optimizer.set_hparams(inner, hparams)
 
 
 class Unchanged(tff.learning.optimizers.Optimizer):

@@ -8,7 +8,11 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tfdist.strategies.federated.aggregation import make_aggregator
-from tfdist.strategies.federated.optimizers import client_optimizer, server_optimizer
+from tfdist.strategies.federated.optimizers import (
+    Proximal,
+    client_optimizer,
+    server_optimizer,
+)
 from tfdist.strategies.federated.options import Options
 
 # 2.6 times as fast as TFF's default: only one thread of a client's work would wait for the other.
@@ -45,20 +49,15 @@ def build_process(
             else aggregator,
             loop_implementation=_LOOP,
         )
-    arguments = {
-        "client_optimizer_fn": client_optimizer(optimizer, client_rate),
-        "server_optimizer_fn": server,
-        "model_aggregator": aggregator,
-        "loop_implementation": _LOOP,
-    }
-    is_weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    client = client_optimizer(optimizer, client_rate)
     if options.algorithm == "fedprox":
-        build = algorithms.build_weighted_fed_prox
-        if not is_weighted:
-            build = algorithms.build_unweighted_fed_prox
-        strength = options.proximal_strength or _DEFAULT_PROXIMAL_STRENGTH
-        return build(model_fn, strength, **arguments)
-    build = (
-        algorithms.build_weighted_fed_avg if is_weighted else algorithms.build_unweighted_fed_avg
+        client = Proximal(client, options.proximal_strength or _DEFAULT_PROXIMAL_STRENGTH)
+    is_weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
+    build = algorithms.build_weighted_fed_avg if is_weighted else algorithms.build_unweighted_fed_avg
+    return build(
+        model_fn,
+        client_optimizer_fn=client,
+        server_optimizer_fn=server,
+        model_aggregator=aggregator,
+        loop_implementation=_LOOP,
     )
-    return build(model_fn, **arguments)

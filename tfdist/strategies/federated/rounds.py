@@ -183,7 +183,7 @@ class RoundRunner:
         record.failed[client] = reason
         if client not in self._named:
             self._named.add(client)
-            text = reason if client in reason else f"client '{client}': {reason}"
+            text = reason if f"'{client}'" in reason else f"client '{client}': {reason}"
             print(f"\ntfdist: left out {text}", flush=True)
 
     def _too_few(self, record: Round) -> DataError:

@@ -49,7 +49,7 @@ class Server(EngineState):
         """Builds the process for these clients, unless it is built."""
         # A cohort that is drawn client by client may be all of them.
         num_slots = len(feed.clients.ids) if self._options.is_private else feed.num_replicas
-        key = (repr(feed.batch_spec), num_slots, feed.num_replicas, self._built_rate())
+        key = (repr(feed.batch_spec), num_slots, feed.num_replicas)
         if key == self._key:
             return
         step = TracedStep(self._model, feed.batch_spec)
@@ -117,10 +117,6 @@ class Server(EngineState):
         if self._options.algorithm == "fedsgd":
             return 0.0  # The clients take no step.
         return self._options.client_learning_rate or learning_rate_of(self._model.optimizer)
-
-    def _built_rate(self) -> float | None:
-        """Returns the rate where it is part of the process: FedProx has no parameter for it."""
-        return self._client_rate() if self._options.algorithm == "fedprox" else None
 
     def _with_client_rate(self, state: Any) -> Any:
         if not state.client_work:

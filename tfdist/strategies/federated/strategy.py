@@ -148,6 +148,12 @@ class Federated(OneProcessStrategy):
             model = batch_norm.with_group_norm(model)
         else:
             statistics = batch_norm.moving_statistics(model)
+            if statistics and self._options.is_private:
+                raise ModelError(
+                    "no noise is added to moving statistics: averaging them is not private",
+                    received="batch_norm='average' with dp_noise_multiplier",
+                    mend="Give batch_norm='group_norm'",
+                )
         check_model(model, self._options)
         collective = Alone()
         install(
