@@ -134,9 +134,7 @@ def _summary(
         "validation": {k[4:]: v for k, v in metrics.items() if k.startswith("val_")},
         "test": {k: float(v) for k, v in test.items()} if test else {},
         "last_epoch": {
-            k: v
-            for k, v in metrics.items()
-            if k not in metric_names and not k.startswith("val_")
+            k: v for k, v in metrics.items() if k not in metric_names and not k.startswith("val_")
         },
     }
 

@@ -32,7 +32,7 @@ class Position:
 
 
 class EngineState(abc.ABC):
-    """What an engine keeps of a model elsewhere than in it; ``model.engine_state`` where it does."""
+    """What an engine keeps of a model outside of it: the attribute ``engine_state`` of a model."""
 
     @property
     @abc.abstractmethod

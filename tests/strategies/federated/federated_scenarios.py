@@ -30,10 +30,8 @@ def records(number, seed=0):
 
 
 def model_fn(optimizer=None, *more, metrics=("accuracy",)):
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(6, "tanh", kernel_regularizer="l2"), *more]
-        + [layers.Dense(3)]
-    )
+    hidden = layers.Dense(6, "tanh", kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), hidden, *more, layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or keras.optimizers.SGD(0.2), loss, metrics=list(metrics))
     return model
@@ -181,9 +179,7 @@ def the_server_has_a_learning_rate(strategy, folder):
     start = model_of_start()
     whole, _ = trained(unequal(8, 8))
     half, _ = trained(unequal(8, 8), server_learning_rate=0.5)
-    for a, b, c in zip(
-        start.get_weights(), whole.get_weights(), half.get_weights(), strict=True
-    ):
+    for a, b, c in zip(start.get_weights(), whole.get_weights(), half.get_weights(), strict=True):
         np.testing.assert_allclose(c - a, (b - a) / 2, atol=1e-6)
 
 
@@ -274,8 +270,7 @@ def privacy_clips_a_clients_update(strategy, folder):
     start = model_of_start()
     model, history = trained(unequal(30), dp_noise_multiplier=0.0, dp_clip_norm=0.01)
     squares = [
-        np.sum((a - b) ** 2)
-        for a, b in zip(model.get_weights(), start.get_weights(), strict=True)
+        np.sum((a - b) ** 2) for a, b in zip(model.get_weights(), start.get_weights(), strict=True)
     ]
     assert np.sqrt(sum(squares)) == pytest.approx(0.01, rel=1e-3)
     assert history.history["epsilon"] == [np.inf]
@@ -534,8 +529,8 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
         model.fit(strategy.dataset(unequal(5)), validation_split=0.1)
     with pytest.raises(DataError, match="trains on clients"):
         model.fit(strategy.dataset(records(5), training=False))
+    clients = strategy.dataset(unequal(5))
     with pytest.raises(DataError, match="validation is central"):
-        clients = strategy.dataset(unequal(5))
         model.fit(clients, validation_data=clients)
     with pytest.raises(OptionError, match="number of clients"):
         strategy.dataset(records(5))

@@ -150,13 +150,15 @@ class Engine:
         code = self._process.poll()
         raise EngineMissingError(
             "TFF's worker_binary must start",
-            received=f"no answer in {_START_TIMEOUT_S:.0f} s" if code is None else f"exit code {code}",
+            received=f"no answer in {_START_TIMEOUT_S:.0f} s"
+            if code is None
+            else f"exit code {code}",
             mend=f"Run {self._binary} --port={port} to see why",
         )
 
 
 class _Unwatched:
-    """A channel whose state nobody watches: TFF's watching thread would outlive it, and complain."""
+    """A channel whose state nobody watches: TFF's watching thread would outlive it."""
 
     def __init__(self, channel: Any):
         self._channel = channel

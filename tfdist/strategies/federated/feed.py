@@ -1,4 +1,4 @@
-"""What ``strategy.dataset`` returns to train on: clients, and how each one goes over its records."""
+"""What ``strategy.dataset`` returns to train on: clients, and how each goes over its records."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ClientFeed:
         return replace(self, limit=limit)
 
     def on_one_device(self) -> _OneDevice:
-        """Returns the same records as one device takes them: step k of all clients is its step k."""
+        """Returns the records as one device takes them: step k of all clients is its step k."""
         return _OneDevice(self)
 
     # What a round needs --------------------------------------------------------------------------

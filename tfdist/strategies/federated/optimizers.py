@@ -119,9 +119,9 @@ class Proximal(tff.learning.optimizers.Optimizer):
         )
         gradients = tff.learning.optimizers.handle_indexed_slices_gradients(gradients)
         pulled = tf.nest.map_structure(
-            lambda gradient, now, begun: None
-            if gradient is None
-            else gradient + self._strength * (now - begun),
+            lambda gradient, now, begun: (
+                None if gradient is None else gradient + self._strength * (now - begun)
+            ),
             gradients,
             weights,
             initial,

@@ -53,7 +53,9 @@ def build_process(
     if options.algorithm == "fedprox":
         client = Proximal(client, options.proximal_strength or _DEFAULT_PROXIMAL_STRENGTH)
     is_weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
-    build = algorithms.build_weighted_fed_avg if is_weighted else algorithms.build_unweighted_fed_avg
+    build = (
+        algorithms.build_weighted_fed_avg if is_weighted else algorithms.build_unweighted_fed_avg
+    )
     return build(
         model_fn,
         client_optimizer_fn=client,

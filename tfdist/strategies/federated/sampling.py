@@ -15,7 +15,7 @@ class Cohort:
     Attributes:
         asked: their ids; all of them get the model.
         dropped: those of them that never answer.
-        shares: those of them that are slow -> the share of their local work that they do, in (0, 1).
+        shares: those of them that are slow -> the share of their local work that they do, 0 to 1.
     """
 
     asked: tuple[str, ...]

@@ -16,10 +16,44 @@ class Federated(OneProcessStrategy):
     """Federated learning on TensorFlow Federated, simulated on this machine.
 
     An epoch of a fit is a round: some clients get the model, train on their own records, and the
-    server averages what they send back.
+    server averages what they send back. The compiled optimizer is the clients' one; it starts anew
+    in each round. With "fedsgd" it is the server's.
 
     Args:
-        algorithm: "fedavg" (McMahan et al. 2017, arXiv:1602.05629), ...
+        algorithm: "fedavg" (McMahan et al. 2017, arXiv:1602.05629); "fedprox" (Li et al. 2020,
+            arXiv:1812.06127); "fedavgm" (Hsu et al. 2019, arXiv:1909.06335); "fedadagrad",
+            "fedadam", "fedyogi" (Reddi et al. 2021, arXiv:2003.00295); "fedsgd", one gradient of
+            each client a round, applied by the compiled optimizer: exact, and any optimizer goes.
+        clients_per_round: clients asked in a round; None asks all.
+        local_epochs: times that a client goes over its records in a round.
+        local_batch_size: records of a client's step; None divides ``global_batch_size`` among the
+            clients of a round. FedSGD takes all of a client's records at once when None.
+        client_learning_rate: of the clients; None takes the compiled optimizer's, which callbacks
+            such as LearningRateScheduler may change between rounds.
+        server_learning_rate: of the server; None is 1, or 0.03 for the adaptive algorithms.
+        proximal_strength: the mu of FedProx; 0.01 when None.
+        batch_norm: what becomes of BatchNormalization: "refuse"; "group_norm" replaces it, which
+            is best where labels are skewed; "average" averages its moving statistics by records.
+        dropout_rate: probability that a client never answers.
+        straggler_rate: probability that a client does only a part of its local work.
+        min_clients: fewer than this in a round, and it is repeated with other clients.
+        max_attempts: cohorts that a round asks before it ends with an error.
+        aggregation: "mean", by numbers of records; "clipped_mean", at an adaptive norm (Andrew et
+            al. 2021, arXiv:1905.03871); "median" or "trimmed_mean" of each weight, all clients
+            alike (Yin et al. 2018, arXiv:1803.01498).
+        trim_fraction: of the clients, cut off on either side by "trimmed_mean".
+        quantize_bits: 1 to 16; updates are sent in so many bits a weight.
+        secure_aggregation: TFF's simulation of a secure sum: fixed-point numbers, computed in the
+            open. It shows what secure aggregation does to accuracy; it hides nothing.
+        dp_noise_multiplier: differential privacy of clients: standard deviation of the noise over
+            the clipping norm. Clients are then averaged alike, and each joins a round by itself
+            with probability clients_per_round / clients. Epsilon covers the model, not the
+            training metrics in the history.
+        dp_clip_norm: largest norm of an update; "adaptive" follows the median of the norms.
+        dp_delta: probability that the promise fails; None is clients^-1.1.
+        sampling_seed: of cohorts, drop-outs and stragglers.
+        lr_scaling: None; there is nothing to scale by.
+        warmup_epochs: 0; give the callback LearningRateScheduler instead.
     """
 
     name = "federated"
@@ -179,6 +213,24 @@ class Federated(OneProcessStrategy):
         clients: int | None = None,
         partition: str = "iid",
     ) -> Any:
+        """Returns clients to train on, or central records to evaluate on.
+
+        Args:
+            source: what ``open_clients`` takes or returned, to train on; see ``Strategy.dataset``
+                for ``training=False``.
+            global_batch_size: records of one step of all clients of a round together.
+            training: False returns the records in order, for evaluate, predict and
+                ``validation_data``.
+            seed: of the partition and of the order of records on the clients.
+            map_fn: as for ``open_clients``.
+            clients: how many clients to deal records to that have none; ``clients_per_round`` when
+                None.
+            partition: how; see ``open_clients``.
+
+        Raises:
+            OptionError: an unknown partition, or no number of clients.
+            DataError: the source cannot be read.
+        """
         from tfdist.records.clients import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.sampling import Sampler
