@@ -184,7 +184,7 @@ class RoundRunner:
         if client not in self._named:
             self._named.add(client)
             text = reason if f"'{client}'" in reason else f"client '{client}': {reason}"
-            print(f"\ntfdist: left out {text}", flush=True)
+            print(f"tfdist: left out {text}", flush=True)
 
     def _too_few(self, record: Round) -> DataError:
         found = [f"{len(record.dropped)} of the last cohort dropped out"] if record.dropped else []
@@ -205,7 +205,7 @@ class RoundRunner:
         ledger = Ledger(float(self._options.dp_noise_multiplier), rate, delta)
         epsilon = ledger.epsilon(int(self._server.num_rounds.numpy()))
         print(
-            f"\ntfdist: after {int(self._server.num_rounds.numpy())} rounds epsilon is "
+            f"tfdist: after {int(self._server.num_rounds.numpy())} rounds epsilon is "
             f"{epsilon:.2f} for delta {delta:.2g} (a client's data as a whole)",
             flush=True,
         )
