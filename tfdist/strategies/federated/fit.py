@@ -75,6 +75,7 @@ class FederatedFit:
         Args:
             x: what ``strategy.dataset`` or ``open_clients`` returned, or what they take.
             y: labels, where x is an array.
+            batch_size: records of one step of all clients of a round, where x is an array.
             validation_data: what ``strategy.dataset(training=False)`` returned, or what it takes.
 
         Returns:
@@ -84,7 +85,7 @@ class FederatedFit:
         """
         _refuse_settled(options)
         model = self._model
-        feed = self._feed(x, y, batch_size, options).weighted_by_class(class_weight)
+        feed = self._feed(x, y, batch_size).weighted_by_class(class_weight)
         check_inputs(model, (feed.batch_spec["x"],))
         refuse_xla(model)  # It may have been compiled anew.
         self._server.prepare(feed)
@@ -149,7 +150,7 @@ class FederatedFit:
 
     # Data ---------------------------------------------------------------------------------------
 
-    def _feed(self, x: Any, y: Any, batch_size: int | None, options: dict) -> ClientFeed:
+    def _feed(self, x: Any, y: Any, batch_size: int | None) -> ClientFeed:
         if isinstance(x, ClientFeed):
             if y is not None or batch_size is not None:
                 raise OptionError(
@@ -165,8 +166,7 @@ class FederatedFit:
                 mend="Write strategy.dataset(data, clients=...) without training=False",
             )
         source = x if y is None else (x, y)
-        size = batch_size and batch_size * self._collective.num_replicas
-        return self._dataset(source, global_batch_size=size)
+        return self._dataset(source, global_batch_size=batch_size)
 
     def _validation(self, data: Any) -> Feed:
         if isinstance(data, Feed):
