@@ -128,7 +128,7 @@ def verify(
     if steps < 1:
         raise OptionError("steps must be at least 1", received=steps)
     feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed)
-    feed = _limited(feed, steps)
+    feed = feed.limited(steps)
 
     def compare() -> Report:
         # Every rank trains the reference too: none then waits for the chief, and all know alike.
@@ -159,7 +159,7 @@ def _compare_once(
         strategy=strategy.name,
         num_replicas=strategy.num_replicas,
         steps=epochs * feed.steps_per_epoch,
-        tail=feed.division.tail,
+        tail=feed.tail,
         layers=_layer_differences(reference, model.get_weights()),
         loss_difference=float(np.max(np.abs(np.subtract(losses, expected)))),
         tolerance=tolerance,
@@ -187,13 +187,6 @@ def _independent(model_fn: Any) -> tf.keras.Model:
 
     model = called(model_fn)
     return clone(model) if isinstance(model_fn, tf.keras.Model) else model
-
-
-def _limited(feed: Feed, steps: int) -> Feed:
-    """Cuts the epoch to ``steps`` steps, the last of them on about a third of a batch."""
-    tail = max(1, feed.global_batch_size // 3)
-    limit = (steps - 1) * feed.global_batch_size + tail
-    return replace(feed, limit=min(limit, feed.num_records))
 
 
 def _train_reference(

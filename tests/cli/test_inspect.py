@@ -63,3 +63,59 @@ def test_no_shards(tfdist):
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "tfdist shard SOURCE" in err
+
+
+@pytest.fixture
+def fed(tmp_path):
+    write("digits", tmp_path / "fed", clients=30, partition="shards:2")
+    return tmp_path / "fed"
+
+
+def test_clients_and_their_skew(tfdist, fed):
+    code, out, err = tfdist("inspect", "fed", "--check", "--plot", "skew.png")
+    assert (code, err) == (0, "")
+    assert "30 clients, 1,498 records, shards:2" in out
+    for text in ("label skew", "client-19", "and 10 more", "validation-00003-of-00004"):
+        assert text in out
+    assert "client-20" not in out
+    assert "train-00025-of-00030" not in out
+    assert "plot: skew.png" in out
+    assert "clean: every byte of 34 shards" in out
+    assert (fed.parent / "skew.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fault_of_a_client(tfdist, fed):
+    path = fed / "train-00025-of-00030.tfrecord"
+    path.write_bytes(path.read_bytes()[:-1])
+    code, out, _ = tfdist("inspect", "fed", "--check")
+    assert code == 1
+    assert "fault: train-00025-of-00030.tfrecord, record" in out
+
+
+def test_a_folder_of_shards_for_each_client(tfdist, tmp_path):
+    for number, name in enumerate(("amy", "bob")):
+        write((np.zeros((20, 2)), np.arange(20) % 3 + number), tmp_path / "sets" / name)
+    code, out, err = tfdist("inspect", "sets", "--check", "--plot", "skew.png")
+    assert (code, err) == (0, "")
+    for text in ("train: 2 clients, 34 records", "validation: 2 clients", "amy", "14 shards"):
+        assert text in out
+    (tmp_path / "sets" / "eve").mkdir()
+    next((tmp_path / "sets" / "bob").glob("train*")).unlink()
+    code, out, _ = tfdist("inspect", "sets", "--check")
+    assert code == 1
+    assert "train: clients that cannot be read" in out
+    assert "fault: bob/train-00000-of-00004.tfrecord: this shard of the manifest is missing" in out
+    assert "fault: eve: " in out
+
+
+def test_a_folder_that_is_not_there_beside_others(tfdist, data):
+    for options in ((), ("--check",)):
+        code, out, err = tfdist("inspect", "dota", *options)
+        assert (code, out) == (2, "")
+        assert "no folder dota" in err
+
+
+def test_a_plot_needs_clients(tfdist, data):
+    code, _, err = tfdist("inspect", "data", "--plot", "skew.png")
+    assert code == 2
+    assert "--clients N" in err

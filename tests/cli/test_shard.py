@@ -92,3 +92,34 @@ def test_help_shows_examples(tfdist):
     code, out, _ = tfdist("shard", "--help")
     assert code == 0
     assert "tfdist shard digits data/digits" in out
+
+
+def test_clients(tfdist, tmp_path):
+    options = "--clients 30 --partition dirichlet:0.3"
+    code, out, err = tfdist("shard", "digits", "fed", *options.split())
+    assert (code, err) == (0, "")
+    assert "1,498" in out
+    manifest = load_manifest(tmp_path / "fed")
+    assert len(manifest.splits["train"].clients) == 30
+    assert not manifest.splits["validation"].has_clients
+    code, _, err = tfdist("shard", "digits", "by_digit", "--partition", "by:label")
+    assert (code, err) == (0, "")
+    assert len(load_manifest(tmp_path / "by_digit").splits["train"].clients) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--partition iid", "--clients N"),
+        ("--clients 3 --num-shards 3", "Leave the number of shards out"),
+        ("--clients 2000", "1498 records for 2000 clients"),
+        ("--clients 3 --partition dirichlet:x", "positive number"),
+        ("--clients 3 --partition skewed", "Known: iid, dirichlet:ALPHA, shards:K, by:COLUMN"),
+    ],
+)
+def test_clients_that_cannot_be(tfdist, tmp_path, options, message):
+    code, out, err = tfdist("shard", "digits", "fed", *options.split())
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []

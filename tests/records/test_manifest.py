@@ -89,6 +89,11 @@ def _set(*path_and_new):
         (_set("layout", "slots", {}), "one slot for each feature"),
         (_set("layout", "slots", "x", "bytes", 4), "slot of 'x' holds shape"),
         (_set("layout", "slots", "x", "kind", "zip"), "raw, float or varint"),
+        (_set("splits", "train", "shards", 0, "client", "amy"), "have a client, or none has"),
+        (_set("splits", "train", "shards", 0, "client", ""), "has a name"),
+        (_set("splits", "train", "shards", 0, "client", 7), "'client' is of type str"),
+        (_set("splits", "train", "shards", 0, "class_counts", [1]), "class counts of train-00000"),
+        (_set("splits", "train", "partition", 3), "'partition' is of type str"),
     ],
 )
 def test_a_manifest_that_is_not_one_names_the_rule(folder, edit, message):
@@ -96,3 +101,24 @@ def test_a_manifest_that_is_not_one_names_the_rule(folder, edit, message):
     with pytest.raises(DataError, match=message) as raised:
         load_manifest(folder)
     assert "manifest.json" in str(raised.value)
+
+
+def test_without_clients_a_manifest_is_what_it_was_before_there_were_any(folder):
+    value = json.loads((folder / "manifest.json").read_text())
+    assert set(value["splits"]["train"]) == {"records", "class_counts", "shards"}
+    shard = value["splits"]["train"]["shards"][0]
+    assert set(shard) == {"file", "records", "bytes", "checksum"}
+    assert not load_manifest(folder).splits["train"].has_clients
+
+
+def test_the_shards_of_a_client_need_not_lie_side_by_side(folder):
+    def own(value):
+        train = value["splits"]["train"]
+        train["shards"] += value["splits"].pop("validation")["shards"]
+        train["records"] = 20
+        for client, shard in zip("abab", train["shards"], strict=True):
+            shard["client"] = client
+
+    change(folder, own)
+    shards = load_manifest(folder).splits["train"].clients
+    assert {client: len(own) for client, own in shards.items()} == {"a": 2, "b": 2}

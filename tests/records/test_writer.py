@@ -174,7 +174,81 @@ def test_a_signal_leaves_nothing(tmp_path, number, code):
 def test_writing_and_checking_need_no_tensorflow(tmp_path):
     program = (
         "import sys; from tfdist.records import check, write; "
-        "write('digits', sys.argv[1]); assert check(sys.argv[1]) == []; "
+        "from pathlib import Path; from tfdist.records.client_shards import ShardStore; "
+        "manifest = write('digits', sys.argv[1], clients=5); assert check(sys.argv[1]) == []; "
+        "print(ShardStore.of_split(Path(sys.argv[1]), 'train', manifest).skew()); "
         "assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "d")], check=True, timeout=60)
+
+
+def test_a_shard_for_each_client(tmp_path):
+    options = {"clients": 7, "partition": "dirichlet:0.3"}
+    manifest = write(arrays(), tmp_path / "a", workers=2, **options)
+    assert manifest == load_manifest(tmp_path / "a")
+    train, validation = manifest.splits["train"], manifest.splits["validation"]
+    assert (train.partition, validation.partition) == ("dirichlet:0.3", None)
+    assert [shard.file for shard in train.shards][::6] == [
+        "train-00000-of-00007.tfrecord",
+        "train-00006-of-00007.tfrecord",
+    ]
+    assert list(train.clients) == [f"client-{number}" for number in range(7)]
+    assert sum(shard.records for shard in train.shards) == 42
+    for shard in train.shards:
+        assert sum(shard.class_counts.values()) == shard.records
+    assert (validation.clients, len(validation.shards)) == ({}, 4)
+    assert check(tmp_path / "a") == []
+    write(arrays(), tmp_path / "b", **options)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+def test_a_client_for_each_value_of_a_csv_column(tmp_path):
+    rows = "".join(f"{'xyz'[n % 3]} ,{n},{n % 2}\n" for n in range(30))
+    (tmp_path / "t.csv").write_text("place,a,label\n" + rows)
+    manifest = write(tmp_path / "t.csv", tmp_path / "out", split="train=1", partition="by:place")
+    assert list(manifest.splits["train"].clients) == ["x", "y", "z"]
+    assert manifest.schema.features[0].columns == ("a",)
+    manifest = write(tmp_path / "t.csv", tmp_path / "l", label="place", partition="by:place")
+    assert list(manifest.splits["train"].clients) == ["x", "y", "z"]
+    assert manifest.schema.features[0].columns == ("a", "label")
+
+
+def test_a_client_for_each_value_of_an_array(tmp_path):
+    images, labels = arrays(12)
+    user = np.array(["amy", "bob", "eve"] * 4)
+    np.savez(tmp_path / "t.npz", x=images, y=labels, user=user)
+    sources = (tmp_path / "t.npz", ({"x": images, "user": user}, labels))
+    for number, source in enumerate(sources):
+        out = tmp_path / str(number)
+        manifest = write(source, out, split="train=1", partition="by:user")
+        assert list(manifest.splits["train"].clients) == ["amy", "bob", "eve"]
+        assert [feature.name for feature in manifest.schema.of_role("input")] == ["x"]
+    manifest = write("digits", tmp_path / "digits", partition="by:label")
+    counts = [shard.class_counts for shard in manifest.splits["train"].shards]
+    assert [list(ids) for ids in counts] == [[number] for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"clients": 43}, DataError, "42 records for 43 clients"),
+        ({"clients": 22, "partition": "shards:2"}, DataError, "22 clients of 2 shards each"),
+        ({"clients": 0}, OptionError, "at least 1"),
+        ({"partition": "shards:2"}, OptionError, "--clients N"),
+        ({"clients": 3, "num_shards": 4}, OptionError, "every client has one shard"),
+        ({"clients": 3, "partition": "dirichlet:0"}, OptionError, "positive number"),
+        ({"clients": 3, "partition": "sorted"}, OptionError, "Known: iid, dirichlet:ALPHA"),
+        ({"clients": 3, "partition": "by:label"}, OptionError, "3 clients too"),
+        ({"partition": "by:user"}, DataError, "Known: label"),
+    ],
+)
+def test_clients_that_cannot_be(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        write(arrays(), tmp_path / "data", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_skew_needs_class_ids(tmp_path):
+    images, _ = arrays()
+    with pytest.raises(DataError, match="class ids"):
+        write((images, np.zeros(50)), tmp_path / "data", clients=3, partition="dirichlet:1")

@@ -6,20 +6,18 @@ from pathlib import Path
 
 from tfdist.cli.run_folder import replacing
 
-_NOT_METRICS = ("epoch", "seconds", "samples_per_s", "learning_rate")
 
-
-def draw(rows: list[dict[str, float]], path: Path, title: str) -> None:
+def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str) -> None:
     """Draws one panel for each metric, training and validation together.
 
     Args:
         rows: the history, a dict per epoch, as in history.csv.
+        names: of the metrics.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names = [key for key in rows[-1] if key not in _NOT_METRICS and not key.startswith("val_")]
     figure = Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     epochs = [row["epoch"] for row in rows]

@@ -12,68 +12,152 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from tfdist.records.client_shards import ShardStore
     from tfdist.records.manifest import Manifest
+    from tfdist.records.schema import Schema
 
 EXIT_FAULTS = 1
 _CLASSES_SHOWN = 20
+
+_CLIENT_SHARDS_SHOWN = 20
 
 _EPILOG = """\b
 Examples:
   tfdist inspect data/digits
   tfdist inspect data/digits --check
+  tfdist inspect fed --plot label_skew.png
 """
 
 
 @click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
 @click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--check", "check_bytes", is_flag=True, help="Read every byte and name each fault.")
+@click.option(
+    "--plot",
+    metavar="PNG",
+    type=click.Path(path_type=Path),
+    help="Draw how records and classes are spread over the clients of federated learning.",
+)
 @click.pass_context
-def command(ctx: click.Context, folder: Path, check_bytes: bool) -> None:
+def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | None) -> None:
     """Shows the splits, the shards, the schema and the class balance of the folder OUT.
+
+    Of federated learning it shows the clients and how skewed their labels are: of shards that were
+    written with --clients, or of a folder OUT that has a folder of shards for each client.
 
     With --check the exit code is 1 when anything is not as it was written.
     """
     from tfdist.cli.console import stdout
-    from tfdist.records.manifest import load_manifest
+    from tfdist.records.manifest import has_client_folders, load_manifest
 
-    manifest = load_manifest(folder)
     console = stdout()
-    console.print(
-        f"{folder}: from {manifest.source}, seed {manifest.seed}, "
-        f"{'stratified, ' if manifest.stratified else ''}compression {manifest.compression}, "
-        f"written by {manifest.written_by}",
-        soft_wrap=True,
-    )
-    for table in _tables(manifest):
+    if not has_client_folders(folder):
+        manifest = load_manifest(folder)
+        stores = _stores_of_splits(folder, manifest)
+        console.print(
+            f"{folder}: from {manifest.source}, seed {manifest.seed}, "
+            f"{'stratified, ' if manifest.stratified else ''}compression {manifest.compression}, "
+            f"written by {manifest.written_by}",
+            soft_wrap=True,
+        )
+        tables = _tables(manifest, stores)
+    else:
+        stores = _stores_of_folders(folder)
+        console.print(f"{folder}: a folder of shards for each client", soft_wrap=True)
+        tables = _tables_of_clients(stores)
+    for table in tables:
         console.print(table)
-    if not check_bytes:
-        return
-    faults = _check(folder, manifest)
-    for fault in faults:
-        console.print(f"fault: {fault}", soft_wrap=True)
-    shards = sum(len(split.shards) for split in manifest.splits.values())
-    if faults:
-        console.print(f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}")
+    if plot is not None:
+        _plot(folder, stores, plot)
+        console.print(f"plot: {plot}", soft_wrap=True)
+    if check_bytes and not _check(folder):
         ctx.exit(EXIT_FAULTS)
-    console.print(f"clean: every byte of {shards} shards is as it was written")
 
 
-def _check(folder: Path, manifest: Manifest) -> list:
-    from tfdist.cli.console import progress_bar
+def _check(folder: Path) -> bool:
+    """Reads every byte, prints each fault, and returns whether there is none."""
+    from tfdist.cli.console import progress_bar, stdout
     from tfdist.records.faults import check
 
+    files = list(folder.rglob("*.tfrecord*"))
     with progress_bar("bytes") as bar:
-        total = sum(split.bytes for split in manifest.splits.values())
-        task = bar.add_task("Checking", total=total)
-        return check(folder, progress=lambda num_bytes: bar.advance(task, num_bytes))
+        task = bar.add_task("Checking", total=sum(file.stat().st_size for file in files))
+        faults = check(folder, progress=lambda num_bytes: bar.advance(task, num_bytes))
+    console = stdout()
+    for fault in faults:
+        console.print(f"fault: {fault}", soft_wrap=True)
+    if faults:
+        console.print(f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}")
+    else:
+        console.print(f"clean: every byte of {len(files)} shards is as it was written")
+    return not faults
 
 
-def _tables(manifest: Manifest) -> Iterator[Table]:
-    yield _schema_table(manifest)
+def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]:
+    """Returns the clients of each split that has some."""
+    from tfdist.records.client_shards import ShardStore
+
+    return {
+        name: ShardStore.of_split(folder, name, manifest)
+        for name, split in manifest.splits.items()
+        if split.has_clients
+    }
+
+
+def _stores_of_folders(root: Path) -> dict[str, ShardStore]:
+    """Returns the clients of each split that any client's folder has."""
+    from tfdist.errors import DataError
+    from tfdist.records.client_shards import ShardStore
+    from tfdist.records.manifest import client_folders, load_manifest
+
+    splits: dict[str, None] = {}
+    failure = None
+    for client in client_folders(root):
+        try:
+            splits |= dict.fromkeys(load_manifest(client).splits)
+        except DataError as error:
+            failure = error
+    if not splits:
+        assert failure is not None
+        raise failure
+    return {name: ShardStore.of_folders(root, name) for name in splits}
+
+
+def _plot(folder: Path, stores: dict[str, ShardStore], path: Path) -> None:
+    from tfdist.errors import OptionError
+
+    if not stores:
+        raise OptionError(
+            "--plot draws the clients of federated learning",
+            received=f"{folder}, which has none",
+            mend="Write them with `tfdist shard SOURCE OUT --clients N`",
+        )
+    # The first split is the one that is trained on.
+    next(iter(stores.values())).skew().plot(path)
+
+
+def _tables(manifest: Manifest, stores: dict[str, ShardStore]) -> Iterator[Table]:
+    yield _schema_table(manifest.schema)
     yield _splits_table(manifest)
     if manifest.schema.class_label is not None:
         yield _classes_table(manifest)
+    for store in stores.values():
+        yield from store.skew().tables()
     yield _shards_table(manifest)
+
+
+def _tables_of_clients(stores: dict[str, ShardStore]) -> Iterator[Table]:
+    first = next(iter(stores.values()))
+    yield _schema_table(first.schema)
+    for name, store in stores.items():
+        for table in store.skew().tables():
+            table.title = f"{name}: {table.title}"
+            yield table
+        if store.errors:
+            unreadable = _table(f"{name}: clients that cannot be read", ("client", "reason"), ())
+            for client, error in store.errors.items():
+                unreadable.add_row(client, str(error))
+            yield unreadable
 
 
 def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
@@ -87,9 +171,9 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     return table
 
 
-def _schema_table(manifest: Manifest) -> Table:
+def _schema_table(schema: Schema) -> Table:
     table = _table("schema", ("feature", "role", "dtype", "shape", "encoding", "names"), ())
-    for feature in manifest.schema.features:
+    for feature in schema.features:
         names = feature.classes or feature.columns or ()
         shown = ", ".join(names[:_CLASSES_SHOWN])
         if len(names) > _CLASSES_SHOWN:
@@ -132,6 +216,9 @@ def _classes_table(manifest: Manifest) -> Table:
 def _shards_table(manifest: Manifest) -> Table:
     table = _table("shards", ("file",), ("records", "bytes", "crc32c"))
     for split in manifest.splits.values():
-        for shard in split.shards:
+        shown = split.shards[:_CLIENT_SHARDS_SHOWN] if split.has_clients else split.shards
+        for shard in shown:
             table.add_row(shard.file, f"{shard.records:,}", f"{shard.bytes:,}", shard.checksum)
+        if len(shown) < len(split.shards):
+            table.add_row(f"and {len(split.shards) - len(shown):,} more, one for each client")
     return table

@@ -16,13 +16,15 @@ Examples:
   tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
   tfdist shard arrays.npz data/arrays --compression gzip --workers 2
+  tfdist shard digits fed --clients 30 --partition dirichlet:0.3
+  tfdist shard visits.csv fed --label sick --partition by:hospital
 """
 
 
 @click.command("shard", epilog=_EPILOG, short_help="Write data as TFRecord shards.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--num-shards", type=int, default=4, show_default=True, help="Shards of each split.")
+@click.option("--num-shards", type=int, help="Shards of each split.  [default: 4]")
 @click.option(
     "--split",
     default="train=5,validation=1",
@@ -40,16 +42,31 @@ Examples:
     help="Compression of the shards.",
 )
 @click.option("--label", metavar="NAME", help="The label: a column of a .csv, an array of a .npz.")
+@click.option(
+    "--clients",
+    type=int,
+    metavar="N",
+    help="Deal the first split to N clients of federated learning, a shard for each.",
+)
+@click.option(
+    "--partition",
+    metavar="HOW",
+    help="How: iid (the default), dirichlet:ALPHA (few classes a client when ALPHA is small), "
+    "shards:K (sorted by class, K pieces a client), or by:COLUMN, without --clients: a client for "
+    "each value of a column, which is then no input.",
+)
 @click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
 def command(
     source: str,
     out: Path,
-    num_shards: int,
+    num_shards: int | None,
     split: str,
     stratify: bool,
     seed: int,
     compression: str,
     label: str | None,
+    clients: int | None,
+    partition: str | None,
     workers: int,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
@@ -74,6 +91,8 @@ def command(
             compression=compression,
             workers=workers,
             label=label,
+            clients=clients,
+            partition=partition,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     _print_summary(out, manifest)

@@ -32,6 +32,9 @@ Examples:
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
 """
 
+# Of an epoch's row: what its line tells in other words, and what only history.csv has.
+_TOLD_APART = ("epoch", "seconds", "samples_per_s", "round_seconds", "bytes_down", "bytes_up")
+
 
 @click.command("train", epilog=_EPILOG, short_help="Train a Keras model on a strategy.")
 @where_options
@@ -184,10 +187,13 @@ def shown(epochs: int) -> Iterator[Any]:
 
 
 def _epoch_line(row: dict[str, float], epochs: int) -> str:
-    hidden = ("epoch", "seconds", "samples_per_s")
-    values = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in hidden)
+    values = _listed({name: value for name, value in row.items() if name not in _TOLD_APART})
     speed = f"{row['samples_per_s']:,.0f} samples/s"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def _listed(values: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _print_results(folder: RunFolder, resumed_from: int) -> None:
@@ -199,7 +205,8 @@ def _print_results(folder: RunFolder, resumed_from: int) -> None:
     summary = json.loads(folder.metrics.read_text())
     if len(rows) == resumed_from:
         click.echo(f"nothing left to train: all {len(rows)} epochs were done")
-    draw(rows, folder.curves, f"{summary['strategy']}, {summary['replicas']} replicas")
+    title = f"{summary['strategy']}, {summary['replicas']} replicas"
+    draw(rows, list(summary["train"]), folder.curves, title)
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
     table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)
@@ -218,5 +225,7 @@ def _print_results(folder: RunFolder, resumed_from: int) -> None:
         table.columns[column].justify = "right"
     console = stdout()
     console.print(table)
+    if summary["last_epoch"]:
+        console.print(f"last    {_listed(summary['last_epoch'])}")
     console.print(f"model   {folder.model}")
     console.print(f"curves  {folder.curves}")

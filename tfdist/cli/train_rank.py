@@ -111,14 +111,14 @@ def train(config: dict[str, Any]) -> None:
         feed = dataset("train", True)
         validation = dataset("validation", False) if "validation" in config["splits"] else None
         is_chief = strategy.topology.is_chief
-        report = _Report(folder, is_chief, feed.num_records, feed.steps_per_epoch)
+        report = _Report(folder, is_chief, feed.records_per_epoch, feed.callback_steps)
         checkpoints = tfdist.Checkpoints(
             folder.checkpoints,
             every_steps=config["checkpoint_every"],
             keep=config["keep"],
             resume=config["resume"],
         )
-        emit({"event": "data", "steps": feed.steps_per_epoch, "replicas": strategy.num_replicas})
+        emit({"event": "data", "steps": feed.callback_steps, "replicas": strategy.num_replicas})
         model.fit(
             feed,
             epochs=config["epochs"],
@@ -131,11 +131,16 @@ def train(config: dict[str, Any]) -> None:
             test = model.evaluate(dataset("test", False), verbose=0, return_dict=True)
         strategy.save(model, folder.model)
         if is_chief:
-            write_json(folder.metrics, _summary(config, strategy, report, test))
+            summary = _summary(config, strategy, model.metrics_names, report, test)
+            write_json(folder.metrics, summary)
 
 
 def _summary(
-    config: dict[str, Any], strategy: Any, report: _Report, test: dict[str, float] | None
+    config: dict[str, Any],
+    strategy: Any,
+    metric_names: list[str],
+    report: _Report,
+    test: dict[str, float] | None,
 ) -> dict[str, Any]:
     last = report.rows[-1]
     # The first epoch also traces the step, so it tells nothing of the speed of the others.
@@ -153,9 +158,12 @@ def _summary(
         "learning_rate": rate,
         "samples_per_s": median["samples_per_s"],
         "epoch_seconds": median["seconds"],
-        "train": {k: v for k, v in metrics.items() if not k.startswith("val_")},
+        "train": {k: v for k, v in metrics.items() if k in metric_names},
         "validation": {k[4:]: v for k, v in metrics.items() if k.startswith("val_")},
         "test": {k: float(v) for k, v in test.items()} if test else {},
+        "last_epoch": {
+            k: v for k, v in metrics.items() if k not in metric_names and not k.startswith("val_")
+        },
     }
 
 

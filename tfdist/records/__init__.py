@@ -13,6 +13,7 @@ _LAZY = {
     "load_manifest": "tfdist.records.manifest",
     "read": "tfdist.records.reader",
     "open_records": "tfdist.records.reader",
+    "open_clients": "tfdist.records.clients",
     "explain_read_error": "tfdist.records.reader",
 }
 

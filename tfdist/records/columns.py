@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +29,14 @@ class Columns:
     Attributes:
         kind: what the source was: "folder", "csv", "npz", "digits", "arrays" or "dataset".
         columns: by feature name, an array [records, *shape] or the files of images.
+        owners: [records] numbers or text, the values of the column that names the clients; None
+            when none was asked for.
     """
 
     kind: str
     schema: Schema
     columns: Mapping[str, Column]
+    owners: np.ndarray | None = None
 
     @property
     def num_records(self) -> int:
@@ -47,6 +50,23 @@ class Columns:
         """Returns int64 [records], or None when the records have no class ids."""
         label = self.schema.class_label
         return None if label is None else self.columns[label.name]
+
+    def owned_by_class(self, column: str) -> Columns:
+        """Returns the same records, owned by their classes, when ``column`` is the class label.
+
+        Raises:
+            DataError: it is not.
+        """
+        label = self.schema.class_label
+        if label is None or column not in (label.name, *(label.columns or ())):
+            raise DataError(
+                "the column of by:COLUMN is one of the source's",
+                received=f"'{column}'",
+                mend=f"Known: {'none' if label is None else label.name}",
+            )
+        ids = self.class_ids()
+        owners = ids if label.classes is None else np.array(label.classes)[ids]
+        return replace(self, owners=owners)
 
     def varint_widths(self) -> dict[str, int]:
         return {
@@ -93,6 +113,12 @@ def from_arrays(
         if feature.is_class_id:
             _check_class_ids(feature, arrays[feature.name])
     return Columns(kind, schema, arrays)
+
+
+def count_classes(ids: np.ndarray) -> dict[int, int]:
+    """Returns the number of records of each class id that occurs, int64 [records]."""
+    found, counts = np.unique(ids, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def check_lengths(lengths: Mapping[str, int]) -> None:

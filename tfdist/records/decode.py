@@ -50,7 +50,11 @@ def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
     )
     with tf.control_dependencies([fits]):
         rows = tf.io.decode_raw(serialized, tf.uint8)
-    rows = tf.ensure_shape(rows, (None, record_bytes))
+    return decode_rows(schema, layout, tf.ensure_shape(rows, (None, record_bytes)))
+
+
+def decode_rows(schema: Schema, layout: Layout, rows: tf.Tensor) -> Any:
+    """Returns the schema's structure from the bytes of Examples, uint8 [batch, record_bytes]."""
     return schema.nest(
         {
             feature.name: _from_slot(rows, feature, layout.slots[feature.name])

@@ -5,13 +5,19 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crc32c import crc32c
 
-from tfdist.errors import unknown_choice
-from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
+from tfdist.errors import TfdistError, unknown_choice
+from tfdist.records.manifest import (
+    Manifest,
+    ShardInfo,
+    client_folders,
+    has_client_folders,
+    load_manifest,
+)
 from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask
 
 _CHUNK_BYTES = {False: 1 << 20, True: 1 << 16}  # of a file, by whether it is compressed
@@ -25,7 +31,7 @@ class Fault:
     """One thing that is wrong with a folder of shards.
 
     Attributes:
-        file: name of the file inside the folder.
+        file: name of the file inside the folder, "CLIENT/FILE" when each client has a folder.
         record: number of the record in the file, from 0; None when the fault is the file's.
         offset: byte where that record's frame begins, in the uncompressed file; None likewise.
         reason: what is wrong.
@@ -51,6 +57,7 @@ def check(
     """Returns all faults of a folder of shards, in the order of the manifest; none when clean.
 
     Args:
+        folder: of shards, or with a folder of shards for each client.
         split: check the shards of this split alone; None checks all, and for files that the
             manifest does not name.
         manifest: that of shards which lie apart from it; None reads the folder's own.
@@ -60,6 +67,12 @@ def check(
         DataError: the folder has no manifest that can be read.
     """
     folder = Path(folder)
+    if manifest is None and has_client_folders(folder):
+        return [
+            fault
+            for client in client_folders(folder)
+            for fault in _check_client(client, split, progress)
+        ]
     manifest = manifest or load_manifest(folder)
     if split is not None and split not in manifest.splits:
         raise unknown_choice("split", split, list(manifest.splits))
@@ -67,10 +80,21 @@ def check(
     faults = []
     for info in chosen.values():
         for shard in info.shards:
-            faults.extend(_check_shard(folder / shard.file, shard, manifest, progress))
+            faults.extend(check_shard(folder, shard, manifest, progress))
     if split is None:
         faults.extend(_foreign(folder, manifest))
     return faults
+
+
+def _check_client(
+    folder: Path, split: str | None, progress: Callable[[int], None] | None
+) -> list[Fault]:
+    """Returns the faults of one client's folder; files are named from the folder above."""
+    try:
+        faults = check(folder, split, progress=progress)
+    except TfdistError as error:
+        return [Fault(folder.name, None, None, str(error))]
+    return [replace(fault, file=f"{folder.name}/{fault.file}") for fault in faults]
 
 
 def _foreign(folder: Path, manifest: Manifest) -> Iterator[Fault]:
@@ -142,9 +166,14 @@ class _Reader:
         return b""
 
 
-def _check_shard(
-    path: Path, shard: ShardInfo, manifest: Manifest, progress: Callable[[int], None] | None
+def check_shard(
+    folder: Path,
+    shard: ShardInfo,
+    manifest: Manifest,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Fault]:
+    """Returns all faults of one shard; see ``check``."""
+    path = folder / shard.file
     if not path.is_file():
         return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
     fixed_bytes = None if manifest.layout is None else manifest.layout.record_bytes

@@ -26,12 +26,27 @@ class ShardInfo:
         records: number of records, >= 1.
         bytes: size of the file.
         checksum: crc32c of the bytes of the file, 8 hexadecimal digits.
+        client: whose records they are; None when the split is not divided into clients.
+        class_counts: of a client's shard, as in ``SplitInfo``.
     """
 
     file: str
     records: int
     bytes: int
     checksum: str
+    client: str | None = None
+    class_counts: Mapping[int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        value = {
+            "file": self.file,
+            "records": self.records,
+            "bytes": self.bytes,
+            "checksum": self.checksum,
+        }
+        if self.client is not None:
+            value |= {"client": self.client, "class_counts": _string_keys(self.class_counts)}
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +55,24 @@ class SplitInfo:
 
     Attributes:
         class_counts: number of records of each class id that occurs; None without class ids.
+        partition: how the records were dealt to clients, "dirichlet:0.3"; None without clients.
     """
 
     shards: tuple[ShardInfo, ...]
     class_counts: Mapping[int, int] | None = None
+    partition: str | None = None
+
+    @property
+    def has_clients(self) -> bool:
+        return self.shards[0].client is not None
+
+    @property
+    def clients(self) -> dict[str, tuple[ShardInfo, ...]]:
+        """The shards of each client, in the order of their first shards; empty without clients."""
+        grouped: dict[str, tuple[ShardInfo, ...]] = {}
+        for shard in self.shards if self.has_clients else ():
+            grouped[shard.client] = (*grouped.get(shard.client, ()), shard)
+        return grouped
 
     @property
     def records(self) -> int:
@@ -52,6 +81,14 @@ class SplitInfo:
     @property
     def bytes(self) -> int:
         return sum(shard.bytes for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        value = {
+            "records": self.records,
+            "class_counts": _string_keys(self.class_counts),
+            "shards": [shard.to_json() for shard in self.shards],
+        }
+        return value if self.partition is None else {"partition": self.partition, **value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +145,7 @@ class Manifest:
             "compression": self.compression,
             "schema": self.schema.to_json(),
             "layout": None if self.layout is None else asdict(self.layout),
-            "splits": {
-                name: {
-                    "records": split.records,
-                    "class_counts": _string_keys(split.class_counts),
-                    "shards": [asdict(shard) for shard in split.shards],
-                }
-                for name, split in self.splits.items()
-            },
+            "splits": {name: split.to_json() for name, split in self.splits.items()},
         }
 
     @classmethod
@@ -176,6 +206,18 @@ def load_manifest(folder: str | Path) -> Manifest:
         ) from None
 
 
+def has_client_folders(root: Path) -> bool:
+    """Whether ``root`` has a folder of shards for each client, and no manifest of its own."""
+    if not root.is_dir() or (root / MANIFEST_NAME).is_file():
+        return False
+    return any((folder / MANIFEST_NAME).is_file() for folder in client_folders(root))
+
+
+def client_folders(root: Path) -> list[Path]:
+    """Returns the folders in ``root``, which are clients, sorted by name; without hidden ones."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
 def _get(value: Any, key: str, kind: type) -> Any:
     found = value.get(key) if isinstance(value, Mapping) else None
     # type(), because True is an int to isinstance.
@@ -199,14 +241,15 @@ def _split_from_json(name: str, value: Any) -> SplitInfo:
     shards = tuple(_shard_from_json(item) for item in _get(value, "shards", list))
     if not shards:
         raise DataError(f"split '{name}' has at least one shard", received="none")
-    counts = value.get("class_counts")
-    try:
-        counts = None if counts is None else {int(key): int(n) for key, n in counts.items()}
-    except (AttributeError, TypeError, ValueError):
+    if len({shard.client is None for shard in shards}) > 1:
         raise DataError(
-            f"the class counts of split '{name}' map class ids to numbers", received=repr(counts)
-        ) from None
-    split = SplitInfo(shards=shards, class_counts=counts)
+            f"all shards of split '{name}' have a client, or none has", received="some of them"
+        )
+    split = SplitInfo(
+        shards=shards,
+        class_counts=_counts_from_json(f"split '{name}'", value.get("class_counts")),
+        partition=None if value.get("partition") is None else _get(value, "partition", str),
+    )
     if _get(value, "records", int) != split.records:
         raise DataError(
             f"the records of split '{name}' are the sum over its shards",
@@ -221,12 +264,26 @@ def _shard_from_json(value: Any) -> ShardInfo:
         raise DataError("a shard is a file name without a folder", received=repr(file))
     if not re.fullmatch("[0-9a-f]{8}", checksum):
         raise DataError(f"the checksum of {file} has 8 hexadecimal digits", received=checksum)
+    client = value.get("client")
+    if client is not None and not _get(value, "client", str):
+        raise DataError(f"the client of {file} has a name", received=repr(client))
     return ShardInfo(
         file=file,
         records=_at_least(value, "records", 1),
         bytes=_at_least(value, "bytes", 1),
         checksum=checksum,
+        client=client,
+        class_counts=_counts_from_json(file, value.get("class_counts")),
     )
+
+
+def _counts_from_json(owner: str, counts: Any) -> dict[int, int] | None:
+    try:
+        return None if counts is None else {int(key): int(n) for key, n in counts.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise DataError(
+            f"the class counts of {owner} map class ids to numbers", received=repr(counts)
+        ) from None
 
 
 def _layout_from_json(value: Any, schema: Schema) -> Layout | None:

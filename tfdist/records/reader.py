@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
+from tfdist.records.map_fn import MapFn, checked, spec_after
 from tfdist.records.streams import Source, find_split, open_source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
 
-MapFn = Callable[..., Any]
 # What TensorFlow says of a record that is no Example, or does not fit the schema.
 _PARSE_SIGNS = (IMAGE_NODE, "Key: ", "parse example", "parse serialized", "DecodeRaw")
-_ITEMS = {1: "(x,)", 2: "(x, y)", 3: "(x, y, sample_weight)"}
 
 
 def read(
@@ -126,7 +124,7 @@ class Records:
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
         if map_fn is not None:
-            self.element_spec = _spec_after(self._map_fn, source.spec)
+            self.element_spec = spec_after(self._map_fn, source.spec)
 
     # Our code is graph-safe as it stands; AutoGraph would rewrite it when a tf.data function
     # calls it. The user's map_fn is converted, as in Dataset.map: it is a tf.function.
@@ -170,7 +168,7 @@ class Records:
             batches = self._source.stream(start, stop, batch_size, order, skip_records)
         if self._map_fn is not None:
             batches = batches.map(
-                _checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+                checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
             )
         return _untuned(batches.prefetch(tf.data.AUTOTUNE))
 
@@ -261,50 +259,6 @@ def _table_batches(
         return tf.nest.map_structure(lambda column: tf.gather(column, wanted), table)
 
     return tf.data.Dataset.range(skip_batches, -(-num_rows // batch_size)).map(batch)
-
-
-def _checked(map_fn: MapFn) -> MapFn:
-    """Returns ``map_fn`` with a check, at run time, that it keeps the number of rows."""
-
-    def mapped(*batch: Any) -> Any:
-        result = tuple(map_fn(*batch))
-        rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-        found = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(result)]
-        kept = graph_checks.check(
-            tf.reduce_all([rows == number for number in found]),
-            "map_fn keeps the number of rows",
-            tf.strings.join(
-                [graph_checks.listed(tf.stack(found)), " for ", tf.strings.as_string(rows)]
-            ),
-        )
-        with tf.control_dependencies([kept]):
-            return tf.nest.map_structure(tf.identity, result)
-
-    return mapped
-
-
-def _spec_after(map_fn: MapFn, spec: Any) -> Any:
-    """Returns the specs of what ``map_fn`` returns. Raises DataError for a wrong structure."""
-    # A size that is no likely dimension of anything shows where the rows went.
-    rows = 7919
-    sized = tf.nest.map_structure(lambda s: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), spec)
-    expected = _ITEMS[len(spec)]
-    outputs = map_fn.get_concrete_function(*sized).structured_outputs
-    if not isinstance(outputs, (tuple, list)) or len(outputs) != len(spec):
-        count = len(outputs) if isinstance(outputs, (tuple, list)) else "no tuple"
-        raise DataError(f"map_fn returns {expected}, as it receives", received=f"{count} items")
-    for leaf in tf.nest.flatten(outputs):
-        if leaf.shape.rank == 0 or (leaf.shape.rank and leaf.shape[0] not in (rows, None)):
-            raise DataError(
-                "map_fn takes a batch and returns one with the same number of rows",
-                received=f"shape {tuple(leaf.shape)} for {rows} rows",
-            )
-    return tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec(
-            None if leaf.shape.rank is None else [None, *leaf.shape[1:]], leaf.dtype
-        ),
-        tuple(outputs),
-    )
 
 
 def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:

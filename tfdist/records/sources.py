@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.columns import Columns, from_arrays
+from tfdist.records.columns import Columns, check_lengths, from_arrays
+from tfdist.records.partition import take_column
 
 DIGITS = "digits"
 _KINDS = f"a folder of class folders with images, a .csv file, a .npz file, or '{DIGITS}'"
@@ -19,7 +21,7 @@ _LABEL_ARRAYS = ("y", "label", "labels")
 _WEIGHT_ARRAY = "sample_weight"
 
 
-def open_source(source: Any, label: str | None = None) -> Columns:
+def open_source(source: Any, label: str | None = None, client: str | None = None) -> Columns:
     """Returns the records of a source.
 
     Args:
@@ -28,6 +30,8 @@ def open_source(source: Any, label: str | None = None) -> Columns:
             arrays; or an unbatched, finite tf.data.Dataset of the same structures, which is held in
             memory while it is written.
         label: the label's column of a .csv, or its array in a .npz.
+        client: the column that names the client of each record: a column of a .csv, one of several
+            inputs, or the label. A label stays one; anything else is no input any more.
 
     Raises:
         DataError: the source is none of these, or its records cannot be written as they are.
@@ -36,13 +40,17 @@ def open_source(source: Any, label: str | None = None) -> Columns:
     if label is not None and not is_table:
         raise DataError("a label is named for .csv and .npz files only", received=f"'{label}'")
     if isinstance(source, (str, Path)):
-        return _open_named(source, label)
-    if _is_dataset(source):
-        return _from_dataset(source)
-    return _from_structure("arrays", source)
+        columns = _open_named(source, label, client)
+    elif _is_dataset(source):
+        columns = _from_dataset(source, client)
+    else:
+        columns = _from_structure("arrays", source, client)
+    if client is not None and columns.owners is None:
+        return columns.owned_by_class(client)
+    return columns
 
 
-def _open_named(source: str | Path, label: str | None) -> Columns:
+def _open_named(source: str | Path, label: str | None, client: str | None) -> Columns:
     if source == DIGITS:
         return _from_digits()
     path = Path(source)
@@ -55,9 +63,9 @@ def _open_named(source: str | Path, label: str | None) -> Columns:
     if path.suffix.lower() == ".csv":
         from tfdist.records.tables import from_csv
 
-        return from_csv(path, label)
+        return from_csv(path, label, client)
     if path.suffix.lower() == ".npz":
-        return _from_npz(path, label)
+        return _from_npz(path, label, client)
     raise DataError(f"the source is {_KINDS}", received=f"'{source}'")
 
 
@@ -72,7 +80,7 @@ def _from_digits() -> Columns:
     )
 
 
-def _from_npz(path: Path, label: str | None) -> Columns:
+def _from_npz(path: Path, label: str | None, client: str | None) -> Columns:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -95,21 +103,38 @@ def _from_npz(path: Path, label: str | None) -> Columns:
     weights = {name: arrays.pop(name) for name in (_WEIGHT_ARRAY,) if name in arrays}
     if not arrays:
         raise DataError(f"{path} has an input array beside the label", received=f"arrays {names}")
-    return from_arrays("npz", arrays, labels, weights)
+    return _owned("npz", arrays, labels, weights, client)
 
 
-def _from_structure(kind: str, source: Any) -> Columns:
+def _owned(
+    kind: str,
+    inputs: Mapping[str, Any],
+    labels: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    client: str | None,
+) -> Columns:
+    owners = None
+    if client is not None:
+        owners, inputs = take_column(client, inputs, labels)
+    columns = from_arrays(kind, inputs, labels, weights)
+    if owners is not None:
+        check_lengths({client: len(owners), "records": columns.num_records})
+    return replace(columns, owners=owners)
+
+
+def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
     if not 1 <= len(parts) <= 3:
         raise DataError(
             "arrays are x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
         )
     x, y, weight = (*parts, None, None)[:3]
-    return from_arrays(
+    return _owned(
         kind,
         _named(x, "x"),
         {} if y is None else _named(y, "label"),
         {} if weight is None else {_WEIGHT_ARRAY: weight},
+        client,
     )
 
 
@@ -123,7 +148,7 @@ def _is_dataset(source: Any) -> bool:
     return tf is not None and isinstance(source, tf.data.Dataset)
 
 
-def _from_dataset(dataset: Any) -> Columns:
+def _from_dataset(dataset: Any, client: str | None) -> Columns:
     import tensorflow as tf
 
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -137,4 +162,4 @@ def _from_dataset(dataset: Any) -> Columns:
     if not batches:
         raise DataError("a source has at least one record", received="an empty dataset")
     whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-    return _from_structure("dataset", whole)
+    return _from_structure("dataset", whole, client)

@@ -102,7 +102,11 @@ class Source(abc.ABC):
 
 
 class ArraySource(Source):
-    """Arrays in memory: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+    """Arrays in memory: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Attributes:
+        arrays: the same as NumPy arrays.
+    """
 
     in_memory = True
 
@@ -123,7 +127,7 @@ class ArraySource(Source):
                 raise DataError(
                     "a sample weight is one number a record", received=f"shape {arrays[2].shape}"
                 )
-        self._arrays = arrays
+        self.arrays = arrays
         self.num_records = lengths[0]
         self.spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
@@ -131,7 +135,7 @@ class ArraySource(Source):
 
     def load(self, start: int, stop: int) -> Any:
         return tf.nest.map_structure(
-            lambda array: tf.convert_to_tensor(array[start:stop]), self._arrays
+            lambda array: tf.convert_to_tensor(array[start:stop]), self.arrays
         )
 
     def stream(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,24 @@ _MISSING = ("", "na", "n/a", "nan", "null", "none")
 _INT64 = np.iinfo(np.int64)
 
 
-def from_csv(path: Path, label: str | None = None) -> Columns:
+def from_csv(path: Path, label: str | None = None, client: str | None = None) -> Columns:
     """Returns "features", float32 [columns], and the label of each row.
 
     The label's column is ``label``; by default the one called label, target or class, else the
     last. Integers become int64 class ids, other numbers float32 targets, text the numbers of its
-    sorted values, which are the class names.
+    sorted values, which are the class names. The column ``client`` names the owner of each row; it
+    is no feature, and may hold text.
 
     Raises:
         DataError: ragged rows, missing values, features that are not numbers, no rows.
     """
     header, rows, lines = _read(path)
     position = _label_position(path, header, label)
-    names = [name for number, name in enumerate(header) if number != position]
+    if client is not None and client not in header:
+        raise DataError(f"{path} has a column '{client}'", received=f"columns {', '.join(header)}")
+    names = [name for name in header if name not in (header[position], client)]
     if not names:
-        raise DataError(f"{path} has a column beside the label", received=f"'{header[0]}' alone")
+        raise DataError(f"{path} has a column beside the label", received=", ".join(header))
     features = np.empty((len(rows), len(names)), np.float32)
     for column, name in enumerate(names):
         number = header.index(name)
@@ -38,13 +42,18 @@ def from_csv(path: Path, label: str | None = None) -> Columns:
     label_values = [row[position] for row in rows]
     _check_present(path, header[position], label_values, lines)
     labels, classes = _labels(label_values)
-    return from_arrays(
+    columns = from_arrays(
         "csv",
         {"features": features},
         {"label": labels},
         classes=None if classes is None else {"label": classes},
         columns={"features": names, "label": [header[position]]},
     )
+    if client is None:
+        return columns
+    owners = [row[header.index(client)].strip() for row in rows]
+    _check_present(path, client, owners, lines)
+    return replace(columns, owners=np.array(owners))
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:

@@ -11,6 +11,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from crc32c import crc32c
 
 from tfdist import __version__
 from tfdist.errors import DataError, OptionError, unknown_choice
-from tfdist.records.columns import Columns
+from tfdist.records.columns import Columns, count_classes
 from tfdist.records.manifest import COMPRESSIONS, Manifest, ShardInfo, SplitInfo
+from tfdist.records.partition import Partition, check_num_clients, deal, parse_partition
 from tfdist.records.sources import open_source
 from tfdist.records.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
 from tfdist.records.wire import make_framer, make_layout
 
+DEFAULT_NUM_SHARDS = 4
 GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
 _SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
@@ -36,13 +39,15 @@ def write(
     source: Any,
     out: str | Path,
     *,
-    num_shards: int = 4,
+    num_shards: int | None = None,
     split: str | Mapping[str, float] = DEFAULT_SPLIT,
     stratify: bool = False,
     seed: int = 0,
     compression: str = "none",
     workers: int = 1,
     label: str | None = None,
+    clients: int | None = None,
+    partition: str | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Writes TFRecord shards of tf.train.Examples and their manifest.json into a new folder.
@@ -50,8 +55,9 @@ def write(
     Args:
         source: what to write, see ``sources.open_source``.
         out: the folder; it does not exist yet, or is empty.
-        num_shards: number of shards of each split. The first split must have that many records;
-            a smaller later one gets a shard for each record.
+        num_shards: number of shards of each split, 4 when None. The first split must have that
+            many records; a smaller later one gets a shard for each record. Not for a split with
+            clients, which has a shard for each.
         split: shares by name, "train=5,validation=1" or a mapping.
         stratify: whether every split gets the proportions of the classes.
         seed: of the shuffle that precedes the split; the records of a split stay shuffled.
@@ -59,6 +65,11 @@ def write(
         workers: number of threads. Copying, checksums of files, compression and writing run
             outside Python's lock.
         label: the label's column of a .csv, or its array in a .npz.
+        clients: number of clients of federated learning that the records of the first split are
+            dealt to; the other splits stay whole.
+        partition: how they are dealt: "iid", which None means too, "dirichlet:ALPHA" or
+            "shards:K", see ``partition``; or "by:COLUMN", which needs no ``clients``: each value of
+            the column is one, see ``sources.open_source``.
         progress: called with (records written, records in all) now and then, from any thread.
 
     Returns:
@@ -69,29 +80,29 @@ def write(
         DataError: a source that cannot be written, or a folder that is not empty. Nothing is left
             of a folder that could not be finished, on Ctrl-C and SIGTERM too.
     """
+    dealt = _check_clients(clients, partition, num_shards)
+    num_shards = DEFAULT_NUM_SHARDS if num_shards is None else num_shards
     _check_options(num_shards, seed, compression, workers)
     shares = parse_split(split)
     out = Path(out).resolve()
     _check_free(out)
-    columns = open_source(source, label)
+    columns = open_source(source, label, None if dealt is None else dealt.column)
     class_ids = columns.class_ids()
     if stratify and class_ids is None:
         raise DataError("stratify needs one label of class ids", received="no class ids")
     rows = assign(columns.num_records, shares, seed, class_ids if stratify else None)
-    first, first_rows = next(iter(rows.items()))
-    if len(first_rows) < num_shards:
-        raise DataError(
-            f"split '{first}' has at least one record for each shard",
-            received=f"{len(first_rows)} records for {num_shards} shards",
-            mend="Choose fewer shards",
-        )
-    shards = _plan(rows, num_shards, compression)
+    if dealt is None:
+        _check_enough(rows, num_shards)
+        plan = _plan(rows, num_shards, compression)
+    else:
+        owned = _deal(columns, dealt, next(iter(rows.values())), clients, seed)
+        plan = _plan(rows, num_shards, compression, owned)
     try:
         with _staging_folder(out) as folder, _stop_on_sigterm():
-            infos = _write_shards(folder, columns, shards, compression, workers, progress)
+            infos = _write_shards(folder, columns, plan, compression, workers, progress)
             manifest = Manifest(
                 schema=columns.schema,
-                splits=_summarise(columns, rows, infos),
+                splits=_summarise(columns, rows, infos, None if dealt is None else str(dealt)),
                 layout=make_layout(columns.schema, columns.varint_widths()),
                 source=columns.kind,
                 seed=seed,
@@ -103,6 +114,33 @@ def write(
     except OSError as error:
         raise DataError(f"{out} can be written", received=str(error)) from error
     return manifest
+
+
+def _check_clients(
+    clients: int | None, partition: str | None, num_shards: int | None
+) -> Partition | None:
+    """Returns the partition; None when no clients are asked for."""
+    if clients is None and partition is None:
+        return None
+    dealt = parse_partition("iid" if partition is None else partition)
+    check_num_clients(dealt, clients)
+    if num_shards is not None:
+        raise OptionError(
+            "every client has one shard",
+            received=f"num_shards {num_shards} beside clients",
+            mend="Leave the number of shards out",
+        )
+    return dealt
+
+
+def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
+    first, first_rows = next(iter(rows.items()))
+    if len(first_rows) < num_shards:
+        raise DataError(
+            f"split '{first}' has at least one record for each shard",
+            received=f"{len(first_rows)} records for {num_shards} shards",
+            mend="Choose fewer shards",
+        )
 
 
 def _check_options(num_shards: int, seed: int, compression: str, workers: int) -> None:
@@ -124,31 +162,72 @@ def _check_free(out: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """A file to write: the numbers of its records, int64 [n], and whose they are."""
+
+    file: str
+    rows: np.ndarray
+    client: str | None = None
+
+
+def _deal(
+    columns: Columns, partition: Partition, rows: np.ndarray, clients: int | None, seed: int
+) -> dict[str, np.ndarray]:
+    """Returns for each client the numbers of its records, which are some of ``rows``."""
+    class_ids, owners = columns.class_ids(), columns.owners
+    dealt = deal(
+        partition,
+        len(rows),
+        clients,
+        seed=seed,
+        class_ids=None if class_ids is None else class_ids[rows],
+        values=None if owners is None else owners[rows],
+    )
+    return {client: rows[part] for client, part in dealt.items()}
+
+
 def _plan(
-    rows: Mapping[str, np.ndarray], num_shards: int, compression: str
-) -> dict[str, dict[str, np.ndarray]]:
-    """Returns split -> file name -> the numbers of its records."""
+    rows: Mapping[str, np.ndarray],
+    num_shards: int,
+    compression: str,
+    owned: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, list[_Shard]]:
+    """Returns the shards of each split.
+
+    Args:
+        owned: for the first split, the records of each client.
+    """
     plan = {}
     for name, split_rows in rows.items():
-        count = min(num_shards, len(split_rows))
-        plan[name] = {
-            f"{name}-{number:05d}-of-{count:05d}{_SUFFIX[compression]}": shard_rows
-            for number, shard_rows in enumerate(cut_shards(split_rows, count))
-        }
+        if owned is None or plan:
+            cut = cut_shards(split_rows, min(num_shards, len(split_rows)))
+            clients = [None] * len(cut)
+        else:
+            cut, clients = list(owned.values()), list(owned)
+        plan[name] = [
+            _Shard(
+                f"{name}-{number:05d}-of-{len(cut):05d}{_SUFFIX[compression]}", shard_rows, client
+            )
+            for number, (shard_rows, client) in enumerate(zip(cut, clients, strict=True))
+        ]
     return plan
 
 
 def _summarise(
-    columns: Columns, rows: Mapping[str, np.ndarray], infos: Mapping[str, list[ShardInfo]]
+    columns: Columns,
+    rows: Mapping[str, np.ndarray],
+    infos: Mapping[str, list[ShardInfo]],
+    partition: str | None,
 ) -> dict[str, SplitInfo]:
     class_ids = columns.class_ids()
     splits = {}
     for name, shards in infos.items():
-        counts = None
-        if class_ids is not None:
-            ids, numbers = np.unique(class_ids[rows[name]], return_counts=True)
-            counts = dict(zip(ids.tolist(), numbers.tolist(), strict=True))
-        splits[name] = SplitInfo(shards=tuple(shards), class_counts=counts)
+        splits[name] = SplitInfo(
+            shards=tuple(shards),
+            class_counts=None if class_ids is None else count_classes(class_ids[rows[name]]),
+            partition=None if shards[0].client is None else partition,
+        )
     return splits
 
 
@@ -188,7 +267,7 @@ def _stop_on_sigterm() -> Iterator[None]:
 def _write_shards(
     folder: Path,
     columns: Columns,
-    shards: Mapping[str, Mapping[str, np.ndarray]],
+    plan: Mapping[str, list[_Shard]],
     compression: str,
     workers: int,
     progress: Progress | None,
@@ -196,25 +275,36 @@ def _write_shards(
     stopping = threading.Event()
     counter = _Counter(columns.num_records, progress)
     widths = columns.varint_widths()
+    class_ids = columns.class_ids()
+    of_thread = threading.local()
 
-    def write_one(file: str, rows: np.ndarray) -> ShardInfo:
-        framer = make_framer(columns.schema, widths)
-        with _ShardFile(folder / file, compression) as shard:
-            for start in range(0, len(rows), framer.block_records):
+    def write_one(shard: _Shard) -> ShardInfo:
+        # Its block is made once: there may be 10,000 small shards.
+        if not hasattr(of_thread, "framer"):
+            of_thread.framer = make_framer(columns.schema, widths)
+        framer = of_thread.framer
+        with _ShardFile(folder / shard.file, compression) as file:
+            for start in range(0, len(shard.rows), framer.block_records):
                 if stopping.is_set():
                     break
-                block_rows = rows[start : start + framer.block_records]
-                shard.write(framer.frame(columns.block(block_rows)))
+                block_rows = shard.rows[start : start + framer.block_records]
+                file.write(framer.frame(columns.block(block_rows)))
                 counter.add(len(block_rows))
+        counted = shard.client is not None and class_ids is not None
         return ShardInfo(
-            file=file, records=len(rows), bytes=shard.bytes, checksum=f"{shard.checksum:08x}"
+            file=shard.file,
+            records=len(shard.rows),
+            bytes=file.bytes,
+            checksum=f"{file.checksum:08x}",
+            client=shard.client,
+            class_counts=count_classes(class_ids[shard.rows]) if counted else None,
         )
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tfdist-writer")
     try:
         futures = {
-            name: [pool.submit(write_one, file, rows) for file, rows in files.items()]
-            for name, files in shards.items()
+            name: [pool.submit(write_one, shard) for shard in shards]
+            for name, shards in plan.items()
         }
         everything = [future for group in futures.values() for future in group]
         for future in wait(everything, return_when=FIRST_EXCEPTION).done:

@@ -40,6 +40,11 @@ REGISTRY = {
         "Pipeline",
         "layers in stages on several devices, microbatches through them, in one process",
     ),
+    "federated": (
+        "tfdist.strategies.federated.strategy",
+        "Federated",
+        "clients train on their own records, a server averages (TensorFlow Federated), simulated",
+    ),
 }
 
 __all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]

@@ -51,6 +51,11 @@ class Division:
         return self.num_records // self.global_batch_size
 
     @property
+    def callback_steps(self) -> int:
+        """Times that callbacks are told of a step in an epoch."""
+        return self.steps_per_epoch
+
+    @property
     def tail(self) -> int:
         """Rows of the last, short step; 0 when the batches divide the records evenly."""
         return self.num_records % self.global_batch_size
@@ -182,8 +187,28 @@ class Feed:
             return sum(self.held.counts)
         return self.records.num_records if self.limit is None else self.limit
 
+    @property
+    def records_per_epoch(self) -> int:
+        return self.num_records
+
+    @property
+    def callback_steps(self) -> int:
+        """Times that callbacks are told of a step in an epoch."""
+        return self.steps_per_epoch
+
+    @property
+    def tail(self) -> int:
+        """Rows of the uneven last batch of an epoch; 0 when there is none."""
+        return self.division.tail
+
     def __len__(self) -> int:
         return self.steps_per_epoch
+
+    def limited(self, steps: int) -> Feed:
+        """Returns a feed of at most ``steps`` steps, the last of them on a third of a batch."""
+        tail = max(1, self.global_batch_size // 3)
+        limit = (steps - 1) * self.global_batch_size + tail
+        return replace(self, limit=min(limit, self.num_records))
 
     def in_record_order(self) -> Feed:
         """Returns the same records unshuffled, as evaluation and prediction read them."""

@@ -1,0 +1,212 @@
+"""Rounds of federated averaging: tfdist against TFF by hand, as tuned and as in TFF's tutorial.
+
+All run in turn in one process, each on a worker of its own. Flower's simulation of the same work
+runs in an environment of its own, made below .cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_TARGET_TUNED, _TARGET_TUTORIAL, _TARGET_FLOWER = 0.95, 2.5, 1.0
+_RECORDS, _BATCH_SIZE, _RATE = 32, 16, 0.02
+_TIMEOUT_S = 1200
+_FLOWER = ("flwr[simulation]==1.8.0", "tensorflow-cpu==2.14.1")
+_FLOWER_HOME = Path(__file__).parents[1] / ".cache" / "flower"
+_FLOWER_ROUNDS = 4
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Returns rows: baseline and ours in rounds/s; ratio, target."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.federated", str(out), json.dumps(quick)],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # TFF's workers may outlive this process and hold a pipe.
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        return json.loads(out.read_text())
+
+
+def clients(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns x, float32 [number, 32, 28, 28, 1], and y, int64 [number, 32]."""
+    rng = np.random.default_rng(0)
+    x = rng.random((number, _RECORDS, 28, 28, 1), dtype=np.float32)
+    return x, rng.integers(0, 10, (number, _RECORDS))
+
+
+def make_model() -> Any:
+    """Returns a small convnet, not compiled."""
+    from tensorflow import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPool2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPool2D(),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def _measure(quick: bool) -> list[dict]:
+    rows = []
+    for number in (3,) if quick else (10, 50):
+        x, y = clients(number)
+        rounds = {
+            "tuned": _by_hand(x, y, tuned=True),
+            "tutorial": _by_hand(x, y, tuned=False),
+            "tfdist": _with_tfdist(x, y),
+        }
+        times: dict[str, list[float]] = {name: [] for name in rounds}
+        count = 1 if quick else 3
+        for several in rounds.values():
+            several(1)
+        for _ in range(2 if quick else 12):
+            for name, several in rounds.items():
+                start = time.perf_counter()
+                several(count)
+                times[name].append((time.perf_counter() - start) / count)
+        work = f"federated round, {number} clients"
+        rows.append(_row(f"{work}, tuned TFF", times["tuned"], times["tfdist"], _TARGET_TUNED))
+        rows.append(
+            _row(f"{work}, TFF's tutorial", times["tutorial"], times["tfdist"], _TARGET_TUTORIAL)
+        )
+        if not quick:
+            flower = _flower_seconds(x, y)
+            # Not in turn with the others: Flower's processes run in an environment of their own.
+            ours = [statistics.median(times["tfdist"])] * len(flower)
+            rows.append(_row(f"{work}, Flower", flower, ours, _TARGET_FLOWER))
+    return rows
+
+
+def _flower_seconds(x: np.ndarray, y: np.ndarray) -> list[float]:
+    """Returns the seconds of Flower's rounds of the same work, the first left out."""
+    python = _FLOWER_HOME / "bin" / "python"
+    if not (_FLOWER_HOME / "made").exists():
+        venv.create(_FLOWER_HOME, clear=True, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *_FLOWER], check=True)
+        (_FLOWER_HOME / "made").touch()
+    program = Path(__file__).parent / "programs" / "flower_rounds.py"
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "given.npz", Path(folder) / "seconds.json"
+        np.savez(
+            given, x=x, y=y, batch_size=_BATCH_SIZE, learning_rate=_RATE, rounds=_FLOWER_ROUNDS
+        )
+        clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        subprocess.run(
+            [python, program, given, out],
+            env=clean,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S / 2,
+            check=True,
+        )
+        return json.loads(out.read_text())
+
+
+def _row(work: str, baseline: list[float], ours: list[float], target: float) -> dict:
+    ratios = [b / o for b, o in zip(baseline, ours, strict=True)]
+    return {
+        "work": work,
+        "baseline": round(1 / statistics.median(baseline), 2),
+        "ours": round(1 / statistics.median(ours), 2),
+        "ratio": round(statistics.median(ratios), 2),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "target": target,
+    }
+
+
+def _by_hand(x: np.ndarray, y: np.ndarray, *, tuned: bool) -> Callable[[int], None]:
+    import tensorflow as tf
+    import tensorflow_federated as tff
+    from tensorflow import keras
+
+    datasets = [
+        tf.data.Dataset.from_tensor_slices(OrderedDict(x=cx, y=cy))
+        .shuffle(_RECORDS)
+        .batch(_BATCH_SIZE)
+        for cx, cy in zip(x, y, strict=True)
+    ]
+
+    def model_fn() -> Any:
+        return tff.learning.models.from_keras_model(
+            make_model(),
+            input_spec=datasets[0].element_spec,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[keras.metrics.SparseCategoricalAccuracy()],
+        )
+
+    loops = tff.learning.LoopImplementation
+    context = tff.backends.native.create_sync_local_cpp_execution_context()
+    stack = tff.framework.get_context_stack()
+    with stack.install(context):
+        process = tff.learning.algorithms.build_weighted_fed_avg(
+            model_fn,
+            client_optimizer_fn=tff.learning.optimizers.build_sgdm(_RATE),
+            server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+            loop_implementation=loops.DATASET_ITERATOR if tuned else loops.DATASET_REDUCE,
+        )
+        state = [process.initialize()]
+
+    def several(count: int) -> None:
+        with stack.install(context):
+            for _ in range(count):
+                state[0] = process.next(state[0], datasets).state
+
+    return several
+
+
+def _with_tfdist(x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:
+    from tensorflow import keras
+
+    import tfdist
+
+    def model_fn() -> Any:
+        model = make_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(_RATE), loss, metrics=["accuracy"])
+        return model
+
+    strategy = tfdist.strategy("federated", local_batch_size=_BATCH_SIZE)
+    strategy.start()
+    model = strategy.build(model_fn)
+    feed = strategy.dataset({f"client-{i}": (x[i], y[i]) for i in range(len(x))})
+    done = [0]
+
+    def several(count: int) -> None:
+        model.fit(feed, epochs=done[0] + count, initial_epoch=done[0], verbose=0)
+        done[0] += count
+
+    return several
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(_measure(json.loads(sys.argv[2]))))
+    # TFF's own workers die with nobody: end what this process has started.
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    os._exit(0)

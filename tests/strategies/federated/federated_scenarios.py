@@ -1,0 +1,543 @@
+"""Federated fits on TFF's engine; run by test_federated.py in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.strategies.federated.aggregation import trimmed_mean
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+
+
+def records(number, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, number)
+    return (rng.normal(size=(number, 4)) + y[:, None]).astype(np.float32), y
+
+
+def model_fn(optimizer=None, *more, metrics=("accuracy",)):
+    hidden = layers.Dense(6, "tanh", kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), hidden, *more, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.SGD(0.2), loss, metrics=list(metrics))
+    return model
+
+
+@contextlib.contextmanager
+def federated(**options):
+    """Yields the strategy and a model from fixed weights."""
+    with tfdist.strategy("federated", **options) as strategy:
+        yield strategy
+
+
+def built(strategy, make=model_fn):
+    keras.utils.set_random_seed(3)
+    return strategy.build(make)
+
+
+def unequal(*sizes):
+    return {f"client-{i}": records(size, seed=i) for i, size in enumerate(sizes)}
+
+
+def difference(model, other):
+    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def trained(data, rounds=1, make=model_fn, fit=None, **options):
+    """Returns the model and the history of a fit on clients."""
+    with federated(**options) as strategy:
+        model = built(strategy, make)
+        history = model.fit(strategy.dataset(data), epochs=rounds, verbose=0, **fit or {})
+        return model, history
+
+
+def one_device(data, rounds, make=model_fn, **options):
+    strategy = tfdist.strategy("federated", **options)
+    keras.utils.set_random_seed(3)
+    model = make()
+    feed = strategy.dataset(data)
+    history = model.fit(
+        feed.on_one_device().epochs(0, rounds),
+        epochs=rounds,
+        steps_per_epoch=feed.steps_per_epoch,
+        verbose=0,
+    )
+    return model, history
+
+
+def assert_exact(data, rounds, make=model_fn, **options):
+    model, found = trained(data, rounds, make, **options)
+    reference, expected = one_device(data, rounds, make, **options)
+    assert difference(model, reference) <= 1e-5
+    for name, values in expected.history.items():
+        np.testing.assert_allclose(found.history[name], values, atol=1e-5, err_msg=name)
+
+
+# Exactness --------------------------------------------------------------------------------------
+
+
+@scenario
+def one_client_is_plain_sgd(strategy, folder):
+    x, y = records(29)
+    weight = np.linspace(0.1, 3, 29).astype(np.float32)
+    for local_epochs in (1, 2):
+        options = {"clients_per_round": 1, "local_epochs": local_epochs, "local_batch_size": 8}
+        assert_exact({"all": (x, y, weight)}, 3, **options)
+
+
+@scenario
+def equal_clients_and_one_local_step_are_a_step_of_all(strategy, folder):
+    assert_exact(unequal(12, 12, 12), 3, local_batch_size=12)
+
+
+@scenario
+def fedsgd_is_a_step_on_all_records(strategy, folder):
+    def with_clipped_adam():
+        # No optimizer of TFF clips; the compiled one is applied as it is.
+        return model_fn(keras.optimizers.Adam(0.01, epsilon=1e-3, clipnorm=0.3))
+
+    assert_exact(unequal(5, 20, 11), 4, with_clipped_adam, algorithm="fedsgd")
+
+
+@scenario
+def the_mapped_optimizers_update_as_those_of_keras(strategy, folder):
+    optimizers = keras.optimizers
+    for make in (
+        lambda: optimizers.SGD(0.1, momentum=0.9),
+        lambda: optimizers.Adam(0.01, epsilon=1e-3),
+        lambda: optimizers.AdamW(0.01, epsilon=1e-3, weight_decay=0.1),
+        lambda: optimizers.Adagrad(0.1),
+    ):
+        # Within one round: a client's optimizer starts anew in the next.
+        data = {"all": records(24)}
+        options = {"clients_per_round": 1, "local_batch_size": 8}
+        model, _ = trained(data, 1, lambda make=make: model_fn(make()), **options)
+        reference, _ = one_device(data, 1, lambda make=make: model_fn(make()), **options)
+        assert difference(model, reference) <= 1e-5, make().name
+
+
+@scenario
+def verify_knows_what_is_exact(strategy, folder):
+    with federated(clients_per_round=1) as exact:
+        report = tfdist.verify(model_fn, records(60), exact, steps=4, global_batch_size=12)
+        assert report.exact, str(report)
+        assert (report.steps, report.tail) == (4, 4)
+    with federated(clients_per_round=3) as several:
+        report = tfdist.verify(model_fn, records(60), several, steps=4, global_batch_size=12)
+        assert not report.exact
+        assert "clients take steps apart before they are averaged" in str(report)
+
+
+# Algorithms and aggregation ---------------------------------------------------------------------
+
+
+@scenario
+def every_algorithm_learns(strategy, folder):
+    data = unequal(40, 30, 50)
+    weights = {}
+    for algorithm in ("fedavg", "fedprox", "fedavgm", "fedadagrad", "fedadam", "fedyogi"):
+        model, history = trained(data, 4, algorithm=algorithm, local_batch_size=10)
+        assert history.history["loss"][-1] < history.history["loss"][0], algorithm
+        weights[algorithm] = model.get_weights()[0]
+    for algorithm, kernel in weights.items():
+        if algorithm != "fedavg":
+            assert np.abs(kernel - weights["fedavg"]).max() > 1e-5, algorithm
+
+
+@scenario
+def fedprox_keeps_clients_near_the_model(strategy, folder):
+    start = model_of_start()
+    free, _ = trained(unequal(40), 1, local_batch_size=4, algorithm="fedavg")
+    held, _ = trained(
+        unequal(40), 1, local_batch_size=4, algorithm="fedprox", proximal_strength=2.0
+    )
+    assert difference(held, start) < 0.8 * difference(free, start)
+
+
+def model_of_start():
+    keras.utils.set_random_seed(3)
+    return model_fn()
+
+
+@scenario
+def the_server_has_a_learning_rate(strategy, folder):
+    start = model_of_start()
+    whole, _ = trained(unequal(8, 8))
+    half, _ = trained(unequal(8, 8), server_learning_rate=0.5)
+    for a, b, c in zip(start.get_weights(), whole.get_weights(), half.get_weights(), strict=True):
+        np.testing.assert_allclose(c - a, (b - a) / 2, atol=1e-6)
+
+
+@scenario
+def the_median_ignores_one_client(strategy, folder):
+    data = unequal(10, 10, 10)
+    # One batch each: the order of the records would depend on the client's place.
+    median, _ = trained(data, aggregation="median", local_batch_size=10)
+    alone = [
+        trained({client: data[client]}, local_batch_size=10)[0].get_weights() for client in data
+    ]
+    for found, *values in zip(median.get_weights(), *alone, strict=True):
+        np.testing.assert_allclose(found, np.median(values, axis=0), atol=1e-6)
+    rows = RNG.normal(size=(10, 3)).astype(np.float32)
+    trimmed = np.sort(rows, axis=0)[2:8].mean(axis=0)
+    np.testing.assert_allclose(trimmed_mean(tf.constant(rows), 0.2), trimmed, atol=1e-6)
+    np.testing.assert_allclose(
+        trimmed_mean(tf.constant(rows), 0.5), np.median(rows, axis=0), atol=1e-6
+    )
+
+
+@scenario
+def clipping_bounds_a_client_that_shouts(strategy, folder):
+    data = {
+        client: (x, y, np.full(20, 50 if client == "client-3" else 1, np.float32))
+        for client, (x, y) in unequal(20, 20, 20, 20).items()
+    }
+    plain, _ = trained(data, 3)
+    clipped, _ = trained(data, 3, aggregation="clipped_mean")
+    trimmed, _ = trained(data, 3, aggregation="trimmed_mean", trim_fraction=0.25)
+    start = model_of_start()
+    assert difference(clipped, start) < difference(plain, start)
+    assert difference(trimmed, start) < difference(plain, start)
+
+
+@scenario
+def quantized_updates_are_smaller_and_near(strategy, folder):
+    def wide():
+        return model_fn(None, layers.Dense(200, "tanh"))
+
+    whole, expected = trained(unequal(20, 20), 2, wide)
+    eight, history = trained(unequal(20, 20), 2, wide, quantize_bits=8)
+    assert difference(whole, eight) < 0.02
+    assert difference(whole, eight) > 0
+    sent, before = history.history["bytes_up"][0], expected.history["bytes_up"][0]
+    assert before == 2 * whole.count_params() * 4
+    assert before / 4 < sent < 0.4 * before
+    assert history.history["bytes_down"] == expected.history["bytes_down"]
+
+
+@scenario
+def the_secure_sum_is_the_sum(strategy, folder):
+    whole, _ = trained(unequal(20, 30), 2)
+    secure, _ = trained(unequal(20, 30), 2, secure_aggregation=True)
+    assert difference(whole, secure) < 1e-3
+
+
+# Privacy ----------------------------------------------------------------------------------------
+
+
+@scenario
+def privacy_adds_the_noise_it_says(strategy, folder):
+    def wide():
+        return model_fn(None, layers.Dense(400, "tanh"))
+
+    keras.utils.set_random_seed(3)
+    start = wide()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        model, history = trained(
+            unequal(6, 6, 6, 6),
+            2,
+            wide,
+            client_learning_rate=1e-9,
+            dp_noise_multiplier=2.0,
+            dp_clip_norm=1.0,
+        )
+    moved = model.get_weights()[2] - start.get_weights()[2]
+    # Two rounds of noise of standard deviation 2.0 * 1.0 over four clients.
+    assert np.std(moved) == pytest.approx(0.5 * np.sqrt(2), rel=0.08)
+    first, second = history.history["epsilon"]
+    assert 0 < first < second
+    assert f"after 2 rounds epsilon is {second:.2f} for delta" in printed.getvalue()
+
+
+@scenario
+def privacy_clips_a_clients_update(strategy, folder):
+    start = model_of_start()
+    model, history = trained(unequal(30), dp_noise_multiplier=0.0, dp_clip_norm=0.01)
+    squares = [
+        np.sum((a - b) ** 2) for a, b in zip(model.get_weights(), start.get_weights(), strict=True)
+    ]
+    assert np.sqrt(sum(squares)) == pytest.approx(0.01, rel=1e-3)
+    assert history.history["epsilon"] == [np.inf]
+    _, adaptive = trained(unequal(30, 30), 2, dp_noise_multiplier=1.0)
+    assert len(adaptive.history["epsilon"]) == 2
+
+
+# Clients that fail ------------------------------------------------------------------------------
+
+
+@scenario
+def bad_clients_are_left_out_and_named_once(strategy, folder):
+    good = {c: (x, y, np.ones(len(y), np.float32)) for c, (x, y) in unequal(12, 9, 12).items()}
+    x, y = records(12, seed=8)
+    ones = np.ones(12, np.float32)
+    bad = {
+        "nan": (np.where(np.arange(12)[:, None] == 3, np.nan, x).astype(np.float32), y, ones),
+        "empty": (x[:0], y[:0], ones[:0]),
+        "labels": (x, np.full(12, 7), ones),
+        "huge": (x, y, ones * np.float32(3e38)),
+    }
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        model, history = trained({**good, **bad}, 2, local_batch_size=12)
+    expected, _ = trained(good, 2, local_batch_size=12)
+    assert difference(model, expected) <= 1e-6
+    for record in history.rounds:
+        assert record.clients == tuple(good)
+        assert set(record.failed) == set(bad)
+    assert history.history["clients_failed"] == [4, 4]
+    named = Counter(
+        name for line in printed.getvalue().splitlines() for name in bad if f"'{name}'" in line
+    )
+    assert named == dict.fromkeys(bad, 1), printed.getvalue()
+    assert "label 7" in history.rounds[1].failed["labels"]
+    assert "not finite" in history.rounds[0].failed["huge"]
+
+
+@scenario
+def a_round_with_too_few_clients_is_an_error(strategy, folder):
+    x, y = records(6)
+    data = {"good": (x, y), "bad": (x * np.nan, y)}
+    with federated(min_clients=2) as few:
+        model = built(few)
+        before = model.get_weights()
+        with pytest.raises(DataError, match=r"at least 2 clients.*'bad'.*min_clients"):
+            model.fit(few.dataset(data), epochs=1, verbose=0)
+        for a, b in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+    with federated() as none_left:
+        model = built(none_left)
+        with pytest.raises(DataError, match="round 1 needs at least 1 clients"):
+            model.fit(none_left.dataset({"bad": data["bad"]}), epochs=1, verbose=0)
+
+
+@scenario
+def drop_outs_and_stragglers_are_survived(strategy, folder):
+    _, history = trained(
+        unequal(*[10] * 8),
+        6,
+        clients_per_round=5,
+        min_clients=3,
+        max_attempts=20,
+        dropout_rate=0.4,
+        straggler_rate=0.3,
+        local_batch_size=2,
+    )
+    for record in history.rounds:
+        assert len(record.clients) >= 3
+        assert len(record.clients) + len(record.dropped) == 5
+        assert not set(record.clients) & set(record.dropped)
+        assert set(record.slow) <= set(record.clients)
+        assert record.bytes_down >= 5 * (record.bytes_up // len(record.clients))
+    assert any(record.attempts > 1 for record in history.rounds)
+    assert any(record.slow for record in history.rounds)
+    assert len({record.clients for record in history.rounds}) > 1
+
+
+@scenario
+def a_killed_worker_is_started_anew(strategy, folder):
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                os.kill(self.engine.worker_pid, signal.SIGKILL)
+
+    data = unequal(10, 10)
+    with federated() as survivor:
+        model = built(survivor)
+        kill = Kill()
+        kill.engine = survivor._engine
+        model.fit(survivor.dataset(data), epochs=3, callbacks=[kill], verbose=0)
+    expected, _ = trained(data, 3)
+    assert difference(model, expected) <= 1e-6
+
+
+# Layers -----------------------------------------------------------------------------------------
+
+
+def with_batch_norm():
+    return model_fn(None, layers.BatchNormalization(momentum=0.5, name="norm"))
+
+
+@scenario
+def batch_normalization_is_refused_averaged_or_replaced(strategy, folder):
+    with federated() as refuses, pytest.raises(ModelError, match=r"layer 'norm'.*group_norm"):
+        built(refuses, with_batch_norm)
+    data = unequal(8, 24)
+    model, history = trained(data, 1, with_batch_norm, batch_norm="average", local_batch_size=24)
+    alone = [
+        trained({c: data[c]}, 1, with_batch_norm, batch_norm="average", local_batch_size=24)[0]
+        for c in data
+    ]
+    for name in ("moving_mean", "moving_variance"):
+        small, large = (getattr(m.get_layer("norm"), name).numpy() for m in alone)
+        found = getattr(model.get_layer("norm"), name).numpy()
+        np.testing.assert_allclose(found, (8 * small + 24 * large) / 32, atol=1e-6)
+        assert np.abs(small - large).max() > 1e-3
+    model, history = trained(data, 3, with_batch_norm, batch_norm="group_norm")
+    assert isinstance(model.get_layer("norm"), layers.GroupNormalization)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@scenario
+def dropout_is_active_on_clients_only(strategy, folder):
+    def dropping():
+        return model_fn(None, layers.Dropout(0.5))
+
+    model, _ = trained(unequal(20, 20), 2, dropping)
+    x, _ = records(5)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), model.predict(x, verbose=0))
+    same, _ = trained(unequal(20, 20), 2)
+    assert difference(model, same) > 1e-4
+
+
+# Callbacks, files, checkpoints ------------------------------------------------------------------
+
+
+@scenario
+def callbacks_of_keras_work(strategy, folder):
+    with federated(local_batch_size=8) as own:
+        model = built(own)
+        rates = [0.2, 0.2, 1e-12, 1e-12, 0.2, 0.2]
+        seen = []
+        callbacks = [
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            keras.callbacks.TensorBoard(folder / "board"),
+            keras.callbacks.ModelCheckpoint(str(folder / "last.keras")),
+            keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: seen.append(model.get_weights())
+            ),
+            keras.callbacks.EarlyStopping(patience=0, min_delta=1e-6),
+        ]
+        held_out = own.dataset(records(30, seed=9), global_batch_size=16, training=False)
+        history = model.fit(
+            own.dataset(unequal(16, 20)),
+            epochs=6,
+            validation_data=held_out,
+            callbacks=callbacks,
+            verbose=0,
+        )
+        found = model.evaluate(held_out, verbose=0, return_dict=True)
+        own.save(model, folder / "model.keras")
+    assert history.epoch == [0, 1, 2]  # A rate of almost nothing improves nothing.
+    for a, b in zip(seen[1], seen[2], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert history.history["val_loss"][-1] == pytest.approx(found["loss"], abs=1e-6)
+    rows = list(csv.DictReader((folder / "log.csv").open()))
+    assert [float(row["bytes_up"]) for row in rows] == history.history["bytes_up"]
+    assert list((folder / "board").rglob("*tfevents*"))
+    loaded = keras.models.load_model(folder / "model.keras")
+    assert type(loaded) is keras.Sequential
+    assert difference(loaded, model) == 0
+    assert keras.models.load_model(folder / "last.keras").count_params() == model.count_params()
+
+
+@scenario
+def a_broken_fit_is_resumed_exactly(strategy, folder):
+    options = {
+        "algorithm": "fedadam",
+        "clients_per_round": 3,
+        "dropout_rate": 0.3,
+        "aggregation": "clipped_mean",
+        "local_batch_size": 4,
+    }
+    data = unequal(10, 12, 14, 9, 11)
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.epoch == 2:
+                raise KeyboardInterrupt
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+    unbroken, expected = trained(data, 5, **options)
+    keep = tfdist.Checkpoints(folder / "kept")
+    with pytest.raises(KeyboardInterrupt):
+        trained(data, 5, fit={"callbacks": [keep, Break()]}, **options)
+    go_on = tfdist.Checkpoints(folder / "kept", resume=True)
+    resumed, found = trained(data, 5, fit={"callbacks": [go_on]}, **options)
+    assert found.epoch == [2, 3, 4]
+    assert difference(resumed, unbroken) <= 1e-7
+    np.testing.assert_allclose(found.history["loss"], expected.history["loss"][2:], atol=1e-7)
+    assert [r.clients for r in found.rounds] == [r.clients for r in expected.rounds[2:]]
+
+
+@scenario
+def epsilon_goes_on_after_a_resume(strategy, folder):
+    options = {"dp_noise_multiplier": 1.0, "dp_clip_norm": 1.0}
+    _, whole = trained(unequal(9, 9, 9), 3, **options)
+    keep = tfdist.Checkpoints(folder / "kept")
+    trained(unequal(9, 9, 9), 2, fit={"callbacks": [keep]}, **options)
+    go_on = tfdist.Checkpoints(folder / "kept", resume=True)
+    _, rest = trained(unequal(9, 9, 9), 3, fit={"callbacks": [go_on]}, **options)
+    assert rest.history["epsilon"] == whole.history["epsilon"][2:]
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+@scenario
+def what_cannot_be_honoured_is_refused(strategy, folder):
+    optimizers = keras.optimizers
+    decay = optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+
+    class OwnStep(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    def own_step():
+        inputs = keras.Input((4,))
+        model = OwnStep(inputs, layers.Dense(3)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    def eagerly():
+        model = model_fn()
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    for make, words in (
+        (lambda: model_fn(optimizers.RMSprop()), "RMSprop.*fedsgd"),
+        (lambda: model_fn(optimizers.SGD(0.1, momentum=0.9, nesterov=True)), "nesterov"),
+        (lambda: model_fn(optimizers.SGD(0.1, clipnorm=1.0)), "clipnorm"),
+        (lambda: model_fn(optimizers.Adam(0.1, amsgrad=True)), "amsgrad"),
+        (lambda: model_fn(optimizers.SGD(0.1, weight_decay=0.1)), "weight_decay.*AdamW"),
+        (lambda: model_fn(optimizers.SGD(decay)), "LearningRateScheduler"),
+        (own_step, "train_step"),
+        (eagerly, "run_eagerly"),
+    ):
+        with pytest.raises(ModelError, match=f"(?s){words}"):
+            strategy.build(make)
+    model = strategy.build(model_fn)
+    with pytest.raises(OptionError, match="validation_split"):
+        model.fit(strategy.dataset(unequal(5)), validation_split=0.1)
+    with pytest.raises(DataError, match="trains on clients"):
+        model.fit(strategy.dataset(records(5), training=False))
+    clients = strategy.dataset(unequal(5))
+    with pytest.raises(DataError, match="validation is central"):
+        model.fit(clients, validation_data=clients)
+    with pytest.raises(OptionError, match="number of clients"):
+        strategy.dataset(records(5))
+    with pytest.raises(DataError, match="shape"):
+        model.fit(strategy.dataset({"a": (np.zeros((5, 3), np.float32), np.zeros(5, int))}))
+    with (
+        federated(batch_norm="average", dp_noise_multiplier=1.0) as private,
+        pytest.raises(ModelError, match="moving statistics"),
+    ):
+        built(private, with_batch_norm)

@@ -1,0 +1,102 @@
+"""BatchNormalization in federated learning: refused, averaged, or replaced.
+
+Each client would normalize by the statistics of its own records, which differ from those of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training.batch_norm import layers_of
+
+# Wu and He 2018, arXiv:1803.08494: 32 groups; fewer where a group would hardly have channels.
+_MOST_GROUPS = 32
+_CHANNELS_IN_GROUP = 4
+
+
+def check(model: tf.keras.Model) -> None:
+    """Raises ModelError for a model with BatchNormalization."""
+    names = [layer.name for layer in layers_of(model)]
+    if names:
+        raise ModelError(
+            "BatchNormalization takes its statistics from one client's records, which are not "
+            "like those of the others",
+            received=f"layer '{names[0]}'" + (f" and {len(names) - 1} more" if names[1:] else ""),
+            mend="Give batch_norm='group_norm' to replace it (best when labels are skewed), "
+            "batch_norm='average' to average its moving statistics, or use GroupNormalization",
+        )
+
+
+def moving_statistics(model: tf.keras.Model) -> tuple[int, ...]:
+    """Returns where the moving statistics are in ``model.non_trainable_variables``."""
+    moving = {
+        variable.ref()
+        for layer in layers_of(model)
+        for variable in (layer.moving_mean, layer.moving_variance)
+    }
+    return tuple(
+        index
+        for index, variable in enumerate(model.non_trainable_variables)
+        if variable.ref() in moving
+    )
+
+
+def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a compiled copy of the model, each BatchNormalization a GroupNormalization.
+
+    Weights of all other layers are kept; gamma and beta too, where the layer had both.
+
+    Raises:
+        ModelError: the model cannot be copied, or a layer has no single axis of channels.
+    """
+    if not layers_of(model):
+        return model
+    try:
+        copy = tf.keras.models.clone_model(model, clone_function=_replaced)
+        copy.compile_from_config(model.get_compile_config())
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            "batch_norm='group_norm' copies a Functional or Sequential model",
+            received=f"model '{model.name}': {str(error).splitlines()[0]}",
+            mend="Use GroupNormalization in the model itself",
+        ) from error
+    nested = [layer.name for layer in layers_of(copy)]
+    if nested:
+        raise ModelError(
+            "batch_norm='group_norm' replaces the layers of the model itself",
+            received=f"layer '{nested[0]}' within another layer",
+            mend="Use GroupNormalization there",
+        )
+    _copy_weights(model, copy)
+    return copy
+
+
+def _replaced(layer: Any) -> Any:
+    config = layer.get_config()
+    if not isinstance(layer, tf.keras.layers.BatchNormalization):
+        return type(layer).from_config(config)
+    axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
+    if not isinstance(axis, int):
+        if len(axis) != 1:
+            raise ValueError(f"'{layer.name}' normalizes over {len(axis)} axes")
+        axis = axis[0]
+    channels = int(layer.moving_mean.shape[0])
+    kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
+    also = ("beta_initializer", "gamma_initializer", "beta_regularizer", "gamma_regularizer")
+    options = {name: config[name] for name in (*kept, *also)}
+    most = min(_MOST_GROUPS, max(1, channels // _CHANNELS_IN_GROUP))
+    groups = max(number for number in range(1, most + 1) if channels % number == 0)
+    return tf.keras.layers.GroupNormalization(groups=groups, axis=axis, **options)
+
+
+def _copy_weights(model: tf.keras.Model, copy: tf.keras.Model) -> None:
+    for before, after in zip(model.layers, copy.layers, strict=True):
+        if isinstance(before, tf.keras.layers.BatchNormalization):
+            for name in ("gamma", "beta"):
+                if getattr(before, name) is not None:
+                    getattr(after, name).assign(getattr(before, name))
+        else:
+            after.set_weights(before.get_weights())

@@ -1,0 +1,255 @@
+"""What ``strategy.dataset`` returns to train on: clients, and how each goes over its records."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.records.clients import Clients
+from tfdist.strategies.federated.model import SLOT
+from tfdist.strategies.federated.sampling import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientFeed:
+    """Clients with the local work of each round.
+
+    Attributes:
+        clients: whose records these are; ``clients.describe()`` shows who has what.
+        sampler: who takes part in which round.
+        local_batch_size: records of one step on a client; None takes all of a client's at once.
+        local_epochs: times that a client goes over its records in a round.
+        num_replicas: clients expected in a round.
+        seed: of the order of the records on the clients.
+        class_weight: class -> weight, as in ``Model.fit``.
+        limit: records of each client that are used, the first ones; None uses all.
+    """
+
+    clients: Clients
+    sampler: Sampler
+    local_batch_size: int | None
+    local_epochs: int
+    num_replicas: int
+    seed: int = 0
+    class_weight: Mapping[int, float] | None = None
+    limit: int | None = None
+
+    # What the command line, checkpoints and ``tfdist.verify`` ask of any training data -----------
+
+    @functools.cached_property
+    def num_records(self) -> int:
+        return sum(self._num_used(client) for client in self.clients.ids)
+
+    @property
+    def records_per_epoch(self) -> int:
+        """Records that a round is expected to compute on."""
+        share = self.num_replicas / len(self.clients.ids)
+        return max(1, round(self.num_records * share * self.local_epochs))
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.num_replicas * (self.local_batch_size or self._most)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the client that takes most of them in a round."""
+        return self.local_epochs * self._steps(self._most)
+
+    @property
+    def callback_steps(self) -> int:
+        """Times that callbacks are told of a step in an epoch: a round is one."""
+        return 1
+
+    @property
+    def tail(self) -> int:
+        """Rows of the last, short step of a local epoch of the largest client; 0 when even."""
+        return 0 if self.local_batch_size is None else self._most % self.local_batch_size
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> ClientFeed:
+        return replace(self, class_weight=class_weight) if class_weight else self
+
+    def limited(self, steps: int) -> ClientFeed:
+        """Returns a feed of at most ``steps`` steps a round, the last on an uneven batch."""
+        if self.local_batch_size is None:
+            return self
+        steps = max(1, steps // self.local_epochs)
+        tail = max(1, self.local_batch_size // 3)
+        limit = min((steps - 1) * self.local_batch_size + tail, self._most)
+        return replace(self, limit=limit)
+
+    def on_one_device(self) -> _OneDevice:
+        """Returns the records as one device takes them: step k of all clients is its step k."""
+        return _OneDevice(self)
+
+    # What a round needs --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def batch_spec(self) -> OrderedDict:
+        """Of a client's batch: x, y, w where records have weights, and the slot of the client."""
+        batched = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self.clients.element_spec
+        )
+        if len(batched) < 2:
+            raise DataError("a federated fit needs labels", received="records of inputs alone")
+        spec = OrderedDict(zip(("x", "y", "w"), batched, strict=False))
+        if self.class_weight:
+            spec["w"] = tf.TensorSpec([None], tf.float32)
+        spec[SLOT] = tf.TensorSpec([None], tf.int32)
+        return spec
+
+    def load(self, client: str) -> OrderedDict:
+        """Returns the records of a client as arrays by the names of ``batch_spec``.
+
+        Raises:
+            DataError: they cannot be read, or not be trained on.
+        """
+        loaded = self.clients.load(client)
+        if self.limit is not None:
+            loaded = tf.nest.map_structure(lambda array: array[: self.limit], loaded)
+        arrays = OrderedDict(zip(("x", "y", "w"), loaded, strict=False))
+        if self.class_weight:
+            arrays["w"] = _weigh_by_class(arrays["y"], arrays.get("w"), self.class_weight)
+        return arrays
+
+    def batches(
+        self, arrays: OrderedDict, slot: int, round_number: int, share: float | None = None
+    ) -> tf.data.Dataset:
+        """Returns the batches of a client's local work in a round.
+
+        Args:
+            arrays: what ``load`` returned.
+            slot: the place of the client in the round.
+            round_number: counted from 0; the order of the records depends on it.
+            share: of the steps that the client does; None does all.
+        """
+        rows = len(tf.nest.flatten(arrays["x"])[0])
+        batch_size = self.local_batch_size or rows
+        steps = self.local_epochs * self._steps(rows)
+        if share is not None:
+            steps = max(1, int(share * steps))
+        rng = np.random.default_rng([self.seed, round_number, slot])
+        elements = OrderedDict(arrays)
+        elements[SLOT] = np.full([rows], slot, np.int32)
+        orders = [
+            rng.permutation(rows) if batch_size < rows else np.arange(rows)
+            for _ in range(self.local_epochs)
+        ]
+        if rows % batch_size == 0:
+            order = np.concatenate(orders)[: steps * batch_size].reshape(steps, batch_size)
+            return self._slices(elements, order).as_dataset()
+        epochs = [self._slices(elements, order).batched(batch_size) for order in orders]
+        joined = functools.reduce(lambda done, more: done.followed_by(more), epochs)
+        return joined.as_dataset().take(steps) if share is not None else joined.as_dataset()
+
+    def _slices(self, elements: OrderedDict, rows: np.ndarray) -> _RawDataset:
+        arrays = [array[rows] for array in tf.nest.flatten(elements)]
+        variant = tf.raw_ops.TensorSliceDataset(
+            components=arrays, output_shapes=[array.shape[1:] for array in arrays]
+        )
+        return _RawDataset(variant, self.batch_spec)
+
+    def _steps(self, rows: int) -> int:
+        return -(-rows // (self.local_batch_size or rows or 1))
+
+    def _num_used(self, client: str) -> int:
+        count = self.clients.num_records(client)
+        return count if self.limit is None else min(count, self.limit)
+
+    @functools.cached_property
+    def _most(self) -> int:
+        return max((self._num_used(client) for client in self.clients.ids), default=0)
+
+
+@dataclass(frozen=True)
+class _RawDataset:
+    """A dataset made of raw operations: ``tf.data`` takes milliseconds for each, many a round."""
+
+    variant: tf.Tensor
+    spec: OrderedDict
+
+    def as_dataset(self) -> tf.data.Dataset:
+        return tf.data.experimental.from_variant(self.variant, self.spec)
+
+    def batched(self, batch_size: int) -> _RawDataset:
+        variant = tf.raw_ops.BatchDatasetV2(
+            input_dataset=self.variant,
+            batch_size=batch_size,
+            drop_remainder=False,
+            **self._outputs(),
+        )
+        return replace(self, variant=variant)
+
+    def followed_by(self, other: _RawDataset) -> _RawDataset:
+        variant = tf.raw_ops.ConcatenateDataset(
+            input_dataset=self.variant, another_dataset=other.variant, **self._outputs()
+        )
+        return replace(self, variant=variant)
+
+    def _outputs(self) -> dict[str, list]:
+        leaves = tf.nest.flatten(self.spec)
+        return {
+            "output_types": [leaf.dtype for leaf in leaves],
+            "output_shapes": [leaf.shape for leaf in leaves],
+        }
+
+
+@dataclass(frozen=True)
+class _OneDevice:
+    """The rounds of a feed as batches for one device; nobody drops out and nobody is slow."""
+
+    feed: ClientFeed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.feed.steps_per_epoch
+
+    def epochs(self, first: int, last: int) -> tf.data.Dataset:
+        rounds = [self._round(number) for number in range(first, last)]
+        return functools.reduce(lambda done, more: done.concatenate(more), rounds)
+
+    def _round(self, number: int) -> tf.data.Dataset:
+        feed = self.feed
+        cohort = feed.sampler.cohort(feed.clients.ids, number)
+        each = [
+            list(feed.batches(feed.load(client), slot, number))
+            for slot, client in enumerate(cohort.asked)
+        ]
+
+        def steps() -> Any:
+            for step in range(feed.steps_per_epoch):
+                parts = [batches[step] for batches in each if step < len(batches)]
+                if parts:
+                    joined = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+                    joined.pop(SLOT)
+                    yield tuple(joined.values())
+
+        spec = OrderedDict(feed.batch_spec)
+        spec.pop(SLOT)
+        return tf.data.Dataset.from_generator(steps, output_signature=tuple(spec.values()))
+
+
+def _weigh_by_class(
+    y: Any, weight: np.ndarray | None, class_weight: Mapping[int, float]
+) -> np.ndarray:
+    """Returns sample weights, float32 [records]; y: classes [records] or one-hot [records, n]."""
+    if not isinstance(y, np.ndarray):
+        raise DataError(
+            "class_weight needs one label a record",
+            received=f"{len(tf.nest.flatten(y))} labels",
+            mend="Give sample weights instead",
+        )
+    classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] != 1 else y.reshape(-1)
+    weights = np.ones(len(classes), np.float32)
+    for number, value in class_weight.items():
+        weights[classes == number] = value
+    return weights if weight is None else weights * np.asarray(weight, np.float32)

@@ -1,0 +1,194 @@
+"""The ``fit`` of a federated model: an epoch is a round."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.clients import Clients
+from tfdist.strategies.federated.feed import ClientFeed
+from tfdist.strategies.federated.options import Options
+from tfdist.strategies.federated.rounds import RoundRunner
+from tfdist.strategies.federated.server import Server
+from tfdist.training.callbacks import JobCallbacks, for_process
+from tfdist.training.checkpoint import Checkpoints, DataState
+from tfdist.training.collective import Collective
+from tfdist.training.feed import Feed
+from tfdist.training.fit import refuse_xla
+from tfdist.training.metrics import state_of
+from tfdist.training.misfits import check_inputs
+from tfdist.training.scaling import EffectiveLearningRate
+
+_SETTLED = (
+    "validation_split",
+    "sample_weight",
+    "steps_per_epoch",
+    "validation_steps",
+    "validation_batch_size",
+)
+_EVALUATION_BATCH_SIZE = 128
+
+
+class FederatedFit:
+    """Replaces ``fit``; ``evaluate`` and ``predict`` stay those of one device.
+
+    Args:
+        dataset: the strategy's own.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        server: Server,
+        options: Options,
+        collective: Collective,
+        dataset: Callable[..., Any],
+    ):
+        self._model = model
+        self._server = server
+        self._collective = collective
+        self._dataset = dataset
+        self._rounds = RoundRunner(model, server, options)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        *,
+        validation_data: Any = None,
+        class_weight: dict[int, float] | None = None,
+        initial_epoch: int = 0,
+        validation_freq: int = 1,
+        **options: Any,
+    ) -> tf.keras.callbacks.History:
+        """Trains ``epochs`` rounds.
+
+        Args:
+            x: what ``strategy.dataset`` or ``open_clients`` returned, or what they take.
+            y: labels, where x is an array.
+            batch_size: records of one step of all clients of a round, where x is an array.
+            validation_data: what ``strategy.dataset(training=False)`` returned, or what it takes.
+
+        Returns:
+            The history: metrics of the clients' training, ``val_`` metrics, and for each round
+            clients, clients_dropped, clients_failed, bytes_down, bytes_up, round_seconds and
+            epsilon. Its ``rounds`` is a list of ``Round``, which names the clients.
+        """
+        _refuse_settled(options)
+        model = self._model
+        feed = self._feed(x, y, batch_size).weighted_by_class(class_weight)
+        check_inputs(model, (feed.batch_spec["x"],))
+        refuse_xla(model)  # It may have been compiled anew.
+        self._server.prepare(feed)
+        callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+        callbacks = [callback for callback in callbacks if callback is not None]
+        validation = None if validation_data is None else self._validation(validation_data)
+        first = self._resume(callbacks, feed) or initial_epoch
+        history = tf.keras.callbacks.History()
+        history.rounds = []
+        chain = JobCallbacks(
+            [EffectiveLearningRate(), *for_process(callbacks, self._collective), history],
+            self._collective,
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=1 if verbose == "auto" else verbose,
+            epochs=epochs,
+            steps=1,
+        )
+        model.stop_training = False
+        chain.on_train_begin()
+        logs: dict[str, Any] = {}
+        for number in range(first, epochs):
+            chain.on_epoch_begin(number)
+            chain.on_train_batch_begin(0)
+            record, sums = self._rounds.run(feed, number)
+            history.rounds.append(record)
+            logs = self._results(sums["metrics"]) | record.numbers()
+            chain.on_train_batch_end(0, dict(logs))
+            if validation is not None and (number + 1) % validation_freq == 0:
+                found = model.evaluate(validation, verbose=0, return_dict=True)
+                logs |= {f"val_{name}": value for name, value in found.items()}
+            chain.on_epoch_end(number, logs)
+            if model.stop_training:
+                break
+        chain.on_train_end(logs)
+        model.history = history
+        return history
+
+    def _resume(self, callbacks: list[Any], feed: ClientFeed) -> int:
+        model = self._model
+        if hasattr(model.optimizer, "build"):  # The slots must exist to be restored.
+            model.optimizer.build(model.trainable_variables)
+        keepers = [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+        if not keepers:
+            return 0
+        data = DataState(
+            seed=feed.seed,
+            num_records=feed.num_records,
+            global_batch_size=feed.global_batch_size,
+            steps_per_epoch=1,
+            parts=len(feed.clients.ids),
+        )
+        return keepers[0].bind(model, self._collective, data).position.epoch
+
+    def _results(self, sums: list[np.ndarray]) -> dict[str, float]:
+        """Returns the results of the model's metrics from the sums of their state over clients."""
+        for variable, value in zip(state_of(self._model), sums, strict=True):
+            variable.assign(value)
+        results = self._model.get_metrics_result()
+        self._model.reset_metrics()
+        return {name: float(value) for name, value in results.items()}
+
+    # Data ---------------------------------------------------------------------------------------
+
+    def _feed(self, x: Any, y: Any, batch_size: int | None) -> ClientFeed:
+        if isinstance(x, ClientFeed):
+            if y is not None or batch_size is not None:
+                raise OptionError(
+                    "clients have their labels and their batches already",
+                    received="y or batch_size",
+                    mend="Leave that out",
+                )
+            return x
+        if isinstance(x, Feed):
+            raise DataError(
+                "strategy 'federated' trains on clients",
+                received="a dataset to evaluate on",
+                mend="Write strategy.dataset(data, clients=...) without training=False",
+            )
+        source = x if y is None else (x, y)
+        return self._dataset(source, global_batch_size=batch_size)
+
+    def _validation(self, data: Any) -> Feed:
+        if isinstance(data, Feed):
+            return data.in_record_order()
+        if isinstance(data, (ClientFeed, Clients)):
+            raise DataError(
+                "validation is central: one set of records for all",
+                received=type(data).__name__,
+                mend="Write strategy.dataset(data, training=False)",
+            )
+        return self._dataset(data, global_batch_size=_EVALUATION_BATCH_SIZE, training=False)
+
+
+def _refuse_settled(options: dict) -> None:
+    given = [name for name in _SETTLED if options.get(name) is not None]
+    if given:
+        raise OptionError(
+            "the clients' records have their weights, order and number already",
+            received=", ".join(given),
+            mend="Leave that out, and give the rest to strategy.dataset",
+        )
+    known = inspect.signature(tf.keras.Model.fit).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")

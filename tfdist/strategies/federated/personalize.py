@@ -1,0 +1,278 @@
+"""What a client gains when it fine-tunes the global model on its own records.
+
+Personalization as it is evaluated by Wang et al. 2019, arXiv:1910.10252: a client's records are
+divided; the global model is judged on the held-out part before and after local training on the
+other one. Nothing is averaged, so this is plain Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.clients import Clients
+from tfdist.records.plain_text import as_text
+
+_EVALUATION_BATCH_SIZE = 128
+_CLIENTS_SHOWN = 20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Personalization:
+    """The global model on each client's held-out records, before and after. Prints as two tables.
+
+    Attributes:
+        ids: the clients.
+        num_tuned: int64 [clients], records that each client fine-tuned on.
+        num_held_out: int64 [clients], records that it was judged on.
+        before: by name of the loss and each metric, float64 [clients].
+        after: likewise.
+        failed: clients that were left out -> why.
+    """
+
+    ids: tuple[str, ...]
+    num_tuned: np.ndarray
+    num_held_out: np.ndarray
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def means(self, name: str) -> tuple[float, float]:
+        """Returns a metric before and after, averaged over the clients by held-out records."""
+        weights = self.num_held_out
+        return tuple(
+            float(np.average(values[name], weights=weights)) for values in (self.before, self.after)
+        )
+
+    def __str__(self) -> str:
+        shown = itertools.islice(self.failed.values(), _CLIENTS_SHOWN)
+        lines = [f"left out: {reason}" for reason in shown]
+        return as_text(self._summary(), self._first_clients(), *lines)
+
+    __repr__ = __str__
+
+    def _summary(self) -> Any:
+        from rich.table import Table
+
+        left_out = f", {len(self.failed)} left out" if self.failed else ""
+        title = (
+            f"{len(self.ids):,} clients, {self.num_tuned.sum():,} records to fine-tune on, "
+            f"{self.num_held_out.sum():,} held out{left_out}"
+        )
+        table = Table(title=title, title_justify="left")
+        table.add_column("mean over held-out records")
+        for name in ("global model", "fine-tuned", "clients up", "clients down"):
+            table.add_column(name, justify="right")
+        for name in self.before:
+            change = self.after[name] - self.before[name]
+            up, down = (change > 0).sum(), (change < 0).sum()
+            table.add_row(name, *(f"{mean:.4f}" for mean in self.means(name)), str(up), str(down))
+        return table
+
+    def _first_clients(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title="clients: global model, fine-tuned", title_justify="left")
+        table.add_column("client", overflow="fold")
+        for name in ("fine-tuned on", "held out", *self.before):
+            table.add_column(name, justify="right")
+        for row, client in enumerate(self.ids[:_CLIENTS_SHOWN]):
+            values = [
+                f"{self.before[name][row]:.3f}  {self.after[name][row]:.3f}" for name in self.before
+            ]
+            counts = (f"{self.num_tuned[row]:,}", f"{self.num_held_out[row]:,}")
+            table.add_row(client, *counts, *values)
+        if len(self.ids) > _CLIENTS_SHOWN:
+            table.add_row(f"and {len(self.ids) - _CLIENTS_SHOWN:,} more")
+        return table
+
+
+def personalize(
+    model: tf.keras.Model,
+    clients: Clients,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float | None,
+    held_out_share: float,
+    num_clients: int | None,
+    seed: int,
+    progress: Progress | None = None,
+) -> Personalization:
+    """Fine-tunes the model on each client in turn; its weights are afterwards what they were.
+
+    Args: see ``Federated.personalize``.
+
+    Raises:
+        OptionError: an option out of range.
+        DataError: no client at all could be fine-tuned.
+    """
+    _check_options(epochs, batch_size, learning_rate, held_out_share, num_clients)
+    chosen = _choose(clients, num_clients, seed)
+    trial = _Trial(model, clients.element_spec, learning_rate)
+    rows: dict[str, tuple[int, int, dict[str, float], dict[str, float]]] = {}
+    failed: dict[str, str] = {}
+    with trial.weights_kept():
+        for number, client in enumerate(chosen):
+            try:
+                parts = _divide(clients.load(client), held_out_share, [seed, number])
+            except DataError as error:
+                name = f"client '{client}': "
+                failed[client] = name + str(error).removeprefix(name)
+            else:
+                rows[client] = trial.run(*parts, epochs, batch_size, [seed, number])
+            if progress is not None:
+                progress(number + 1, len(chosen))
+    if not rows:
+        raise DataError(
+            "at least one client can fine-tune the model",
+            received=next(iter(failed.values())),
+            mend=f"Look at the clients: all {len(failed)} were left out",
+        )
+    tuned, held_out, before, after = zip(*rows.values(), strict=True)
+    return Personalization(
+        ids=tuple(rows),
+        num_tuned=np.array(tuned),
+        num_held_out=np.array(held_out),
+        before=_columns(before),
+        after=_columns(after),
+        failed=failed,
+    )
+
+
+class _Trial:
+    """Judges and trains a compiled model on the records of one client after the other."""
+
+    def __init__(self, model: tf.keras.Model, element_spec: Any, learning_rate: float | None):
+        self._model = model
+        self._optimizer = _fresh(model.optimizer, learning_rate)
+        spec = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), element_spec
+        )
+
+        @tf.function(input_signature=spec, autograph=False)
+        def train(x: Any, y: Any, weight: Any = None) -> None:
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(x, y, model(x, training=True), weight)
+            self._optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+        @tf.function(input_signature=spec, autograph=False)
+        def judge(x: Any, y: Any, weight: Any = None) -> None:
+            y_pred = model(x, training=False)
+            model.compute_loss(x, y, y_pred, weight)
+            model.compute_metrics(x, y, y_pred, weight)
+
+        self._train, self._judge = train, judge
+
+    @contextlib.contextmanager
+    def weights_kept(self) -> Iterator[None]:
+        """Remembers the weights, which every client starts from, and restores them at the end."""
+        self._weights = self._model.get_weights()
+        self._slots: list[np.ndarray] | None = None
+        try:
+            yield
+        finally:
+            self._model.set_weights(self._weights)
+            self._model.reset_metrics()
+
+    def run(
+        self, tuned: Any, held_out: Any, epochs: int, batch_size: int, seed: list[int]
+    ) -> tuple[int, int, dict[str, float], dict[str, float]]:
+        """Returns the numbers of records, and the results before and after."""
+        self._start()
+        before = self._results(held_out)
+        rng = np.random.default_rng([*seed, 1])
+        rows = _num_rows(tuned)
+        for _ in range(epochs):
+            order = rng.permutation(rows)
+            for start in range(0, rows, batch_size):
+                self._train(*_take(tuned, order[start : start + batch_size]))
+        return rows, _num_rows(held_out), before, self._results(held_out)
+
+    def _start(self) -> None:
+        self._model.set_weights(self._weights)
+        if hasattr(self._optimizer, "build"):
+            self._optimizer.build(self._model.trainable_variables)
+        variables = self._optimizer.variables()
+        if self._slots is None:
+            self._slots = [variable.numpy() for variable in variables]
+        for position, variable in enumerate(variables):
+            # Optimizers of Keras' old kind make their slots, of zeros, at the first step.
+            known = position < len(self._slots)
+            variable.assign(self._slots[position] if known else tf.zeros_like(variable))
+
+    def _results(self, records: Any) -> dict[str, float]:
+        self._model.reset_metrics()
+        rows = _num_rows(records)
+        for start in range(0, rows, _EVALUATION_BATCH_SIZE):
+            self._judge(
+                *_take(records, np.arange(start, min(start + _EVALUATION_BATCH_SIZE, rows)))
+            )
+        return {metric.name: float(metric.result()) for metric in self._model.metrics}
+
+
+def _fresh(optimizer: Any, learning_rate: float | None) -> Any:
+    """Returns an optimizer like the compiled one that has not taken a step."""
+    config = optimizer.get_config()
+    if learning_rate is not None:
+        config["learning_rate"] = learning_rate
+    return type(optimizer).from_config(config)
+
+
+def _check_options(
+    epochs: int,
+    batch_size: int,
+    learning_rate: float | None,
+    held_out_share: float,
+    num_clients: int | None,
+) -> None:
+    counts = {"epochs": epochs, "batch_size": batch_size}
+    if num_clients is not None:
+        counts["num_clients"] = num_clients
+    for name, value in counts.items():
+        if value < 1:
+            raise OptionError(f"{name} is at least 1", received=value)
+    if not 0 < held_out_share < 1:
+        raise OptionError("held_out_share is between 0 and 1", received=held_out_share)
+    if learning_rate is not None and not learning_rate > 0:
+        raise OptionError("learning_rate is a positive number", received=learning_rate)
+
+
+def _choose(clients: Clients, num_clients: int | None, seed: int) -> list[str]:
+    if num_clients is None or num_clients >= len(clients):
+        return list(clients.ids)
+    chosen = np.random.default_rng(seed).choice(len(clients), num_clients, replace=False)
+    return [clients.ids[number] for number in sorted(chosen)]
+
+
+def _divide(records: Any, held_out_share: float, seed: list[int]) -> tuple[Any, Any]:
+    """Returns the records to fine-tune on and those that are held out, at least one each."""
+    if len(records) < 2:
+        raise DataError("fine-tuning needs labels", received="records of inputs alone")
+    rows = _num_rows(records)
+    if rows < 2:
+        raise DataError("a client has a record to fine-tune on and one to hold out", received=rows)
+    order = np.random.default_rng(seed).permutation(rows)
+    held_out = min(max(1, round(held_out_share * rows)), rows - 1)
+    return _take(records, order[held_out:]), _take(records, order[:held_out])
+
+
+def _num_rows(records: Any) -> int:
+    return len(tf.nest.flatten(records)[0])
+
+
+def _take(records: Any, rows: np.ndarray) -> Any:
+    return tf.nest.map_structure(lambda array: array[rows], records)
+
+
+def _columns(results: tuple[dict[str, float], ...]) -> dict[str, np.ndarray]:
+    return {name: np.array([result[name] for result in results]) for name in results[0]}

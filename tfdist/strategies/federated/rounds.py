@@ -1,0 +1,222 @@
+"""One round: a cohort is asked, bad clients are left out, the rest is averaged."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.strategies.federated.aggregation import update_bytes
+from tfdist.strategies.federated.feed import ClientFeed
+from tfdist.strategies.federated.options import Options
+from tfdist.strategies.federated.privacy import Ledger, default_delta
+from tfdist.strategies.federated.sampling import Cohort
+from tfdist.strategies.federated.server import Server
+from tfdist.training.misfits import explain_label_error
+
+_DIVERGED = "its update is not finite"
+
+
+@dataclass
+class Round:
+    """What happened in a round.
+
+    Attributes:
+        number: counted from 1.
+        clients: those whose updates were averaged.
+        dropped: those that got the model and never answered.
+        slow: those that did a part of their local work only.
+        failed: those that were left out -> why.
+        attempts: cohorts that were asked; more than 1 when too few clients were left of one.
+        bytes_down: sent to clients.
+        bytes_up: sent by clients.
+        seconds: of the round, without validation.
+        epsilon: of all rounds so far; None without differential privacy.
+    """
+
+    number: int
+    clients: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    attempts: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    epsilon: float | None = None
+
+    def numbers(self) -> dict[str, float]:
+        """Returns what the history of a fit has of it."""
+        logs = {
+            "clients": len(self.clients),
+            "clients_dropped": len(self.dropped),
+            "clients_failed": len(self.failed),
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "round_seconds": self.seconds,
+        }
+        return logs if self.epsilon is None else logs | {"epsilon": self.epsilon}
+
+
+@dataclass
+class _Ready:
+    """The clients of a cohort whose records could be read, with their batches."""
+
+    ids: list[str] = field(default_factory=list)
+    arrays: list[OrderedDict] = field(default_factory=list)
+    shares: list[float | None] = field(default_factory=list)
+
+    def without(self, bad: set[str]) -> _Ready:
+        kept = [index for index, client in enumerate(self.ids) if client not in bad]
+        return _Ready(*([items[i] for i in kept] for items in (self.ids, self.arrays, self.shares)))
+
+
+class RoundRunner:
+    """Runs the rounds of a model, and remembers which clients it has named as bad."""
+
+    def __init__(self, model: tf.keras.Model, server: Server, options: Options):
+        self._model = model
+        self._server = server
+        self._options = options
+        self._named: set[str] = set()
+        self._known_bad: dict[str, str] = {}
+        self._weights_bytes = sum(v.numpy().nbytes for v in model.weights)
+        self._statistics_bytes = server.statistics_bytes
+        self._update_bytes = update_bytes(model.trainable_variables, options)
+
+    def run(self, feed: ClientFeed, number: int) -> tuple[Round, Any]:
+        """Runs round ``number``, counted from 0; returns it and the sums that clients reported.
+
+        Raises:
+            DataError: ``min_clients`` clients could not be found in ``max_attempts`` cohorts.
+        """
+        begun = time.perf_counter()
+        record = Round(number + 1)
+        output = None
+        while output is None:
+            if record.attempts == self._options.max_attempts:
+                raise self._too_few(record)
+            cohort = feed.sampler.cohort(feed.clients.ids, number, record.attempts)
+            record.attempts += 1
+            output = self._attempt(feed, cohort, number, record)
+        self._server.accept(output)
+        if self._options.is_private:
+            record.epsilon = self._epsilon(feed)
+        record.seconds = time.perf_counter() - begun
+        return record, output.metrics["client_work"]["train"]
+
+    def _attempt(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> Any:
+        record.dropped = tuple(client for client in cohort.asked if client in cohort.dropped)
+        record.bytes_down += len(cohort.asked) * self._weights_bytes
+        ready = self._load(feed, cohort, record)
+        if not self._are_enough(ready.ids):
+            return None
+        try:
+            output = self._train(feed, ready, number)
+        except Exception as error:
+            bad = self._find_bad(feed, ready, number)
+            if not bad:
+                raise error
+            for client, reason in bad.items():
+                self._known_bad[client] = reason
+                self._leave_out(record, client, reason)
+            ready = ready.without(set(bad))
+            if not self._are_enough(ready.ids):
+                return None
+            output = self._train(feed, ready, number)
+        present = output.metrics["client_work"]["train"]["present"][0]
+        for slot, client in enumerate(ready.ids):
+            if not present[slot]:
+                self._leave_out(record, client, _DIVERGED)
+        record.clients = tuple(c for slot, c in enumerate(ready.ids) if present[slot])
+        record.slow = tuple(
+            client for client, share in zip(ready.ids, ready.shares, strict=True) if share
+        )
+        record.bytes_up += len(ready.ids) * (self._update_bytes + self._statistics_bytes)
+        return output if self._are_enough(record.clients) else None
+
+    def _are_enough(self, clients: Any) -> bool:
+        return len(clients) >= self._options.min_clients
+
+    def _load(self, feed: ClientFeed, cohort: Cohort, record: Round) -> _Ready:
+        ready = _Ready()
+        for client in cohort.answering:
+            if client in self._known_bad:
+                self._leave_out(record, client, self._known_bad[client])
+                continue
+            try:
+                arrays = feed.load(client)
+            except DataError as error:
+                self._leave_out(record, client, str(error))
+                continue
+            ready.ids.append(client)
+            ready.arrays.append(arrays)
+            ready.shares.append(cohort.shares.get(client))
+        return ready
+
+    def _train(self, feed: ClientFeed, ready: _Ready, number: int) -> Any:
+        clients = zip(ready.arrays, ready.shares, strict=True)
+        return self._server.run(
+            [
+                feed.batches(arrays, slot, number, share)
+                for slot, (arrays, share) in enumerate(clients)
+            ]
+        )
+
+    def _find_bad(self, feed: ClientFeed, ready: _Ready, number: int) -> dict[str, str]:
+        """Asks each client alone: TFF does not say whose records an error came from."""
+        bad = {}
+        for index, client in enumerate(ready.ids):
+            alone = _Ready([client], [ready.arrays[index]], [ready.shares[index]])
+            try:
+                self._train(feed, alone, number)
+            except Exception as error:
+                bad[client] = _reason(error)
+        return bad if len(bad) < len(ready.ids) or len(bad) == 1 else {}
+
+    def _leave_out(self, record: Round, client: str, reason: str) -> None:
+        record.failed[client] = reason
+        if client not in self._named:
+            self._named.add(client)
+            text = reason if f"'{client}'" in reason else f"client '{client}': {reason}"
+            print(f"tfdist: left out {text}", flush=True)
+
+    def _too_few(self, record: Round) -> DataError:
+        found = [f"{len(record.dropped)} of the last cohort dropped out"] if record.dropped else []
+        found += list(record.failed.values())[:1]
+        if len(record.failed) > 1:
+            found.append(f"{len(record.failed) - 1} more failed")
+        return DataError(
+            f"round {record.number} needs at least {self._options.min_clients} clients",
+            received=f"too few in {record.attempts} cohorts" + "".join(f"; {t}" for t in found),
+            mend="Mend their data, ask more clients (clients_per_round), or lower min_clients or "
+            "dropout_rate",
+        )
+
+    def _epsilon(self, feed: ClientFeed) -> float:
+        num_clients = len(feed.clients.ids)
+        delta = self._options.dp_delta or default_delta(num_clients)
+        rate = feed.num_replicas / num_clients
+        ledger = Ledger(float(self._options.dp_noise_multiplier), rate, delta)
+        epsilon = ledger.epsilon(int(self._server.num_rounds.numpy()))
+        print(
+            f"tfdist: after {int(self._server.num_rounds.numpy())} rounds epsilon is "
+            f"{epsilon:.2f} for delta {delta:.2g} (a client's data as a whole)",
+            flush=True,
+        )
+        return epsilon
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error of TFF's worker says, without its envelope."""
+    explained = explain_label_error(error)
+    if explained is not None:
+        return str(explained)
+    text = str(error)
+    details = re.search(r'details = "(.*?)"\s*\n', text, re.DOTALL)
+    return (details.group(1) if details else text).strip().splitlines()[0][:300]
