@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import OptionError
-from tfdist.strategies.horovod import _prepare_environment, choose_gpu, choose_threads
+from tfdist.strategies.horovod import _prepare_environment, choose_gpu
+from tfdist.strategies.rank_threads import choose_threads
 from tfdist.topology import Topology
 
 sys.path.append(str(Path(__file__).parents[1]))

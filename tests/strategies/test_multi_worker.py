@@ -40,7 +40,7 @@ def test_a_parameter_server_is_no_worker(monkeypatch):
     from tfdist.topology import tf_config
 
     monkeypatch.setenv("TF_CONFIG", tf_config([("worker", "a:1"), ("ps", "a:2")], 1))
-    with pytest.raises(OptionError, match="parameter_server"):
+    with pytest.raises(OptionError, match="has workers only"):
         tfdist.strategy("multi_worker").start()
 
 

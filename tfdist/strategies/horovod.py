@@ -13,6 +13,7 @@ from tfdist import topology
 from tfdist.errors import EngineMissingError, OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
+from tfdist.strategies.rank_threads import take_threads
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 
@@ -36,17 +37,6 @@ def choose_gpu(gpus: Sequence[str], local_rank: int) -> str | None:
             "CUDA_VISIBLE_DEVICES=-1",
         )
     return gpus[local_rank]
-
-
-def choose_threads(available_cores: int, bound: bool, local_size: int) -> int:
-    """Returns how many threads a rank computes with, so that ranks of a host do not fight.
-
-    Args:
-        available_cores: cores that this process may run on.
-        bound: whether the launcher gave them to this rank alone.
-        local_size: ranks on this host.
-    """
-    return max(1, available_cores if bound else available_cores // local_size)
 
 
 class Horovod(DataParallel):
@@ -122,10 +112,7 @@ class Horovod(DataParallel):
                 pinned = next(gpu for gpu in gpus if gpu.name == mine)
                 tf.config.set_visible_devices(pinned, "GPU")
                 tf.config.experimental.set_memory_growth(pinned, True)
-            cores = len(os.sched_getaffinity(0))
-            bound = cores < (os.cpu_count() or 1)
-            threads = self._threads or choose_threads(cores, bound, place.local_size)
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            threads = take_threads(self._threads, place)
             tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, threads)))
         except RuntimeError as error:
             raise OptionError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tfdist import topology
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
+from tfdist.strategies.rank_threads import take_threads
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 
@@ -73,9 +73,9 @@ class MultiWorker(DataParallel):
             raise OptionError(
                 "strategy 'multi_worker' has workers only",
                 received="a TF_CONFIG whose task is a parameter server",
-                mend="Leave ps out of the cluster, or use strategy 'parameter_server'",
+                mend="Leave ps out of the cluster in TF_CONFIG",
             )
-        self._take_threads(place)
+        self._take_devices(place)
         strategy = connect(
             place, self._communication, self._bytes_per_pack, timeout_s=self._start_timeout_s
         )
@@ -86,16 +86,14 @@ class MultiWorker(DataParallel):
             stall_timeout_s=self._stall_timeout_s,
         )
 
-    def _take_threads(self, place: Topology) -> None:
+    def _take_devices(self, place: Topology) -> None:
         import tensorflow as tf
 
-        from tfdist.strategies.horovod import choose_threads
-
-        cores = len(os.sched_getaffinity(0))
-        bound = cores < (os.cpu_count() or 1)
-        threads = self._threads or choose_threads(cores, bound, place.local_size)
         try:
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            gpus = tf.config.list_physical_devices("GPU")
+            if place.local_size > 1 and gpus:
+                tf.config.set_visible_devices(gpus[place.local_rank :: place.local_size], "GPU")
+            threads = take_threads(self._threads, place)
             # Collectives occupy threads while they wait for the others.
             tf.config.threading.set_inter_op_parallelism_threads(max(4, threads))
         except RuntimeError as error:
