@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.errors import DataError, OptionError
-from tfdist.training.feed import Division, Feed, Held
+from tfdist.training.division import EvenDivision, Held
+from tfdist.training.feed import Feed
 
 CASES = [
     (records, batch, parts)
@@ -21,7 +22,7 @@ CASES = [
 
 @pytest.mark.parametrize(("records", "batch", "parts"), CASES)
 def test_every_record_falls_to_one_part_in_as_many_steps(records, batch, parts):
-    division = Division(records, batch, parts)
+    division = EvenDivision(records, batch, parts)
     ranges = [division.record_range(part) for part in range(parts)]
     assert [r for start, stop in ranges for r in range(start, stop)] == list(range(records))
     assert division.steps == -(-records // batch)

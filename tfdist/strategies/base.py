@@ -218,7 +218,8 @@ def make_feed(
         gather: see ``Collective.gather``; used where hosts hold different records.
     """
     from tfdist.records.reader import open_records
-    from tfdist.training.feed import Feed, Held
+    from tfdist.training.division import Held
+    from tfdist.training.feed import Feed
 
     if not isinstance(global_batch_size, int) or global_batch_size < 1:
         raise OptionError(

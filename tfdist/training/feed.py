@@ -13,117 +13,17 @@ holds, and its share of a step is what it has left. Every record still counts on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import DataError, OptionError
+from tfdist.training.division import Division, EvenDivision, Held, HeldDivision
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.records.reader import Records
-
-
-@dataclass(frozen=True)
-class Held:
-    """What each process reads where hosts hold different records.
-
-    Attributes:
-        start: first record of this process among those of its host.
-        counts: number of records of each process, by rank.
-    """
-
-    start: int
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Division:
-    """How records, taken ``global_batch_size`` at a time, fall to ``parts`` parts."""
-
-    num_records: int
-    global_batch_size: int
-    parts: int
-
-    @property
-    def full_steps(self) -> int:
-        return self.num_records // self.global_batch_size
-
-    @property
-    def callback_steps(self) -> int:
-        """Times that callbacks are told of a step in an epoch."""
-        return self.steps_per_epoch
-
-    @property
-    def tail(self) -> int:
-        """Rows of the last, short step; 0 when the batches divide the records evenly."""
-        return self.num_records % self.global_batch_size
-
-    @property
-    def steps(self) -> int:
-        return self.full_steps + (self.tail > 0)
-
-    def rows(self, part: int, of: int) -> int:
-        """Returns the rows of ``part`` in a global batch of ``of`` rows."""
-        return of // self.parts + (part < of % self.parts)
-
-    def num_part_records(self, part: int) -> int:
-        full = self.full_steps * self.rows(part, self.global_batch_size)
-        return full + self.rows(part, self.tail)
-
-    def record_range(self, part: int) -> tuple[int, int]:
-        """Returns the records [start, stop) that ``part`` reads in an epoch."""
-        start = sum(self.num_part_records(before) for before in range(part))
-        return start, start + self.num_part_records(part)
-
-    def shares(self, part: int) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a function of the step: int64 [2], the rows of ``part`` and of all parts."""
-        import tensorflow as tf
-
-        full = [self.rows(part, self.global_batch_size), self.global_batch_size]
-        tail = [self.rows(part, self.tail), self.tail]
-
-        def share(step: tf.Tensor) -> tf.Tensor:
-            is_full = step < self.full_steps
-            return tf.where(is_full, tf.constant(full, tf.int64), tf.constant(tail, tf.int64))
-
-        return share
-
-
-@dataclass(frozen=True)
-class HeldDivision(Division):
-    """How records fall to parts that hold a given number of them each."""
-
-    held: Held
-
-    @property
-    def steps(self) -> int:
-        return max(
-            -(-count // self.rows(part, self.global_batch_size))
-            for part, count in enumerate(self.held.counts)
-        )
-
-    def num_part_records(self, part: int) -> int:
-        return self.held.counts[part]
-
-    def record_range(self, part: int) -> tuple[int, int]:
-        return self.held.start, self.held.start + self.held.counts[part]
-
-    def shares(self, part: int) -> Callable[[tf.Tensor], tf.Tensor]:
-        import numpy as np
-        import tensorflow as tf
-
-        steps = np.arange(self.steps, dtype=np.int64)
-        total = np.zeros_like(steps)
-        for number, count in enumerate(self.held.counts):
-            batch = self.rows(number, self.global_batch_size)
-            rows = np.clip(count - steps * batch, 0, batch)
-            total += rows
-            if number == part:
-                mine = rows
-        table = tf.constant(np.stack([mine, total], axis=1))
-        return lambda step: table[step]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +70,9 @@ class Feed:
 
     @property
     def division(self) -> Division:
-        whole = (self.num_records, self.global_batch_size, self.parts)
-        return Division(*whole) if self.held is None else HeldDivision(*whole, self.held)
+        if self.held is not None:
+            return HeldDivision(self.global_batch_size, self.held)
+        return EvenDivision(self.num_records, self.global_batch_size, self.parts)
 
     @property
     def steps_per_epoch(self) -> int:
