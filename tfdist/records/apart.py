@@ -7,8 +7,8 @@ from dataclasses import replace
 from tfdist.errors import DataError
 from tfdist.records.manifest import Manifest, SplitInfo, load_manifest
 from tfdist.records.pipes import PipeSource
+from tfdist.records.shard_source import ShardSource
 from tfdist.records.stored import Stored
-from tfdist.records.streams import ShardSource
 
 
 def open_stored(stored: Stored) -> ShardSource:

@@ -18,6 +18,7 @@ from tfdist.records.client_stores import ArrayStore, ClientStore, RowStore, clas
 from tfdist.records.graph_checks import failed_check
 from tfdist.records.manifest import has_client_folders
 from tfdist.records.map_fn import MapFn, checked, spec_after
+from tfdist.records.opening import find_split, open_source
 from tfdist.records.partition import (
     Partition,
     check_num_clients,
@@ -28,7 +29,7 @@ from tfdist.records.partition import (
 from tfdist.records.reader import explain_read_error
 from tfdist.records.schema import Schema
 from tfdist.records.skew import Skew
-from tfdist.records.streams import ArraySource, find_split, open_source
+from tfdist.records.streams import ArraySource
 
 
 def open_clients(

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdist.errors import DataError, TfdistError
 from tfdist.records.frames import read_pipe
 from tfdist.records.manifest import Manifest, SplitInfo
-from tfdist.records.streams import ShardSource, buffer_records, shuffled_by
+from tfdist.records.shard_source import ShardSource
+from tfdist.records.streams import buffer_records, shuffled_by
 
 # Records that cross from Python into tf.data at once: one at a time would cost more than the step.
 _BLOCK_RECORDS = 512

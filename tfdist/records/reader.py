@@ -15,7 +15,8 @@ from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
 from tfdist.records.map_fn import MapFn, checked, spec_after
-from tfdist.records.streams import Source, find_split, open_source, order_seed
+from tfdist.records.opening import find_split, open_source
+from tfdist.records.streams import Source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20

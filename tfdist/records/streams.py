@@ -1,29 +1,21 @@
-"""What can be read: shards, arrays or a dataset. Each gives ordered batches of any part of it."""
+"""What can be read gives ordered batches of any part of it: ``Source``, arrays and datasets."""
 
 from __future__ import annotations
 
 import abc
 import itertools
-import math
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.decode import batch_spec, make_decoder, spec_bytes
-from tfdist.records.manifest import Manifest, ShardInfo, load_manifest
-from tfdist.records.stored import Stored
+from tfdist.errors import DataError, TfdistError
+from tfdist.records.decode import spec_bytes
+from tfdist.records.manifest import Manifest
 
-_READ_BUFFER_BYTES = 1 << 20
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
-# Local files of this size are not all in the page cache, so reading several at once pays.
-_INTERLEAVE_BYTES = 2 << 30
-_MAX_INTERLEAVED = 4
 # Enough to tell a shuffled dataset from one that is not.
 _COMPARED_RECORDS = 4
 
@@ -230,131 +222,6 @@ def _count(dataset: tf.data.Dataset) -> int:
     return cardinality
 
 
-class ShardSource(Source):
-    """One split of shards, all in one folder.
-
-    Args:
-        manifest: lists the shards of the split that are there.
-        is_apart: whether the manifest lies elsewhere.
-    """
-
-    def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
-        if is_apart:
-            self.apart = (folder, split, manifest)
-        else:
-            self.place = (folder, split)
-        self._folder = folder
-        self._shards = manifest.splits[split].shards
-        self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
-        self._ends = np.cumsum([shard.records for shard in self._shards])
-        self._decode = make_decoder(manifest.schema, manifest.layout)
-        # Of one serialised record; images hardly shrink when their shard is compressed.
-        self._stored_bytes = (
-            manifest.layout.record_bytes
-            if manifest.layout
-            else math.ceil(manifest.splits[split].bytes / self._ends[-1])
-        )
-        self.num_records = int(self._ends[-1])
-        self.spec = batch_spec(manifest.schema)
-        self._check_present()
-
-    def _check_present(self) -> None:
-        for shard in self._shards:
-            _check_present(self._folder, shard)
-
-    def stream(
-        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
-    ) -> tf.data.Dataset:
-        ranges = self._ranges(start, stop)
-        total = stop - start
-        serialized = self._open(ranges, order)
-        if order is not None:
-            serialized = shuffled_by(serialized, order, buffer_records(self._stored_bytes, total))
-        batches = serialized.skip(skip_records).batch(batch_size)
-        return batches.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        if order is None:
-            return tf.data.Dataset.range(start, stop)
-        ranges = self._ranges(start, stop)
-        before = [0, *self._ends.tolist()]
-        firsts = tf.constant([before[shard] + first for shard, first, _ in ranges], tf.int64)
-        counts = tf.constant([count for _, _, count in ranges], tf.int64)
-        numbers = self._in_shuffled_shards(
-            ranges,
-            (firsts, counts),
-            order,
-            lambda first, n: tf.data.Dataset.range(first, first + n),
-        )
-        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
-
-    def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Returns (shard, first record in it, number of records) of the shards that are needed."""
-        ranges = []
-        begin = 0
-        for number, end in enumerate(self._ends.tolist()):
-            low, high = max(start, begin), min(stop, end)
-            if low < high:
-                ranges.append((number, low - begin, high - low))
-            begin = end
-        return ranges
-
-    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
-        """Returns the serialised records; with an order, of shards in shuffled order."""
-        files = [os.fspath(self._folder / self._shards[number].file) for number, _, _ in ranges]
-        if order is None:
-            records = tf.data.TFRecordDataset(files, self._compression, _READ_BUFFER_BYTES)
-            total = sum(count for _, _, count in ranges)
-            return records.skip(ranges[0][1]).take(total)
-        columns = (
-            tf.constant(files),
-            tf.constant([first for _, first, _ in ranges], tf.int64),
-            tf.constant([count for _, _, count in ranges], tf.int64),
-        )
-
-        def read(file: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
-            records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
-            return records.skip(first).take(count)
-
-        return self._in_shuffled_shards(ranges, columns, order, read)
-
-    def _in_shuffled_shards(
-        self, ranges: list, columns: tuple[tf.Tensor, ...], order: tf.Tensor, read: Callable
-    ) -> tf.data.Dataset:
-        """Returns what ``read`` makes of the columns of each shard, as one dataset."""
-        shuffled = tf.random.experimental.stateless_shuffle(tf.range(len(ranges)), seed=order)
-        shards = tf.data.Dataset.from_tensor_slices(
-            tuple(tf.gather(column, shuffled) for column in columns)
-        )
-        cycle = self._interleaved(ranges)
-        if cycle == 1:
-            return shards.flat_map(read)
-        return shards.interleave(
-            read, cycle_length=cycle, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-        )
-
-    def _interleaved(self, ranges: list[tuple[int, int, int]]) -> int:
-        """Returns how many shards to read at once: few local cached files are faster one by one."""
-        stored = sum(self._shards[number].bytes for number, _, _ in ranges)
-        pays = self._compression or stored > _INTERLEAVE_BYTES
-        # Never a function of this machine: the order must be the same on every other.
-        return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
-
-
-def _check_present(folder: Path, shard: ShardInfo) -> None:
-    path = folder / shard.file
-    mend = f"See all faults with `tfdist inspect {folder} --check`"
-    if not path.is_file():
-        raise CorruptShardError(
-            "every shard of the manifest exists", received=f"no {path}", mend=mend
-        )
-    size = path.stat().st_size
-    if size != shard.bytes:
-        raise CorruptShardError(
-            f"{path} has {shard.bytes} bytes", received=f"{size} bytes", mend=mend
-        )
-
-
 def buffer_records(record_bytes: int | None, num_records: int) -> int:
     return max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
 
@@ -371,53 +238,3 @@ def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int)
         return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
 
     return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)
-
-
-def open_source(source: Any) -> Source:
-    """Returns the source of what ``reader.open_records`` takes."""
-    if isinstance(source, Stored):
-        from tfdist.records.apart import open_stored  # It makes sources of its own of these.
-
-        return open_stored(source)
-    if isinstance(source, (str, Path)):
-        return _open_folder(Path(source))
-    if isinstance(source, tf.data.Dataset):
-        return DatasetSource(source)
-    if isinstance(source, tuple):
-        return ArraySource(source)
-    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
-        return ArraySource((source,))
-    raise DataError(
-        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
-        received=f"a {type(source).__name__}",
-    )
-
-
-def find_split(path: Path) -> tuple[Path, str, Manifest]:
-    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
-
-    Raises:
-        DataError: no such folder, manifest or split.
-    """
-    if path.is_dir():
-        folder, split = path, None
-    else:
-        folder, split = path.parent, path.name
-        if not folder.is_dir():
-            folder, split = path, None
-    manifest = load_manifest(folder)
-    known = ", ".join(str(folder / name) for name in manifest.splits)
-    if split is None and len(manifest.splits) > 1:
-        raise DataError(
-            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
-        )
-    split = split or next(iter(manifest.splits))
-    if split not in manifest.splits:
-        raise DataError(
-            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
-        )
-    return folder, split, manifest
-
-
-def _open_folder(path: Path) -> ShardSource:
-    return ShardSource(*find_split(path))

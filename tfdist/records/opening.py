@@ -1,0 +1,65 @@
+"""From what a user names as data to the ``Source`` that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.records.apart import open_stored
+from tfdist.records.manifest import Manifest, load_manifest
+from tfdist.records.shard_source import ShardSource
+from tfdist.records.stored import Stored
+from tfdist.records.streams import ArraySource, DatasetSource, Source
+
+
+def open_source(source: Any) -> Source:
+    """Returns the source of what ``reader.open_records`` takes."""
+    if isinstance(source, Stored):
+        return open_stored(source)
+    if isinstance(source, (str, Path)):
+        return _open_folder(Path(source))
+    if isinstance(source, tf.data.Dataset):
+        return DatasetSource(source)
+    if isinstance(source, tuple):
+        return ArraySource(source)
+    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
+        return ArraySource((source,))
+    raise DataError(
+        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
+        received=f"a {type(source).__name__}",
+    )
+
+
+def find_split(path: Path) -> tuple[Path, str, Manifest]:
+    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
+
+    Raises:
+        DataError: no such folder, manifest or split.
+    """
+    if path.is_dir():
+        folder, split = path, None
+    else:
+        folder, split = path.parent, path.name
+        if not folder.is_dir():
+            folder, split = path, None
+    manifest = load_manifest(folder)
+    known = ", ".join(str(folder / name) for name in manifest.splits)
+    if split is None and len(manifest.splits) > 1:
+        raise DataError(
+            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
+        )
+    split = split or next(iter(manifest.splits))
+    if split not in manifest.splits:
+        raise DataError(
+            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
+        )
+    return folder, split, manifest
+
+
+def _open_folder(path: Path) -> ShardSource:
+    return ShardSource(*find_split(path))
