@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -144,15 +145,23 @@ def test_a_host_that_cannot_be_reached(run_cli):
     assert "tfdist: mpirun ended with exit code" in done.stderr
 
 
-def test_hosts_reached_over_ssh(run_cli, script, tmp_path):
+@pytest.fixture
+def short_folder():
+    """A folder with a short name: that of a socket holds 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="h") as folder:
+        yield folder
+
+
+def test_hosts_reached_over_ssh(run_cli, script, tmp_path, short_folder):
     # A stand-in for ssh that runs the remote command here, in an environment as bare as sshd's.
+    # Each host has a temporary folder of its own, as on two machines.
     ssh = tmp_path / "ssh"
     ssh.write_text(
         "#!/bin/sh\n"
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        "shift\n"
-        "exec env -i PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-        'sh -c "$*"\n'
+        f'own="{short_folder}/$1"; mkdir "$own"; shift\n'
+        'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
+        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
     )
     ssh.chmod(0o755)
     env = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}

@@ -20,7 +20,6 @@ from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
-_STALLED = "tfdist:"
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
 
 
@@ -64,6 +63,8 @@ class Tasks(Collective):
         self.process = place.rank
         self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
+        # What this rank has waited for when it ended its collectives itself.
+        self._stall: str | None = None
         self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
 
     # Models -------------------------------------------------------------------------------------
@@ -115,14 +116,12 @@ class Tasks(Collective):
 
     def explain(self, error: Exception) -> Exception | None:
         text = str(error)
-        if not isinstance(error, tf.errors.UnavailableError) and not any(
-            word in text for word in _LOST
-        ):
+        is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in text for w in _LOST)
+        if self._stall is None and not is_lost:
             return None
         lost = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
-        stalled = re.search(rf"{_STALLED} (.*)", text)
-        if stalled:
-            received = stalled[1]
+        if self._stall is not None:
+            received = self._stall
         elif lost:
             received = f"rank {self.process} has lost rank {lost[1]}"
         else:
@@ -148,11 +147,11 @@ class Tasks(Collective):
 
     def _abort(self, place: str) -> None:
         """Makes the step that waits raise: TensorFlow itself would wait for ever."""
-        context.context().abort_collective_ops(
-            tf.errors.UNAVAILABLE,
-            f"{_STALLED} rank {self.process} on {socket.gethostname()} has waited for the others "
-            f"in {place} for more than {self._stall_timeout_s:g} s",
+        self._stall = (
+            f"rank {self.process} on {socket.gethostname()} has waited for the others in {place} "
+            f"for more than {self._stall_timeout_s:g} s"
         )
+        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, self._stall)
 
     def merge(self, values: list[Any]) -> list[Any]:
         return values  # They were read as the sum of all workers already.
