@@ -30,8 +30,8 @@ def check_optimizer(optimizer: Any) -> None:
     if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
         raise ModelError(
             "an optimizer on a mesh updates each element of a weight by itself; one that works on "
-            "whole layers (LAMB, Adafactor) or counts its variables (Nadam), or a class of your own, "
-            "does not see them there",
+            "whole layers (LAMB, Adafactor), that counts its variables (Nadam), or a class of your "
+            "own, does not see them there",
             received=type(optimizer).__module__.partition(".src")[0]
             + f" {type(optimizer).__name__}",
             mend=f"Choose one of tf.keras.optimizers: {known}",
