@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import logging
 import os
-import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -116,7 +115,6 @@ def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[
             "NO_PROXY": "127.0.0.1,localhost",
         }
         with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
-            _forget(leads_there["AWS_ENDPOINT_URL"])
             _make_bucket(boto3.Session(region_name=region), bucket, region)
             yield pipeline_session(region, bucket, prefix), leads_there
     finally:
@@ -164,13 +162,6 @@ def _import_moto() -> Any:
             mend="Run `make setup`, or pip install tfdist[sagemaker]",
         ) from error
     return moto
-
-
-def _forget(url: str) -> None:
-    """Empties moto's memory, which all servers of a process share, one after the other too."""
-    reset = urllib.request.Request(f"{url}/moto-api/reset", method="POST")
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    direct.open(reset, timeout=10).close()
 
 
 def _make_bucket(session: Any, bucket: str, region: str) -> None:
