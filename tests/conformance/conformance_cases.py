@@ -34,7 +34,7 @@ TRAINED = {
     ("convnet", "adam"): ("even", "tail_of_1", "weights"),
     ("convnet", "momentum"): ("tail_of_1",),
     ("two_inputs", "adam"): ("even", "tail_of_1", "weights"),
-    ("two_inputs", "nadam"): ("weights",),
+    ("two_inputs", "adagrad"): ("weights",),
     ("dict_outputs", "rmsprop"): ("tail_of_1", "weights_by_output"),
     ("list_outputs", "adamw"): ("tail_of_1", "weights"),
 }
@@ -140,7 +140,7 @@ def _optimizer(name: str) -> Any:
     return {
         "momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
         "adam": lambda: optimizers.Adam(**adaptive),
-        "nadam": lambda: optimizers.Nadam(**adaptive),
+        "adagrad": lambda: optimizers.Adagrad(**adaptive),
         "rmsprop": lambda: optimizers.RMSprop(momentum=0.5, **adaptive),
     }[name]()
 

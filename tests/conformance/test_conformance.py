@@ -110,7 +110,7 @@ ROWS = (
         strategy="mesh",
         options={"batch": 2, "model": 2},
         num_replicas=2,
-        refuses=_own_step("mesh") | {"train-*-nadam": "counts its variables (Nadam)"},
+        refuses=_own_step("mesh"),
     ),
     # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
     Row(

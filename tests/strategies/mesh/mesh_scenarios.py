@@ -471,6 +471,7 @@ def refusals():
             lambda: sequential(L.Dense(16), optimizer=keras.optimizers.Adafactor()),
             {},
         ),
+        "nadam": (lambda: sequential(L.Dense(16), optimizer="nadam"), {}),
         "legacy": (
             lambda: sequential(L.Dense(16), optimizer=keras.optimizers.legacy.Adam()),
             {},

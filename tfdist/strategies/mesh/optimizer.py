@@ -11,8 +11,8 @@ from tfdist.errors import ModelError
 
 _K = tf.keras.optimizers
 #: Each element's update depends on that element alone, so a slice is updated like the whole.
-#: Not so Nadam's: in a graph it moves its product of momentums once for each variable that it
-#: updates, not once a step (keras 2.14, ``Nadam.update_step``), and a mesh has more of them.
+#: Not so Nadam's: it tells by a count of variables when a step begins (keras 2.14,
+#: ``Nadam.update_step``), and a mesh has more of them.
 _ELEMENTWISE = (
     _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
 )  # fmt: skip
