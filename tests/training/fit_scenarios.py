@@ -191,7 +191,10 @@ def several_outputs_as_keras_takes_them(strategy, folder):
 
     def model_fn():
         inputs = keras.Input((5,))
-        outputs = [layers.Dense(3, "softmax", name="kind")(inputs), layers.Dense(1)(inputs)]
+        outputs = [
+            layers.Dense(3, "softmax", name="kind")(inputs),
+            layers.Dense(1, name="size")(inputs),
+        ]
         model = keras.Model(inputs, outputs)
         model.compile("sgd", ["sparse_categorical_crossentropy", "mse"])
         return model
