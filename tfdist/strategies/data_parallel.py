@@ -107,7 +107,8 @@ class DataParallel(Strategy):
         collective = self.connect()
         of_each = self._step.accumulate_steps
         microbatches = collective.num_replicas * of_each
-        if training and of_each > 1 and 0 < global_batch_size < microbatches:
+        is_size = isinstance(global_batch_size, int) and global_batch_size > 0
+        if training and of_each > 1 and is_size and global_batch_size < microbatches:
             raise OptionError(
                 "a global batch needs a row for each microbatch of each replica",
                 received=f"global_batch_size={global_batch_size}, {collective.num_replicas} "
