@@ -18,7 +18,7 @@ from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows.
-MODULES = ("records", "horovod_fit", "mesh", "pipeline", "federated", "tflite")
+MODULES = ("records", "horovod_fit", "step_options", "mesh", "pipeline", "federated", "tflite")
 
 
 @click.command()
