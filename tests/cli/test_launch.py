@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +111,10 @@ def test_output_that_nobody_reads(script, traces):
         (["--workers", "1000", "--", "x"], "1000 workers for"),
         (["--workers", "0", "--", "x"], "--workers"),
         (["--hosts", "a:b", "--", "x"], "host1:2,host2:2"),
+        (
+            ["--strategy", "multi_worker", "--hosts", "localhost,node2", "--", "x"],
+            "reach each other",
+        ),
         (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
         (["--strategy", "mirrored", "--workers", "2", "--", "x"], "works inside one process"),
         (["--workers", "2"], "COMMAND"),
@@ -146,27 +152,62 @@ def test_a_host_that_cannot_be_reached(run_cli):
 
 
 @pytest.fixture
-def short_folder():
-    """A folder with a short name: that of a socket holds 107 bytes."""
+def over_ssh(tmp_path):
+    """The environment of a stand-in for ssh that runs the remote command here.
+
+    Its environment is as bare as sshd's, and each host has a temporary folder of its own, as on two
+    machines. Their names are short: that of a socket holds 107 bytes.
+    """
     with tempfile.TemporaryDirectory(prefix="h") as folder:
-        yield folder
+        ssh = tmp_path / "ssh"
+        ssh.write_text(
+            "#!/bin/sh\n"
+            'while [ "${1#-}" != "$1" ]; do shift; done\n'
+            f'own="{folder}/$1"; mkdir "$own"; shift\n'
+            'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
+            'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
+        )
+        ssh.chmod(0o755)
+        yield {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
 
 
-def test_hosts_reached_over_ssh(run_cli, script, tmp_path, short_folder):
-    # A stand-in for ssh that runs the remote command here, in an environment as bare as sshd's.
-    # Each host has a temporary folder of its own, as on two machines.
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
-        'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        f'own="{short_folder}/$1"; mkdir "$own"; shift\n'
-        'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
-        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
-    )
-    ssh.chmod(0o755)
-    env = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
+def test_hosts_reached_over_ssh(run_cli, script, over_ssh):
     body = "print(os.environ['OMPI_COMM_WORLD_LOCAL_RANK'], os.environ['TF_MARK'])\n"
     command = script(body + "assert 'SECRET' not in os.environ")
-    done = run_cli("launch", "--hosts", "node1,node2", "--", *command, env=env)
+    done = run_cli("launch", "--hosts", "node1,node2", "--", *command, env=over_ssh)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] 0 a b", "[1] 0 a b"]
+
+
+def test_a_tensorflow_cluster_on_hosts_reached_over_ssh(run_cli, script, over_ssh):
+    command = script("import json; print(json.loads(os.environ['TF_CONFIG']))")
+    where = ("--strategy", "multi_worker", "--hosts", "node1:2,node2", "--workers", "3")
+    done = run_cli("launch", *where, "--", *command, env=over_ssh)
+    assert done.returncode == 0, done.stderr
+    told = [ast.literal_eval(line[4:]) for line in sorted(done.stdout.splitlines())]
+    assert [config["task"] for config in told] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    [cluster] = {str(config["cluster"]) for config in told}
+    hosts, ports = zip(*re.findall(r"'(\w+):(\d+)'", cluster), strict=True)
+    assert hosts == ("node1", "node1", "node2")
+    first = int(ports[0])
+    assert first in range(12000, 32000, 20)
+    assert [int(port) for port in ports] == [first, first + 1, first + 2]
+
+
+def test_within_a_slurm_job_the_hosts_are_those_that_were_asked_for(run_cli, script):
+    """mpirun would otherwise take the job's nodes, which are other machines."""
+    job = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOBID": "77",
+        "SLURM_NODELIST": "node[01-02]",
+        "SLURM_JOB_NODELIST": "node[01-02]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",
+    }
+    done = run_cli("launch", "--", *script("print(rank)"), env={**os.environ, **job})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,10 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def places() -> list[Topology]:
     addresses = tuple(f"127.0.0.1:{port}" for port in _free_ports(3))
-    return [Topology(world_size=3, rank=rank, addresses=addresses) for rank in range(3)]
+    return [
+        Topology(world_size=3, rank=rank, launcher="tf_config", addresses=addresses)
+        for rank in range(3)
+    ]
 
 
 def met(places: list[Topology], timeout_s: float) -> list[str]:
@@ -70,12 +74,21 @@ def test_a_stranger_who_calls_is_no_rank(places):
     assert errors == ["", "", ""]
 
 
-def test_a_port_in_use_is_named(places):
-    host, port = places[0].addresses[0].split(":")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_in_use_is_named(places, rank):
+    host, port = places[rank].addresses[rank].split(":")
     with socket.create_server((host, int(port))):
-        (error,) = met(places[:1], timeout_s=1)
-    assert places[0].addresses[0] in error
+        (error,) = met([places[rank]], timeout_s=1)
+    assert f"port {port} of rank {rank} ({places[rank].addresses[rank]})" in error
     assert "free port" in error
+
+
+def test_a_port_in_use_is_told_with_the_mend_of_its_launcher(places):
+    place = dataclasses.replace(places[0], launcher="slurm")
+    host, port = place.addresses[0].split(":")
+    with socket.create_server((host, int(port))):
+        (error,) = met([place], timeout_s=1)
+    assert "srun --resv-ports" in error
 
 
 def test_one_task_has_nobody_to_meet():

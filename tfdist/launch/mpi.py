@@ -49,8 +49,9 @@ def job(
         where = _local_arguments(workers, hosts.physical_cores())
     else:
         where = _remote_arguments(places, env)
-    # A waiting rank would otherwise spin on the core that another one computes on.
-    common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1"]
+    # A waiting rank would otherwise spin on the core that another one computes on. "ras": within a
+    # Slurm job mpirun would take the hosts and slots of the job, not those that were asked for.
+    common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1", "--mca", "ras", "^slurm"]
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     return Job(
         command=[mpirun, "-np", str(workers), *common, *where, *rank],

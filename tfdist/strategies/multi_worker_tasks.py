@@ -40,7 +40,25 @@ def connect(
         bytes_per_pack=bytes_per_pack or 0, implementation=implementation
     )
     meet(place, timeout_s=timeout_s)
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=_resolver(place), communication_options=options
+    )
+
+
+def _resolver(place: Topology) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Tells TensorFlow of the cluster, whatever it was found from; it knows TF_CONFIG alone.
+
+    Every rank is a "worker", a chief too: rank and number of the task are then the same.
+    """
+    is_alone = place.world_size == 1
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({} if is_alone else {"worker": list(place.addresses)}),
+        task_type=None if is_alone else "worker",
+        task_id=None if is_alone else place.rank,
+        # Unlike that of TF_CONFIG this one does not count them.
+        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
+        rpc_layer="grpc",
+    )
 
 
 class Tasks(Collective):

@@ -1,8 +1,8 @@
 """The ranks of a TensorFlow cluster meet before TensorFlow connects them.
 
 TensorFlow waits for a missing task without end, holds the interpreter while it does, and cannot
-name the task. So rank 0 listens on its own address until all others have called, and then gives
-the port back to TensorFlow.
+name the task. So rank 0 listens on its own address until all others have called, and each rank
+holds its port until then; TensorFlow gets the ports next.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ _RETRY_S = 0.1
 # Beyond the deadline, for the words of rank 0 about who is missing.
 _GRACE_S = 2.0
 _GO = "go"
+_FREE_PORTS = {
+    "tf_config": "Choose a free port of this host in TF_CONFIG; tfdist launch, started anew, takes "
+    "other ones",
+    "slurm": "End what listens there, have Slurm reserve ports (srun --resv-ports), or start anew",
+    "sagemaker": "End what listens there",
+}
 
 
 def meet(place: Topology, *, timeout_s: float) -> None:
@@ -30,21 +36,24 @@ def meet(place: Topology, *, timeout_s: float) -> None:
     if place.world_size == 1:
         return
     deadline = time.monotonic() + timeout_s
-    missing = _wait_as_chief(place, deadline) if place.is_chief else _call_chief(place, deadline)
+    with _listening(place) as server:
+        if place.is_chief:
+            missing = _wait_as_chief(place, server, deadline)
+        else:
+            missing = _call_chief(place, deadline)
     if missing:
         listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
         raise LaunchError(
             f"every task of a cluster must come up within {timeout_s:g} s",
             received=f"rank {place.rank} waits for {listed}",
-            mend="Start the missing tasks with the same cluster in TF_CONFIG, or raise "
-            "start_timeout_s",
+            mend="Look for what kept them from starting, and start all with the same cluster, or "
+            "raise start_timeout_s",
         )
 
 
-def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
+def _wait_as_chief(place: Topology, server: socket.socket, deadline: float) -> list[int]:
     missing = set(range(1, place.world_size))
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_listening(place.addresses[0]))
         callers = []
         while missing and time.monotonic() < deadline:
             server.settimeout(max(_RETRY_S, deadline - time.monotonic()))
@@ -61,7 +70,9 @@ def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
 
 
 @contextlib.contextmanager
-def _listening(address: str) -> Iterator[socket.socket]:
+def _listening(place: Topology) -> Iterator[socket.socket]:
+    """Holds this rank's port: where another program has it, TensorFlow would not name it."""
+    address = place.addresses[place.rank]
     host, _, port = address.rpartition(":")
     # On a network a name may be another interface's: like TensorFlow, listen on all of them.
     own = host if host in {"localhost", "127.0.0.1"} else ""
@@ -69,9 +80,9 @@ def _listening(address: str) -> Iterator[socket.socket]:
         server = socket.create_server((own, int(port)))
     except OSError as error:
         raise LaunchError(
-            "rank 0 of a cluster listens on its address in TF_CONFIG",
-            received=f"{address}: {error.strerror}",
-            mend="Choose a free port of this host",
+            "each rank of a cluster listens on a port of its own",
+            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
+            mend=_FREE_PORTS[place.launcher],
         ) from error
     with server:
         yield server

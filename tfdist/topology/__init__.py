@@ -2,6 +2,10 @@
 
 The environment is read here and nowhere else. ``from_environ`` takes a mapping, so tests pass
 recorded environments and never touch ``os.environ``.
+
+Sources, the first that is there: TF_CONFIG, Horovod's Gloo, Open MPI, SageMaker, Slurm. What stands
+closer to the process comes first: ``tfdist launch`` starts the tasks of a TensorFlow cluster with
+mpirun, and mpirun's ranks run within Slurm's steps and SageMaker's containers.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError
+from tfdist.topology import sagemaker, slurm
+from tfdist.topology.values import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +29,10 @@ class Topology:
         rank: this process, in [0, world_size).
         local_rank: this process among those of its host, in [0, local_size).
         local_size: number of processes on this host.
-        launcher: what started the job: "mpi", "gloo", "tf_config" or "none".
+        launcher: what told the place: "mpi", "gloo", "tf_config", "slurm", "sagemaker" or "none".
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
-        addresses: "host:port" of each rank's task in a TensorFlow cluster; empty elsewhere.
+        addresses: "host:port" of each rank, where the source names hosts; empty under MPI and Gloo.
+        has_own_gpus: whether the GPUs that this process sees are its own, not those of its host.
     """
 
     world_size: int = 1
@@ -35,6 +42,7 @@ class Topology:
     launcher: str = "none"
     role: str = "worker"
     addresses: tuple[str, ...] = ()
+    has_own_gpus: bool = False
 
     @property
     def is_chief(self) -> bool:
@@ -54,31 +62,77 @@ _LAUNCHERS = {
 
 
 def from_environ(environ: Mapping[str, str]) -> Topology:
-    """Returns the topology that the launcher wrote down; one process otherwise.
-
-    TF_CONFIG comes first: ``tfdist launch`` starts the tasks of a TensorFlow cluster with mpirun,
-    and a cluster is then what they are.
+    """Returns the place that the environment tells; one process by itself where it tells none.
 
     Raises:
-        OptionError: TF_CONFIG is there and cannot be read.
+        OptionError: a variable that cannot be read, or contradicts another; it is named.
     """
     if environ.get("TF_CONFIG"):
         return _from_tf_config(environ["TF_CONFIG"])
-    for launcher, (size, rank, local_rank, local_size) in _LAUNCHERS.items():
-        if size in environ:
-            return Topology(
-                world_size=int(environ[size]),
-                rank=int(environ[rank]),
-                local_rank=int(environ.get(local_rank, 0)),
-                local_size=int(environ.get(local_size, 1)),
-                launcher=launcher,
-            )
+    for launcher, names in _LAUNCHERS.items():
+        if names[0] in environ:
+            return _from_launcher(environ, launcher, *names)
+    if sagemaker.is_container(environ):
+        return _from_addresses("sagemaker", *sagemaker.task(environ))
+    if slurm.is_task(environ):
+        own_gpus = slurm.has_own_gpus(environ)
+        return _from_addresses("slurm", *slurm.task(environ), has_own_gpus=own_gpus)
     return Topology()
 
 
 def current() -> Topology:
-    """Returns the topology of this process."""
-    return from_environ(os.environ)
+    """Returns the place of this process."""
+    environ: Mapping[str, str] = os.environ
+    if not sagemaker.is_container(environ) and sagemaker.RESOURCE_CONFIG_FILE.is_file():
+        config = sagemaker.RESOURCE_CONFIG_FILE.read_text()
+        environ = {**environ, sagemaker.RESOURCE_CONFIG: config}
+    return from_environ(environ)
+
+
+def lacks_srun() -> bool:
+    """Whether this is the only process of a Slurm job of several tasks: srun did not start it."""
+    return current().launcher == "none" and slurm.lacks_srun(os.environ)
+
+
+def _from_launcher(
+    environ: Mapping[str, str],
+    launcher: str,
+    size: str,
+    rank: str,
+    local_rank: str,
+    local_size: str,
+) -> Topology:
+    place = Topology(
+        world_size=whole(environ, size, at_least=1),
+        rank=whole(environ, rank),
+        local_rank=whole(environ, local_rank) if local_rank in environ else 0,
+        local_size=whole(environ, local_size, at_least=1) if local_size in environ else 1,
+        launcher=launcher,
+    )
+    if place.rank >= place.world_size:
+        raise OptionError(f"{rank} is less than {size}", received=f"{place.rank}, {environ[size]}")
+    return place
+
+
+def _from_addresses(
+    launcher: str,
+    rank: int,
+    addresses: tuple[str, ...],
+    role: str = "worker",
+    has_own_gpus: bool = False,
+) -> Topology:
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    here = hosts[rank]
+    return Topology(
+        world_size=len(addresses),
+        rank=rank,
+        local_rank=hosts[:rank].count(here),
+        local_size=hosts.count(here),
+        launcher=launcher,
+        role=role,
+        addresses=addresses,
+        has_own_gpus=has_own_gpus,
+    )
 
 
 # In the order of ranks. An evaluator stands beside the cluster and takes no part in the steps.
@@ -114,14 +168,4 @@ def _from_tf_config(text: str) -> Topology:
             mend='Write {"cluster": {"worker": ["host:port", ...]}, '
             '"task": {"type": "worker", "index": 0}}, or let tfdist launch write it',
         ) from error
-    hosts = [address.rpartition(":")[0] for _, address in tasks]
-    here = hosts[rank]
-    return Topology(
-        world_size=len(tasks),
-        rank=rank,
-        local_rank=hosts[:rank].count(here),
-        local_size=hosts.count(here),
-        launcher="tf_config",
-        role=role,
-        addresses=tuple(address for _, address in tasks),
-    )
+    return _from_addresses("tf_config", rank, tuple(address for _, address in tasks), role)
