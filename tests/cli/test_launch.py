@@ -211,3 +211,20 @@ def test_within_a_slurm_job_the_hosts_are_those_that_were_asked_for(run_cli, scr
     done = run_cli("launch", "--", *script("print(rank)"), env={**os.environ, **job})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 1"]
+    assert "srun did not start this command" in done.stderr
+    done = run_cli("launch", "--workers", 1, "--", *script(""), env={**os.environ, **job})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_task_of_srun_is_a_rank(run_cli, script):
+    step = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_NODELIST": "node[01-02]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "1",
+    }
+    command = script("print('once'); sys.exit(4)")
+    done = run_cli("launch", "--", *command, env={**os.environ, **step})
+    assert (done.returncode, done.stdout) == (4, "[1] once\n")
+    assert "tfdist: rank 1 ended with exit code 4" in done.stderr

@@ -1,8 +1,8 @@
 """The ranks of a TensorFlow cluster meet before TensorFlow connects them.
 
 TensorFlow waits for a missing task without end, holds the interpreter while it does, and cannot
-name the task. So rank 0 listens on its own address until all others have called, and each rank
-holds its port until then; TensorFlow gets the ports next.
+name the task. So rank 0 listens on its own address until all others have called, and then gives
+the port back to TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def meet(place: Topology, *, timeout_s: float) -> None:
     if place.world_size == 1:
         return
     deadline = time.monotonic() + timeout_s
-    with _listening(place) as server:
-        if place.is_chief:
-            missing = _wait_as_chief(place, server, deadline)
-        else:
-            missing = _call_chief(place, deadline)
+    if not place.is_chief:
+        with _listening(place):
+            pass  # The port is free; where it is not, TensorFlow would not name it.
+    missing = _wait_as_chief(place, deadline) if place.is_chief else _call_chief(place, deadline)
     if missing:
         listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
         raise LaunchError(
@@ -51,9 +50,10 @@ def meet(place: Topology, *, timeout_s: float) -> None:
         )
 
 
-def _wait_as_chief(place: Topology, server: socket.socket, deadline: float) -> list[int]:
+def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
     missing = set(range(1, place.world_size))
     with contextlib.ExitStack() as stack:
+        server = stack.enter_context(_listening(place))
         callers = []
         while missing and time.monotonic() < deadline:
             server.settimeout(max(_RETRY_S, deadline - time.monotonic()))
@@ -71,7 +71,6 @@ def _wait_as_chief(place: Topology, server: socket.socket, deadline: float) -> l
 
 @contextlib.contextmanager
 def _listening(place: Topology) -> Iterator[socket.socket]:
-    """Holds this rank's port: where another program has it, TensorFlow would not name it."""
     address = place.addresses[place.rank]
     host, _, port = address.rpartition(":")
     # On a network a name may be another interface's: like TensorFlow, listen on all of them.

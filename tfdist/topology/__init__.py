@@ -32,6 +32,7 @@ class Topology:
         launcher: what told the place: "mpi", "gloo", "tf_config", "slurm", "sagemaker" or "none".
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
         addresses: "host:port" of each rank, where the source names hosts; empty under MPI and Gloo.
+        roles: of each rank, where the source names hosts; empty under MPI and Gloo.
         has_own_gpus: whether the GPUs that this process sees are its own, not those of its host.
     """
 
@@ -42,6 +43,7 @@ class Topology:
     launcher: str = "none"
     role: str = "worker"
     addresses: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     has_own_gpus: bool = False
 
     @property
@@ -89,6 +91,13 @@ def current() -> Topology:
     return from_environ(environ)
 
 
+def alone(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns ``environ`` without what makes a process one of several."""
+    marks = ["TF_CONFIG", *(names[0] for names in _LAUNCHERS.values())]
+    marks += [*sagemaker.MARKS, *slurm.MARKS]
+    return {name: value for name, value in environ.items() if name not in marks}
+
+
 def lacks_srun() -> bool:
     """Whether this is the only process of a Slurm job of several tasks: srun did not start it."""
     return current().launcher == "none" and slurm.lacks_srun(os.environ)
@@ -118,9 +127,10 @@ def _from_addresses(
     launcher: str,
     rank: int,
     addresses: tuple[str, ...],
-    role: str = "worker",
+    roles: tuple[str, ...] = (),
     has_own_gpus: bool = False,
 ) -> Topology:
+    roles = roles or ("worker",) * len(addresses)
     hosts = [address.rpartition(":")[0] for address in addresses]
     here = hosts[rank]
     return Topology(
@@ -129,8 +139,9 @@ def _from_addresses(
         local_rank=hosts[:rank].count(here),
         local_size=hosts.count(here),
         launcher=launcher,
-        role=role,
+        role=roles[rank],
         addresses=addresses,
+        roles=roles,
         has_own_gpus=has_own_gpus,
     )
 
@@ -168,4 +179,5 @@ def _from_tf_config(text: str) -> Topology:
             mend='Write {"cluster": {"worker": ["host:port", ...]}, '
             '"task": {"type": "worker", "index": 0}}, or let tfdist launch write it',
         ) from error
-    return _from_addresses("tf_config", rank, tuple(address for _, address in tasks), role)
+    roles, addresses = zip(*tasks, strict=True)
+    return _from_addresses("tf_config", rank, addresses, roles)

@@ -15,12 +15,13 @@ from tfdist.topology.values import parsed_json, wrong
 _HOSTS, _CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
 # The same as a file: what a container finds whose image has no training toolkit.
 RESOURCE_CONFIG = "SM_RESOURCE_CONFIG"
+MARKS = (_HOSTS, RESOURCE_CONFIG)
 RESOURCE_CONFIG_FILE = Path("/opt/ml/input/config/resourceconfig.json")
 
 
 def is_container(environ: Mapping[str, str]) -> bool:
     """Whether SageMaker has described the hosts of a training job."""
-    return bool(environ.get(_HOSTS) or environ.get(RESOURCE_CONFIG))
+    return any(environ.get(name) for name in MARKS)
 
 
 def task(environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:

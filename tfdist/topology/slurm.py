@@ -26,13 +26,15 @@ _JOB = ("SLURM_JOB_ID", "SLURM_JOBID")
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 _NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _COUNTS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+# srun alone sets them.
+MARKS = (_SIZE[0], _NODES[0])
 _PORTS = "SLURM_STEP_RESV_PORTS"
 _DISTRIBUTION = "SLURM_DISTRIBUTION"
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
     """Whether ``srun`` started this process as a task."""
-    if not any(name in environ for name in (_SIZE[0], _NODES[0])):
+    if not any(name in environ for name in MARKS):
         return False
     # The shell of salloc, which newer versions start as a step, is none of these.
     return _step(environ) <= _LAST_STEP_ID
