@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
@@ -149,26 +148,6 @@ def test_a_host_that_cannot_be_reached(run_cli):
     done = run_cli("launch", "--hosts", "no-such-host.invalid:2", "--", "x", timeout_s=100)
     assert done.returncode not in (0, 2)
     assert "tfdist: mpirun ended with exit code" in done.stderr
-
-
-@pytest.fixture
-def over_ssh(tmp_path):
-    """The environment of a stand-in for ssh that runs the remote command here.
-
-    Its environment is as bare as sshd's, and each host has a temporary folder of its own, as on two
-    machines. Their names are short: that of a socket holds 107 bytes.
-    """
-    with tempfile.TemporaryDirectory(prefix="h") as folder:
-        ssh = tmp_path / "ssh"
-        ssh.write_text(
-            "#!/bin/sh\n"
-            'while [ "${1#-}" != "$1" ]; do shift; done\n'
-            f'own="{folder}/$1"; mkdir "$own"; shift\n'
-            'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
-            'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
-        )
-        ssh.chmod(0o755)
-        yield {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
 
 
 def test_hosts_reached_over_ssh(run_cli, script, over_ssh):
