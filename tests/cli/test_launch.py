@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from tfdist.launch import programs
+
 pytestmark = pytest.mark.timeout(120)
 
 RANK = (
@@ -207,3 +209,34 @@ def test_a_task_of_srun_is_a_rank(run_cli, script):
     done = run_cli("launch", "--", *command, env={**os.environ, **step})
     assert (done.returncode, done.stdout) == (4, "[1] once\n")
     assert "tfdist: rank 1 ended with exit code 4" in done.stderr
+
+
+def test_a_rank_of_mpirun_stays_one(script, tmp_path):
+    command = script(
+        "from mpi4py import MPI\n"
+        "print('rank', MPI.COMM_WORLD.Get_rank(), 'of', MPI.COMM_WORLD.Get_size())"
+    )
+    mpirun = programs.find("mpirun", "this test", os.environ)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [
+            *(
+                mpirun,
+                "-np",
+                "2",
+                "--bind-to",
+                "none",
+                "--oversubscribe",
+                "--mca",
+                "plm",
+                "isolated",
+            ),
+            *(sys.executable, "-m", "tfdist", "launch", "--", *command),
+        ],
+        env=programs.rank_environment(os.environ) | root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]

@@ -77,6 +77,10 @@ def test_programs_of_this_python_come_first():
     assert programs.rank_environment(env)["PATH"] == env["PATH"]
 
 
+def test_a_rank_of_mpirun_keeps_to_the_parts_of_that_mpirun():
+    assert "OPAL_PREFIX" not in programs.rank_environment(ENVIRON | MPIRUN)
+
+
 @pytest.mark.parametrize(("module", "name"), [(mpi, "mpirun"), (gloo, "horovodrun")])
 def test_a_missing_launcher_is_named_with_its_mend(bare_python, module, name):
     with pytest.raises(EngineMissingError, match=rf"{name}.*make setup"):
