@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.errors import LaunchError
 from tfdist.launch.tf_cluster import _free_ports
-from tfdist.strategies.rendezvous import meet
+from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.topology import Topology
 
 pytestmark = pytest.mark.timeout(60)
@@ -20,10 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def places() -> list[Topology]:
     addresses = tuple(f"127.0.0.1:{port}" for port in _free_ports(3))
-    return [
-        Topology(world_size=3, rank=rank, launcher="tf_config", addresses=addresses)
-        for rank in range(3)
-    ]
+    return [Topology(world_size=3, rank=rank, addresses=addresses) for rank in range(3)]
 
 
 def met(places: list[Topology], timeout_s: float) -> list[str]:
@@ -74,21 +71,27 @@ def test_a_stranger_who_calls_is_no_rank(places):
     assert errors == ["", "", ""]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_in_use_is_named(places, rank):
-    host, port = places[rank].addresses[rank].split(":")
+def test_a_port_in_use_is_named(places):
+    host, port = places[0].addresses[0].split(":")
     with socket.create_server((host, int(port))):
-        (error,) = met([places[rank]], timeout_s=1)
-    assert f"port {port} of rank {rank} ({places[rank].addresses[rank]})" in error
+        (error,) = met(places[:1], timeout_s=1)
+    assert places[0].addresses[0] in error
     assert "free port" in error
 
 
-def test_a_port_in_use_is_told_with_the_mend_of_its_launcher(places):
-    place = dataclasses.replace(places[0], launcher="slurm")
-    host, port = place.addresses[0].split(":")
-    with socket.create_server((host, int(port))):
-        (error,) = met([place], timeout_s=1)
-    assert "srun --resv-ports" in error
+@pytest.mark.parametrize(
+    ("launcher", "mend"),
+    [("tf_config", "TF_CONFIG"), ("slurm", "srun --resv-ports"), ("sagemaker", "End what listens")],
+)
+def test_the_port_of_any_rank_is_named_where_another_program_has_it(places, launcher, mend):
+    place = dataclasses.replace(places[2], launcher=launcher)
+    check_port(place)
+    host, port = place.addresses[2].split(":")
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(LaunchError, match=rf"port {port} of rank 2 .*{mend}"),
+    ):
+        check_port(place)
 
 
 def test_one_task_has_nobody_to_meet():

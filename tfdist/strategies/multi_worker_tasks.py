@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.rendezvous import meet
+from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
@@ -39,7 +39,9 @@ def connect(
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=bytes_per_pack or 0, implementation=implementation
     )
-    meet(place, timeout_s=timeout_s)
+    if place.world_size > 1:
+        check_port(place)
+        meet(place, timeout_s=timeout_s)
     return tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=_resolver(place), communication_options=options
     )
@@ -132,11 +134,12 @@ class Tasks(Collective):
         is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in text for w in _LOST)
         if self._stall is None and not is_lost:
             return None
-        lost = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
+        named = map(int, re.findall(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text))
+        lost = next((rank for rank in named if rank != self.process), None)
         if self._stall is not None:
             received = self._stall
-        elif lost:
-            received = f"rank {self.process} has lost rank {lost[1]}"
+        elif lost is not None:
+            received = f"rank {self.process} has lost rank {lost}"
         else:
             received = text.splitlines()[0]
         return LaunchError(

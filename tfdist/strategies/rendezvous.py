@@ -36,24 +36,37 @@ def meet(place: Topology, *, timeout_s: float) -> None:
     if place.world_size == 1:
         return
     deadline = time.monotonic() + timeout_s
-    if not place.is_chief:
-        with _listening(place):
-            pass  # The port is free; where it is not, TensorFlow would not name it.
     missing = _wait_as_chief(place, deadline) if place.is_chief else _call_chief(place, deadline)
     if missing:
         listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
         raise LaunchError(
             f"every task of a cluster must come up within {timeout_s:g} s",
             received=f"rank {place.rank} waits for {listed}",
-            mend="Look for what kept them from starting, and start all with the same cluster, or "
-            "raise start_timeout_s",
+            mend="Start the missing tasks with the same cluster in TF_CONFIG, or raise "
+            "start_timeout_s",
         )
+
+
+def check_port(place: Topology) -> None:
+    """Raises LaunchError when another program has this rank's port; TensorFlow would not name it."""
+    address = place.addresses[place.rank]
+    port = int(address.rpartition(":")[2])
+    try:
+        with socket.socket() as own:  # Bound as TensorFlow binds it, but nobody listens.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(("", port))
+    except OSError as error:
+        raise LaunchError(
+            "each rank of a cluster listens on a port of its own",
+            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
+            mend=_FREE_PORTS[place.launcher],
+        ) from error
 
 
 def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
     missing = set(range(1, place.world_size))
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_listening(place))
+        server = stack.enter_context(_listening(place.addresses[0]))
         callers = []
         while missing and time.monotonic() < deadline:
             server.settimeout(max(_RETRY_S, deadline - time.monotonic()))
@@ -70,8 +83,7 @@ def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
 
 
 @contextlib.contextmanager
-def _listening(place: Topology) -> Iterator[socket.socket]:
-    address = place.addresses[place.rank]
+def _listening(address: str) -> Iterator[socket.socket]:
     host, _, port = address.rpartition(":")
     # On a network a name may be another interface's: like TensorFlow, listen on all of them.
     own = host if host in {"localhost", "127.0.0.1"} else ""
@@ -79,9 +91,9 @@ def _listening(place: Topology) -> Iterator[socket.socket]:
         server = socket.create_server((own, int(port)))
     except OSError as error:
         raise LaunchError(
-            "each rank of a cluster listens on a port of its own",
-            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
-            mend=_FREE_PORTS[place.launcher],
+            "rank 0 of a cluster listens on its address in TF_CONFIG",
+            received=f"{address}: {error.strerror}",
+            mend="Choose a free port of this host",
         ) from error
     with server:
         yield server
