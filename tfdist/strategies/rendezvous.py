@@ -48,7 +48,7 @@ def meet(place: Topology, *, timeout_s: float) -> None:
 
 
 def check_port(place: Topology) -> None:
-    """Raises LaunchError when another program has this rank's port; TensorFlow would not name it."""
+    """Raises LaunchError when another program has this rank's port: TensorFlow names none."""
     address = place.addresses[place.rank]
     port = int(address.rpartition(":")[2])
     try:
