@@ -25,7 +25,6 @@ from tfdist.launch.supervisor import Job
 _FEED_MS = 1.0
 # A feed takes less than a millisecond a step: more of them than of fits.
 _FEED_STEPS_PER_STEP = 5
-_NOTHING_MS = 0.001
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -49,22 +48,20 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _feed(size: Size, quick: bool) -> dict[str, Any]:
-    """The row of the feed, in milliseconds a step beyond plain tf.data; ratio: allowed / ours."""
+    """The row of the feed, in milliseconds a step; ratio: plain tf.data and what it may cost more,
+    over what it costs."""
     job = _on_workers("feed_multi_worker", _FEED_STEPS_PER_STEP * size.steps, size.pairs)
     found = quiet_events(job, "feed", size.pairs, quick)
     used = [event for event in found if event["others"] <= QUIET_SHARE] or found
-
-    def beyond_plain(name: str) -> list[float]:
-        return [max(event[name] - event["plain"], _NOTHING_MS) for event in used]
-
-    ours = beyond_plain("ours")
+    ratios = [(event["plain"] + _FEED_MS) / event["ours"] for event in used]
     return {
-        "work": f"multi_worker feed, ms a step beyond plain tf.data, at most {_FEED_MS:g}",
-        "baseline": round(statistics.median(beyond_plain("by_hand")), 3),
-        "ours": round(statistics.median(ours), 3),
-        "ratio": round(_FEED_MS / statistics.median(ours), 3),
+        "work": f"multi_worker feed, ms a step, at most {_FEED_MS:g} beyond tf.data",
+        "baseline": round(statistics.median(event["by_hand"] for event in used), 3),
+        "ours": round(statistics.median(event["ours"] for event in used), 3),
+        "plain": round(statistics.median(event["plain"] for event in used), 3),
+        "ratio": round(statistics.median(ratios), 3),
         "target": 1.0,
-        "ratios": [round(_FEED_MS / each, 3) for each in ours],
+        "ratios": [round(ratio, 3) for ratio in ratios],
         "others": round(max(event["others"] for event in used), 3),
         "pairs_dropped": len(found) - len(used),
     }
