@@ -137,3 +137,12 @@ def test_hosts_reached_over_ssh(run_cli, over_ssh, model_file, shards, tmp_path)
     done = run_cli(*command, env=over_ssh, timeout_s=240)
     assert done.returncode == 0, done.stderr
     assert_trained_by_two(tmp_path / "run")
+
+
+def test_a_rehearsal_starts_its_own_processes(run_cli, model_file, shards):
+    command = ("rehearse", "--model", f"{model_file}:mlp", "--data", shards)
+    where = ("--strategy", "multi_worker", "--kill", "rank=1,step=2")
+    done = run_cli(*command, *where, env={**os.environ, **slurm(2)[1]})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a rehearsal starts its own processes" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
