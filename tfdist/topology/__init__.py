@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError
-from tfdist.topology import sagemaker, slurm
+from tfdist.topology import aws, slurm
 from tfdist.topology.values import whole
 
 
@@ -74,8 +74,8 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
     for launcher, names in _LAUNCHERS.items():
         if names[0] in environ:
             return _from_launcher(environ, launcher, *names)
-    if sagemaker.is_container(environ):
-        return _from_addresses("sagemaker", *sagemaker.task(environ))
+    if aws.is_container(environ):
+        return _from_addresses("sagemaker", *aws.task(environ))
     if slurm.is_task(environ):
         own_gpus = slurm.has_own_gpus(environ)
         return _from_addresses("slurm", *slurm.task(environ), has_own_gpus=own_gpus)
@@ -85,16 +85,16 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
 def current() -> Topology:
     """Returns the place of this process."""
     environ: Mapping[str, str] = os.environ
-    if not sagemaker.is_container(environ) and sagemaker.RESOURCE_CONFIG_FILE.is_file():
-        config = sagemaker.RESOURCE_CONFIG_FILE.read_text()
-        environ = {**environ, sagemaker.RESOURCE_CONFIG: config}
+    if not aws.is_container(environ) and aws.RESOURCE_CONFIG_FILE.is_file():
+        config = aws.RESOURCE_CONFIG_FILE.read_text()
+        environ = {**environ, aws.RESOURCE_CONFIG: config}
     return from_environ(environ)
 
 
 def alone(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns ``environ`` without what makes a process one of several."""
     marks = ["TF_CONFIG", *(names[0] for names in _LAUNCHERS.values())]
-    marks += [*sagemaker.MARKS, *slurm.MARKS]
+    marks += [*aws.MARKS, *slurm.MARKS]
     return {name: value for name, value in environ.items() if name not in marks}
 
 

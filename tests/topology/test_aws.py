@@ -8,7 +8,7 @@ import pytest
 
 from tfdist import topology
 from tfdist.errors import OptionError
-from tfdist.topology import from_environ, sagemaker
+from tfdist.topology import aws, from_environ
 
 # Of the toolkit 5.1.4 on the second of two ml.g5.2xlarge; what concerns no place is left out.
 TWO_HOSTS = {
@@ -51,7 +51,7 @@ def test_the_content_of_the_resource_config_is_enough():
 def test_a_container_without_the_toolkit_has_the_file(monkeypatch, tmp_path):
     file = tmp_path / "resourceconfig.json"
     file.write_text(RESOURCE_CONFIG)
-    monkeypatch.setattr(sagemaker, "RESOURCE_CONFIG_FILE", file)
+    monkeypatch.setattr(aws, "RESOURCE_CONFIG_FILE", file)
     monkeypatch.setattr("os.environ", {})
     assert topology.current().world_size == 3
     monkeypatch.setattr("os.environ", TWO_HOSTS)
