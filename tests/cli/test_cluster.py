@@ -146,3 +146,13 @@ def test_a_rehearsal_starts_its_own_processes(run_cli, model_file, shards):
     assert (done.returncode, done.stdout) == (2, "")
     assert "a rehearsal starts its own processes" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_horovod_that_srun_has_not_connected_is_refused(run_cli, model_file, shards, tmp_path):
+    """Without MPI's support in srun each task would be a job of its own, and train alone."""
+    command = ["train", "--model", f"{model_file}:mlp", "--data", shards, "--strategy", "horovod"]
+    env = {**os.environ, **slurm(2)[0]}
+    done = run_cli(*command, "--output", tmp_path / "run", env=env)
+    assert done.returncode == 2, done.stderr
+    assert "Received: 1 ranks, where slurm names 2" in done.stderr
+    assert not (tmp_path / "run").exists()
