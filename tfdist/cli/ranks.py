@@ -134,7 +134,7 @@ def where_options(command: Callable) -> Callable:
             help="What starts and connects the processes.  [default: mpi]",
         ),
         click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
-        click.option("--workers", type=click.IntRange(min=1), help="Number of processes to start."),
+        click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
         click.option(
             "-o",
             "option",

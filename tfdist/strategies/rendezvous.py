@@ -47,22 +47,6 @@ def meet(place: Topology, *, timeout_s: float) -> None:
         )
 
 
-def check_port(place: Topology) -> None:
-    """Raises LaunchError when another program has this rank's port: TensorFlow names none."""
-    address = place.addresses[place.rank]
-    port = int(address.rpartition(":")[2])
-    try:
-        with socket.socket() as own:  # Bound as TensorFlow binds it, but nobody listens.
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            own.bind(("", port))
-    except OSError as error:
-        raise LaunchError(
-            "each rank of a cluster listens on a port of its own",
-            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
-            mend=_FREE_PORTS[place.launcher],
-        ) from error
-
-
 def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
     missing = set(range(1, place.world_size))
     with contextlib.ExitStack() as stack:
@@ -118,3 +102,19 @@ def _call_chief(place: Topology, deadline: float) -> list[int]:
 def _line(connection: socket.socket) -> str:
     with connection.makefile() as words:
         return words.readline().strip()
+
+
+def check_port(place: Topology) -> None:
+    """Raises LaunchError when another program has this rank's port: TensorFlow names none."""
+    address = place.addresses[place.rank]
+    port = int(address.rpartition(":")[2])
+    try:
+        with socket.socket() as own:  # Bound as TensorFlow binds it, but nobody listens.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(("", port))
+    except OSError as error:
+        raise LaunchError(
+            "each rank of a cluster listens on a port of its own",
+            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
+            mend=_FREE_PORTS[place.launcher],
+        ) from error

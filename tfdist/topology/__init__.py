@@ -29,22 +29,22 @@ class Topology:
         rank: this process, in [0, world_size).
         local_rank: this process among those of its host, in [0, local_size).
         local_size: number of processes on this host.
+        has_own_gpus: whether the GPUs that this process sees are its own, not those of its host.
         launcher: what told the place: "mpi", "gloo", "tf_config", "slurm", "sagemaker" or "none".
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
         addresses: "host:port" of each rank, where the source names hosts; empty under MPI and Gloo.
         roles: of each rank, where the source names hosts; empty under MPI and Gloo.
-        has_own_gpus: whether the GPUs that this process sees are its own, not those of its host.
     """
 
     world_size: int = 1
     rank: int = 0
     local_rank: int = 0
     local_size: int = 1
+    has_own_gpus: bool = False
     launcher: str = "none"
     role: str = "worker"
     addresses: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
-    has_own_gpus: bool = False
 
     @property
     def is_chief(self) -> bool:
