@@ -140,7 +140,8 @@ def _optimizer(name: str) -> Any:
     return {
         "momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
         "adam": lambda: optimizers.Adam(**adaptive),
-        "adagrad": lambda: optimizers.Adagrad(**adaptive),
+        # All slots begin at 0, so that a model can be used as if it had never been trained.
+        "adagrad": lambda: optimizers.Adagrad(initial_accumulator_value=0.0, **adaptive),
         "rmsprop": lambda: optimizers.RMSprop(momentum=0.5, **adaptive),
     }[name]()
 
