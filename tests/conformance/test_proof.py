@@ -12,7 +12,7 @@ import conformance_models
 import pytest
 
 _SCRIPT = Path(__file__).with_name("run_proof.py")
-_TIMEOUT_S = 560
+_TIMEOUT_S = 900
 pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
 _SMALL = ("mlp", "convnet", "transformer", "vit")
@@ -20,9 +20,8 @@ _SMALL = ("mlp", "convnet", "transformer", "vit")
 ROWS = (
     ("mesh", {"batch": 1, "model": 2}, _SMALL, "float32"),
     ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
-    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2",), "float64"),
-    ("pipeline", {"stages": 2, "microbatches": 4}, _SMALL, "float32"),
-    ("pipeline", {"stages": 2, "microbatches": 4}, ("resnet50v2",), "float64"),
+    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2_relu",), "float64"),
+    ("pipeline", {"stages": 2, "microbatches": 4}, (*_SMALL, "resnet50v2"), "float32"),
     (
         "pipeline",
         {"stages": 2, "microbatches": 4, "schedule": "1f1b", "recompute": True},
