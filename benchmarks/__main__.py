@@ -18,7 +18,16 @@ from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows.
-MODULES = ("records", "horovod_fit", "multi_worker", "mesh", "pipeline", "federated", "tflite")
+MODULES = (
+    "records",
+    "horovod_fit",
+    "multi_worker",
+    "step_options",
+    "mesh",
+    "pipeline",
+    "federated",
+    "tflite",
+)
 
 
 @click.command()

@@ -140,7 +140,8 @@ def where_options(command: Callable) -> Callable:
             "option",
             multiple=True,
             metavar="KEY=VALUE",
-            help="An option of the strategy; may be given several times.",
+            help="An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
+            "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
         ),
         click.option(
             "--strategy",
