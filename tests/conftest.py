@@ -37,7 +37,7 @@ def run_cli() -> Callable[..., subprocess.CompletedProcess]:
 
 
 class Traces:
-    """Finds the processes that carry this test's token in their arguments."""
+    """Finds the processes that carry this test's token in an argument, as in a path."""
 
     def __init__(self) -> None:
         self.token = f"token-{uuid.uuid4().hex}"
@@ -46,7 +46,8 @@ class Traces:
         found = []
         for process in psutil.process_iter():
             try:
-                if self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                carries = any(self.token in argument for argument in process.cmdline())
+                if carries and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue

@@ -40,7 +40,9 @@ class Job:
         world_size: number of ranks, >= 1.
         tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
         start_timeout_s: seconds until every rank must have shown a sign of life.
-        stall_timeout_s: longest silence between two events of the job; None for no limit.
+        stall_timeout_s: longest silence between two events of the job; None for no limit. After an
+            event that says so (``"long": True``: imports, the first step, the writing of a
+            checkpoint) ``start_timeout_s`` is added.
     """
 
     command: list[str]
@@ -106,6 +108,8 @@ class _Watch:
         self._started_at = time.monotonic()
         self._alive: set[int] = set()
         self._heard_at: dict[int, float] = {}
+        self._last_event: dict[int, dict] = {}
+        self._started: dict[int, dict] = {}
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -160,6 +164,9 @@ class _Watch:
             if text:
                 self._sorter.push_back(rank, stream, text)
             self._heard_at[rank] = time.monotonic()
+            self._last_event[rank] = event
+            if event["event"] == "started":
+                self._started[rank] = event
             self._on_event(rank, event)
 
     def _remember(self, rank: int | None, line: str) -> None:
@@ -175,18 +182,59 @@ class _Watch:
                 + _quoted(self._last.get(None)),
                 mend="Check that the hosts can be reached, or raise --start-timeout",
             )
-        limit = self._job.stall_timeout_s
-        if limit is not None and self._heard_at and now - max(self._heard_at.values()) > limit:
-            oldest = min(self._heard_at.values())
-            # Ranks work in step: those that fell silent first hold the others up.
-            first = sorted(r for r, at in self._heard_at.items() if at - oldest < 2 * _TICK_S)
-            raise LaunchError(
-                f"a running job must report progress at least every {limit:g} s",
-                received=f"silence, first of {_ranks(first)}, {now - oldest:.0f} s ago"
-                + _quoted(self._last.get(first[0])),
-                mend="Look for a rank that waits for data or for another rank, "
-                "or raise the stall timeout",
+        if self._job.stall_timeout_s is not None and self._heard_at:
+            limits = {rank: self._patience(rank) for rank in self._heard_at}
+            if all(now - at > limits[rank] for rank, at in self._heard_at.items()):
+                raise self._stalled(now, min(limits.values()))
+
+    def _patience(self, rank: int) -> float:
+        """Returns how long a rank may be silent after its last event, in seconds."""
+        more = self._job.start_timeout_s if self._last_event[rank].get("long") else 0.0
+        return self._job.stall_timeout_s + more
+
+    def _stalled(self, now: float, limit: float) -> LaunchError:
+        oldest = min(self._heard_at.values())
+        stopped = self._stopped()
+        # Ranks work in step: those that fell silent first hold the others up.
+        first = stopped or sorted(
+            rank for rank, at in self._heard_at.items() if at - oldest < 2 * _TICK_S
+        )
+        silence = "silence" if stopped else "silence, first"
+        return LaunchError(
+            f"a running job must report progress at least every {limit:g} s",
+            received=f"{silence} of {_ranks(first)}, {now - oldest:.0f} s ago: "
+            + self._place(first[0])
+            + (", and is stopped (SIGSTOP)" if stopped else "")
+            + _quoted(self._last.get(first[0])),
+            mend="Look for a rank that waits for data or for another rank, "
+            "or raise the stall timeout",
+        )
+
+    def _place(self, rank: int) -> str:
+        """Returns where a rank was last heard of: host, epoch and step."""
+        host, event = self._started.get(rank, {}).get("host"), self._last_event[rank]
+        where = f"'{event['event']}'"
+        if event.get("epoch") is not None:
+            step = event.get("step")
+            where = f"epoch {event['epoch'] + 1}, " + (
+                "validation" if step is None else f"step {step}"
             )
+        return f"rank {rank}{f' on {host}' if host else ''} was last heard of in {where}"
+
+    def _stopped(self) -> list[int]:
+        """Returns the ranks of this host one of whose processes is stopped."""
+        import psutil  # here, because few jobs stall
+
+        found = []
+        for rank, started in sorted(self._started.items()):
+            if started.get("host") != os.uname().nodename:
+                continue
+            with contextlib.suppress(psutil.Error):
+                own = psutil.Process(started["pid"])
+                states = [process.status() for process in own.children(recursive=True)]
+                if psutil.STATUS_STOPPED in states:
+                    found.append(rank)
+        return found
 
 
 def _ranks(ranks: list[int]) -> str:
