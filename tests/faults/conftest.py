@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import random
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from tfdist.records.writer import write
@@ -61,6 +64,8 @@ class Training:
     def __init__(self, model: str, shards: Path, folder: Path, traces, options: tuple[str, ...]):
         self.folder = folder
         self._traces = traces
+        #: Programs of the job that were seen to listen on more than the loopback interface.
+        self.open_to_all: set[str] = set()
         self._error = folder.with_name("stderr")
         self._command = [
             *(sys.executable, "-m", "tfdist", "train", "--resume", "--model", model),
@@ -84,6 +89,7 @@ class Training:
                 self._wait_for_rank()
             else:
                 assert any(line.endswith(f"at {place}\n") for line in process.stdout), self.error
+                self.open_to_all |= self._listening_on_all()
             process.send_signal(number)
             process.stdout.read()
             process.wait(timeout=60)
@@ -118,6 +124,18 @@ class Training:
         ):
             assert time.monotonic() < deadline, self.error
             time.sleep(0.05)
+
+    def _listening_on_all(self) -> set[str]:
+        found = set()
+        for process in self._traces.alive():
+            with contextlib.suppress(psutil.Error):
+                for connection in process.net_connections(kind="tcp"):
+                    if (
+                        connection.status == psutil.CONN_LISTEN
+                        and not ipaddress.ip_address(connection.laddr.ip).is_loopback
+                    ):
+                        found.add(process.name())
+        return found
 
     # What must hold ------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ def test_one_process(training, shards, unbroken, rng, tmp_path):
     run.run(2, ["No space left", "standard output"], stdout="/dev/full")
     run.run(0)
     assert_nothing_lost(run, unbroken)
+    assert run.open_to_all == set()
 
 
 def test_several_devices(training, shards, unbroken, rng):
@@ -76,9 +77,15 @@ def test_several_devices(training, shards, unbroken, rng):
     a_shard_is_damaged(run, shards)
     run.run(0)
     assert_nothing_lost(run, unbroken)
+    assert run.open_to_all == set()
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
+# strategy -> the programs that listen on all interfaces, and know no other way: mpirun for what
+# its daemons tell it (nothing of a rank), and TensorFlow's gRPC server in each task.
+OPEN_TO_ALL = {"horovod": {"mpirun"}, "multi_worker": {"mpirun", "python"}}
+
+
+@pytest.mark.parametrize("strategy", list(OPEN_TO_ALL))
 def test_several_processes(training, shards, unbroken, rng, strategy):
     run = training("--strategy", strategy, "--workers", "2")
     run.interrupted("epoch", SIGINT, after=rng.randrange(3, 9))
@@ -87,3 +94,4 @@ def test_several_processes(training, shards, unbroken, rng, strategy):
     a_shard_is_damaged(run, shards, rank=1)
     run.run(0)
     assert_nothing_lost(run, unbroken)
+    assert run.open_to_all == OPEN_TO_ALL[strategy]
