@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import subprocess
 import sys
@@ -51,6 +53,18 @@ class Traces:
                     found.append(process)
             except psutil.Error:
                 continue
+        return found
+
+    def listening_on_all(self) -> set[str]:
+        """Returns the programs among them that listen on more than the loopback interface."""
+        found = set()
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                for connection in process.net_connections(kind="tcp"):
+                    if connection.status != psutil.CONN_LISTEN:
+                        continue
+                    if not ipaddress.ip_address(connection.laddr.ip).is_loopback:
+                        found.add(os.path.basename(process.cmdline()[0]))
         return found
 
     def wait_for(self, count: int, timeout_s: float = 30) -> list[psutil.Process]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
 import os
 import random
@@ -17,7 +15,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 
 from tfdist.records.writer import write
@@ -89,7 +86,7 @@ class Training:
                 self._wait_for_rank()
             else:
                 assert any(line.endswith(f"at {place}\n") for line in process.stdout), self.error
-                self.open_to_all |= self._listening_on_all()
+                self.open_to_all |= self._traces.listening_on_all()
             process.send_signal(number)
             process.stdout.read()
             process.wait(timeout=60)
@@ -124,18 +121,6 @@ class Training:
         ):
             assert time.monotonic() < deadline, self.error
             time.sleep(0.05)
-
-    def _listening_on_all(self) -> set[str]:
-        found = set()
-        for process in self._traces.alive():
-            with contextlib.suppress(psutil.Error):
-                for connection in process.net_connections(kind="tcp"):
-                    if (
-                        connection.status == psutil.CONN_LISTEN
-                        and not ipaddress.ip_address(connection.laddr.ip).is_loopback
-                    ):
-                        found.add(process.name())
-        return found
 
     # What must hold ------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +87,28 @@ def test_arguments_come_as_they_were_given(run_cli, how, tmp_path):
     lines = [line.partition("] ")[2] for line in done.stdout.splitlines()]
     assert lines == [str(given)] * (1 if how[0] == "single" else 2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("controller", "open_to_all"), [("mpi", {"mpirun"}), ("gloo", set())])
+def test_nothing_listens_on_the_network(traces, controller, open_to_all):
+    """But mpirun itself: for what its daemons on other hosts would tell it, it knows no other way.
+
+    With TensorFlow in the ranks, test_mishaps.py looks.
+    """
+    up = "import sys, time; print('up', flush=True); time.sleep(600)"
+    launch = ("-m", "tfdist", "launch", "--controller", controller)
+    with subprocess.Popen(
+        [sys.executable, *launch, "--", "python", "-c", up, traces.token],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as job:
+        assert "up" in job.stdout.readline()
+        assert "up" in job.stdout.readline()
+        found = traces.listening_on_all()
+        job.terminate()
+        assert job.wait(timeout=30) == 143
+    assert found == open_to_all
+    assert traces.alive() == []

@@ -24,6 +24,7 @@ from tfdist.launch.guard import TERM_GRACE_S
 from tfdist.launch.streams import Line, LineSorter
 from tfdist.launch.verdict import VERDICTS
 
+_LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun"}
 _LAST_LINES = 20
 _TICK_S = 0.2
 # After its grace the guard only kills; a guard that takes longer than this is ended itself.
@@ -138,7 +139,7 @@ class _Watch:
         if failure is None and self._job.tags == "none":
             return self._failed(0, exit_code)
         if failure is None:
-            name = os.path.basename(self._job.command[0])
+            name = _LAUNCHERS.get(self._job.tags, os.path.basename(self._job.command[0]))
             lines = list(self._last.get(None, ()))
             return Outcome(exit_code, None, lines, f"{name} ended with {_ending(exit_code)}")
         return self._failed(failure.rank, failure.exit_code or exit_code)

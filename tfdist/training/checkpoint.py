@@ -91,21 +91,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._collective = collective
         self.start = Start()
         self._state = _State(data)
-        if collective.is_chief:
-            checkpoint_files.remove_unfinished(self.directory)
         checkpoint = tf.train.Checkpoint(
             model=model, state=self._state.trackable(), **collective.saving.beside(model)
-        )
-        self._manager = tf.train.CheckpointManager(
-            checkpoint,
-            str(self.directory),
-            max_to_keep=self._keep,
-            checkpoint_name=checkpoint_files.PREFIX,
         )
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018
         problem = None
         if collective.is_chief:
+            checkpoint_files.remove_unfinished(self.directory)
             try:
                 self.start = self._restore(checkpoint, data)
             except CheckpointError as error:
@@ -113,6 +106,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
         problem, self.start = collective.gather((problem, self.start))[0]
         if problem is not None:
             raise problem
+        self._manager = tf.train.CheckpointManager(
+            checkpoint,
+            str(self.directory),
+            max_to_keep=self._keep,
+            checkpoint_name=checkpoint_files.PREFIX,
+        )
         return self.start
 
     def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:

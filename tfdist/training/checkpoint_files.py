@@ -31,10 +31,14 @@ def finished(folder: Path) -> list[str]:
 def remove_unfinished(folder: Path, failed: str | None = None) -> None:
     """Removes what a writer that was killed or met a full disk has left half-written.
 
+    And TensorFlow's list of the checkpoints, should it be damaged, which TensorFlow cannot bear.
+
     Args:
         failed: name of a checkpoint whose writing has just failed.
     """
     named = _named(folder)
+    if not named:
+        (folder / _STATE).unlink(missing_ok=True)
     whole = {*named, *_indexed(folder)} - ({failed} - {*named})
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         part = _PART.fullmatch(path.name)
