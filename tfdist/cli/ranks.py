@@ -204,8 +204,12 @@ def run(
     num_ranks = make_job(0).world_size
 
     def print_line(rank: int | None, stream: str, text: str) -> None:
-        if not mistakes:
-            show(rank if num_ranks > 1 else None, stream, text)
+        if mistakes:
+            return
+        if num_ranks > 1:
+            show(rank, stream, text)
+        else:  # A prefix would tell nothing, and its output is the command's own.
+            click.echo(text, err=stream == "stderr")
 
     try:
         outcome = restarts.run(
