@@ -73,9 +73,16 @@ class Training:
 
     # Ways to run it ------------------------------------------------------------------------------
 
-    def run(self, code: int, words: list[str] = (), stdout: str | None = None, **mishap) -> str:
+    def run(
+        self,
+        code: int,
+        words: list[str] = (),
+        options: tuple[str, ...] = (),
+        stdout: str | None = None,
+        **mishap,
+    ) -> str:
         """Runs it to its end; returns what it printed."""
-        with self._popen(mishap, stdout) as process:
+        with self._popen(mishap, options, stdout) as process:
             printed, _ = process.communicate(timeout=150)
         self._check(process.returncode, code, words)
         return printed or ""
@@ -97,13 +104,15 @@ class Training:
         words = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
         self._check(process.returncode, 128 + number, [words])
 
-    def _popen(self, mishap: dict, stdout: str | None = None) -> subprocess.Popen:
+    def _popen(
+        self, mishap: dict, options: tuple[str, ...] = (), stdout: str | None = None
+    ) -> subprocess.Popen:
         environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
         if mishap:
             environ["MISHAP"] = json.dumps({"rank": 0, "after": 0, **mishap})
         with open(self._error, "w") as error:
             return subprocess.Popen(
-                self._command,
+                [*self._command, *options],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if stdout is None else open(stdout, "w"),

@@ -1,7 +1,7 @@
 """A model that meets with a mishap, where and how the environment variable MISHAP says.
 
-MISHAP is JSON: "place" (build, trace, epoch, evaluation, checkpoint or save), "rank", "after" (how
-often the place is passed first), and what happens: "limit" (no file may grow beyond so many bytes
+MISHAP is JSON: "place" (data, build, trace, epoch, evaluation, checkpoint or save), "rank", "after"
+(how often the place is passed first), and what happens: "limit" (no file may grow beyond so many bytes
 from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed), or else
 the place is told on standard output and the process waits for a signal.
 """
@@ -61,6 +61,18 @@ class Road(layers.Layer):
     def save_own_variables(self, store):
         pass_by("save")
         super().save_own_variables(store)
+
+
+def _batches(records, *args, _batches=reader.Records.batches, **options):
+    def passed_by(*batch):
+        with tf.control_dependencies([tf.py_function(lambda: pass_by("data"), [], [])]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return _batches(records, *args, **options).map(passed_by)
+
+
+if MISHAP.get("place") == "data":
+    reader.Records.batches = _batches
 
 
 def _merge(*args, _merge=gen_io_ops.merge_v2_checkpoints, **options):

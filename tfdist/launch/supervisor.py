@@ -110,6 +110,7 @@ class _Watch:
         self._alive: set[int] = set()
         self._heard_at: dict[int, float] = {}
         self._last_event: dict[int, dict] = {}
+        self._last_step: dict[int, dict] = {}
         self._started: dict[int, dict] = {}
 
     def pump(self, guard: subprocess.Popen) -> None:
@@ -166,6 +167,8 @@ class _Watch:
                 self._sorter.push_back(rank, stream, text)
             self._heard_at[rank] = time.monotonic()
             self._last_event[rank] = event
+            if "step" in event:
+                self._last_step[rank] = event
             if event["event"] == "started":
                 self._started[rank] = event
             self._on_event(rank, event)
@@ -212,15 +215,14 @@ class _Watch:
         )
 
     def _place(self, rank: int) -> str:
-        """Returns where a rank was last heard of: host, epoch and step."""
-        host, event = self._started.get(rank, {}).get("host"), self._last_event[rank]
-        where = f"'{event['event']}'"
-        if event.get("epoch") is not None:
-            step = event.get("step")
-            where = f"epoch {event['epoch'] + 1}, " + (
-                "validation" if step is None else f"step {step}"
-            )
-        return f"rank {rank}{f' on {host}' if host else ''} was last heard of in {where}"
+        """Returns where a rank was last heard of: host, epoch and step, and its last event."""
+        host = self._started.get(rank, {}).get("host")
+        place = f"rank {rank}{f' on {host}' if host else ''} was last heard of"
+        if event := self._last_step.get(rank):
+            step = "validation" if event["step"] is None else f"step {event['step']}"
+            epoch = f"epoch {event['epoch'] + 1}, " if "epoch" in event else ""
+            place += f" in {epoch}{step}"
+        return f"{place} ({self._last_event[rank]['event']})"
 
     def _stopped(self) -> list[int]:
         """Returns the ranks of this host one of whose processes is stopped."""
