@@ -1,9 +1,9 @@
 """A model that meets with a mishap, where and how the environment variable MISHAP says.
 
 MISHAP is JSON: "place" (data, build, trace, epoch, evaluation, checkpoint or save), "rank", "after"
-(how often the place is passed first), and what happens: "limit" (no file may grow beyond so many bytes
-from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed), or else
-the place is told on standard output and the process waits for a signal.
+(how often the place is passed first), and what happens: "limit" (no file may grow beyond so many
+bytes from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed), or
+else the place is told on standard output and the process waits for a signal.
 """
 
 from __future__ import annotations

@@ -6,15 +6,18 @@ its own. The others: test_lost_processes.py; data that never come: test_mishaps.
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tfdist.records.writer import write
+from tfdist.training import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -34,6 +37,7 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
         *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *OPTIONS[strategy]),
         *("--model", MODEL, "--data", str(tmp_path / "shards"), "--output", str(tmp_path / "run")),
         *("--epochs", "9999", "--global-batch-size", "20", "--stall-timeout", "5"),
+        *("--start-timeout", "40"),
     ]
     with (
         open(tmp_path / "stderr", "w+") as error,
@@ -41,7 +45,9 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=error, text=True
         ) as process,
     ):
-        assert any(line.startswith("epoch 2/") for line in process.stdout), error.seek(0) or error
+        assert any(line.startswith("epoch 2/") for line in process.stdout)
+        while len(checkpoint_files.finished(tmp_path / "run" / "checkpoints")) < 2:
+            time.sleep(0.01)  # The writing of a checkpoint has a longer deadline.
         started = psutil.Process(process.pid).children(recursive=True)
         (rank,) = [p for p in started if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
         rank.suspend()
@@ -49,7 +55,7 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
         assert process.wait(timeout=60) == 2
         error.seek(0)
         (line,) = error.read().splitlines()
-    assert "a running job must report progress at least every 5 s" in line
+    assert re.search("a running job must report progress at least every (5|45) s", line)
     assert f"rank 0 on {socket.gethostname()} was last heard of in epoch" in line
     assert "and is stopped" in line
     assert [each for each in started if each.is_running()] == []
