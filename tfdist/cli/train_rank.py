@@ -173,6 +173,7 @@ def train(config: dict[str, Any]) -> None:
         if is_chief:
             summary = _summary(config, strategy, model.metrics_names, report, test)
             write_json(folder.metrics, summary)
+    emit({"event": "done", "long": True})  # Engines take seconds to part.
 
 
 def _summary(
