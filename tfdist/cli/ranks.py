@@ -198,9 +198,10 @@ def run(
     def restarted(number: int, reason: str) -> None:
         if mistakes:
             raise TfdistError(mistakes[min(mistakes)])
-        if left_alone:  # Which says more than how that rank ended.
-            reason = left_alone[min(left_alone)]
-            left_alone.clear()
+        for rank, text in left_alone.items():
+            if reason.startswith(f"rank {rank} ended"):  # The text says why.
+                reason = text
+        left_alone.clear()
         announce_restart(number, max_restarts, reason)
         on_restart(number, reason)
 
