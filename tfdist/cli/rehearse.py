@@ -267,7 +267,8 @@ def _largest_difference(a: Path, b: Path) -> float:
         found = {}
 
         def keep(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and "optimizer" not in name:
+            # A metric holds what its own process has seen last.
+            if isinstance(item, h5py.Dataset) and not name.startswith(("optimizer", "metrics")):
                 found[name] = np.asarray(item[()], np.float64)
 
         with (
