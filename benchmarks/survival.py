@@ -27,6 +27,8 @@ from rich.table import Table
 _MODEL = f"{Path(__file__).parent / 'programs' / 'slow_model.py'}:model_fn"
 _STALL_TIMEOUT_S = 10
 _REPEATS = 3
+# Past the checkpoint of the first epoch, whose writing has a longer deadline.
+_INTO_EPOCH_S = 0.5
 _TIMEOUT_S = 300
 _TOLERANCE = 1e-5
 # strategy -> options of tfdist train, and the rank that is struck.
@@ -111,6 +113,7 @@ class _Training:
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, "the first epoch does not end"
             time.sleep(0.05)
+        time.sleep(_INTO_EPOCH_S)
 
     def wait(self) -> int:
         return self.process.wait(timeout=_TIMEOUT_S)
