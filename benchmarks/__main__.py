@@ -18,7 +18,17 @@ from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows; and table(rows) where they are no ratios.
-MODULES = ("records", "horovod_fit", "mesh", "pipeline", "federated", "tflite", "survival")
+MODULES = (
+    "records",
+    "horovod_fit",
+    "multi_worker",
+    "step_options",
+    "mesh",
+    "pipeline",
+    "federated",
+    "tflite",
+    "survival",
+)
 
 
 @click.command()

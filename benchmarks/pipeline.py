@@ -81,16 +81,17 @@ def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
 
 
 def _memory() -> list[dict]:
-    def peak(schedule: str, recompute: bool) -> float:
+    def peak(schedule: str, recompute: str) -> float:
         return _in_process("memory", schedule=schedule, recompute=recompute)[0]
 
-    baseline = peak("gpipe", False)
+    baseline = peak("gpipe", "none")
     rows = []
-    for schedule, recompute in (("gpipe", True), ("1f1b", False), ("1f1b", True)):
+    for schedule, recompute in (("gpipe", "blocks"), ("1f1b", "none"), ("1f1b", "blocks")):
         ours = peak(schedule, recompute)
+        how = f"{schedule}, recompute" if recompute == "blocks" else schedule
         rows.append(
             {
-                "work": f"peak memory, {schedule}{', recompute' if recompute else ''}, S=2 M=8",
+                "work": f"peak memory, {how}, S=2 M=8",
                 "baseline": round(baseline, 1),
                 "ours": round(ours, 1),
                 "ratio": round(baseline / ours, 3),
@@ -180,7 +181,7 @@ def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> list[f
         return [statistics.median(times)]
 
 
-def memory(schedule: str, recompute: bool) -> list[float]:
+def memory(schedule: str, recompute: str) -> list[float]:
     """Returns the MB that two steps of a wide model take at the peak, beside those at rest."""
     import numpy as np
     import tensorflow as tf
@@ -199,10 +200,10 @@ def memory(schedule: str, recompute: bool) -> list[float]:
     with tfdist.strategy(
         "pipeline", stages=2, microbatches=8, schedule=schedule, recompute=recompute
     ) as strategy:
-        return [_peak(strategy.build(model_fn), x, x)]
+        return [peak_mb(strategy.build(model_fn), x, x)]
 
 
-def _peak(model: Any, x: Any, y: Any) -> float:
+def peak_mb(model: Any, x: Any, y: Any) -> float:
     """Returns the MB that two steps take at the peak, beside those at rest."""
     import threading
 
@@ -300,7 +301,7 @@ def frozen_memory(freeze: bool) -> list[float]:
     x = np.random.default_rng(0).normal(size=(256, 32, 32, 3)).astype(np.float32)
     chosen = {"freeze_until": "backbone"} if freeze else {"batch_norm": "per_microbatch"}
     with tfdist.strategy("pipeline", stages=2, microbatches=4, **chosen) as strategy:
-        return [_peak(strategy.build(_backbone_and_head), x, np.zeros(256, np.int64))]
+        return [peak_mb(strategy.build(_backbone_and_head), x, np.zeros(256, np.int64))]
 
 
 if __name__ == "__main__":

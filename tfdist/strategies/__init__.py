@@ -28,7 +28,7 @@ REGISTRY = {
     "multi_worker": (
         "tfdist.strategies.multi_worker",
         "MultiWorker",
-        "one process per machine or core, connected by TF_CONFIG, in step",
+        "one process per machine or core, connected by TensorFlow, in step",
     ),
     "mesh": (
         "tfdist.strategies.mesh.strategy",
@@ -54,8 +54,9 @@ def strategy(name: str, **options: Any) -> Strategy:
     """Returns the strategy called ``name``.
 
     Args:
-        name: one of the registered names, or "auto": Horovod under mpirun or horovodrun, mirrored
-            with several GPUs, else single; it prints what it chose and why.
+        name: one of the registered names, or "auto": Horovod under mpirun or horovodrun,
+            multi_worker under srun, on several SageMaker hosts or with TF_CONFIG, mirrored with
+            several GPUs, else single; it prints what it chose and why.
         options: those of the strategy; ``known_options(name)`` lists them.
 
     Raises:
@@ -89,9 +90,14 @@ def strategy_class(name: str) -> type[Strategy]:
 
 def known_options(name: str) -> dict[str, inspect.Parameter]:
     """Returns the options of a strategy: name -> parameter, with its default."""
-    parameters = dict(inspect.signature(strategy_class(name).__init__).parameters)
-    del parameters["self"]
-    return parameters
+    return _options_of(*strategy_class(name).__mro__)
+
+
+def _options_of(cls: type, *bases: type) -> dict[str, inspect.Parameter]:
+    """Returns the options of ``cls``; what it passes on by ``**`` are those of its base."""
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    own = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+    return own if len(own) == len(parameters) else own | _options_of(*bases)
 
 
 def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:
