@@ -1,0 +1,42 @@
+"""The option ``precision`` where one model is divided; see tests/training for divided batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import ModelError
+
+layers = keras.layers
+
+
+def model_fn() -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(8, "tanh"), layers.Dense(8)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pipeline", {"stages": 1, "microbatches": 2}), ("mesh", {"batch": 1, "model": 1})],
+)
+def test_layers_of_a_function_that_does_not_know_compute_in_it(name, options, tmp_path):
+    x, y = np.ones((8, 5), np.float32), np.ones((8, 8), np.float32)
+    with tfdist.strategy(name, precision="mixed_float16", **options) as strategy:
+        model = strategy.build(model_fn)
+        assert keras.mixed_precision.global_policy().name == "float32"
+        assert {layer.dtype_policy.name for layer in model.layers} == {"mixed_float16"}
+        assert {v.dtype for v in model.trainable_variables} == {tf.float32}
+        losses = model.fit(
+            strategy.dataset((x, y), global_batch_size=8), epochs=3, verbose=0
+        ).history["loss"]
+        assert losses[-1] < losses[0]
+        assert float(model.optimizer.loss_scale) > 1000
+        strategy.save(model, tmp_path / "model.keras")
+        with pytest.raises(ModelError, match="whose layers compute in float32"):
+            strategy.build(model_fn())
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].dtype_policy.name == "mixed_float16"
