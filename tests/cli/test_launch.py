@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tfdist.launch import programs
@@ -58,6 +59,13 @@ def test_the_first_failing_rank_gives_the_exit_code(run_cli, script, traces, con
     assert traces.alive() == []
 
 
+def arguments_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # It has ended meanwhile.
+        return []
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
 )
@@ -75,7 +83,7 @@ def test_nothing_outlives_a_signal(script, traces, tmp_path, controller, number,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     deadline = time.monotonic() + 60
-    while sum(process.cmdline()[1:2] == command[1:] for process in traces.alive()) != 2:
+    while sum(arguments_of(process)[1:2] == command[1:] for process in traces.alive()) != 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(launcher.pid, number)
