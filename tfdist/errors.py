@@ -70,9 +70,11 @@ class ExportError(TfdistError):
 
 def cannot_write(path: object, error: BaseException) -> WriteError:
     """The error for a file that the system did not let us write."""
-    reason = (
-        getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
-    )
+    reason = getattr(error, "strerror", None)
+    if reason is None:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        # TensorFlow writes "{{node ...}} temporary name; reason [Op:...]".
+        reason = first.rpartition("; ")[2].partition(" [Op:")[0]
     return WriteError(
         f"{path} must be written whole",
         received=reason,

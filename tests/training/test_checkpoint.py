@@ -249,7 +249,9 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, limit):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(WriteError, match=r"ckpt-12 must be written whole.*too large"):
+        with pytest.raises(
+            WriteError, match=r"ckpt-12 must be written whole\. Received: File too large\."
+        ):
             fit(Checkpoints(tmp_path, resume=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

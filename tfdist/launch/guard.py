@@ -55,6 +55,7 @@ class Guard:
             self._reap()
             if self._code is None and (asked or self._lifeline in readable):
                 os.kill(self._pid, signal.SIGTERM)
+                os.kill(self._pid, signal.SIGCONT)  # A stopped process takes no other signal.
                 self._wait_for_command(TERM_GRACE_S)
                 self._end_leftovers(grace_s=0.0)
                 return 128 + (asked[0] if asked else signal.SIGTERM)
