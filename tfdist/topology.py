@@ -26,6 +26,8 @@ class Topology:
         launcher: what started the job: "mpi", "gloo", "tf_config" or "none".
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
         addresses: "host:port" of each rank's task in a TensorFlow cluster; empty elsewhere.
+        elastic_workers: number of processes that an elastic job was asked to work with, whatever
+            their number is now; None where the number is fixed.
     """
 
     world_size: int = 1
@@ -35,6 +37,7 @@ class Topology:
     launcher: str = "none"
     role: str = "worker"
     addresses: tuple[str, ...] = ()
+    elastic_workers: int | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -64,6 +67,8 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
     """
     if environ.get("TF_CONFIG"):
         return _from_tf_config(environ["TF_CONFIG"])
+    if environ.get("HOROVOD_ELASTIC"):
+        return _from_elastic(environ)
     for launcher, (size, rank, local_rank, local_size) in _LAUNCHERS.items():
         if size in environ:
             return Topology(
@@ -74,6 +79,25 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
                 launcher=launcher,
             )
     return Topology()
+
+
+def _from_elastic(environ: Mapping[str, str]) -> Topology:
+    """Each slot is a host to Horovod, so tfdist's driver tells which it is of its real host."""
+    if not environ.get("TFDIST_ELASTIC_WORKERS"):
+        raise OptionError(
+            "an elastic job is started by tfdist, which keeps its batches the same",
+            received="HOROVOD_ELASTIC without tfdist",
+            mend="Write tfdist launch --workers 2 --min-workers 1 -- python script.py",
+        )
+    workers = int(environ["TFDIST_ELASTIC_WORKERS"])
+    return Topology(
+        world_size=int(environ["HOROVOD_SIZE"]),
+        rank=int(environ["HOROVOD_RANK"]),
+        local_rank=int(environ["TFDIST_LOCAL_RANK"]),
+        local_size=workers,
+        launcher="gloo",
+        elastic_workers=workers,
+    )
 
 
 def current() -> Topology:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli.launch import announce_restart, complain, show
+from tfdist.cli.launch import announce_restart, complain, elastic_options, show
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
@@ -41,6 +41,9 @@ class Where:
     workers: int | None = None
     hosts: str | None = None
     controller: str | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    host_discovery: str | None = None
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 300.0
 
@@ -52,6 +55,9 @@ class Where:
             workers=self.workers,
             hosts=self.hosts,
             controller=self.controller,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            host_discovery=self.host_discovery,
             start_timeout_s=self.start_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
         )
@@ -76,6 +82,9 @@ def where_options(command: Callable) -> Callable:
         workers: int | None,
         hosts: str | None,
         controller: str | None,
+        min_workers: int | None,
+        max_workers: int | None,
+        host_discovery: str | None,
         start_timeout_s: float,
         stall_timeout_s: float,
         **rest: Any,
@@ -89,6 +98,9 @@ def where_options(command: Callable) -> Callable:
             workers=workers,
             hosts=hosts,
             controller=controller,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            host_discovery=host_discovery,
             start_timeout_s=start_timeout_s,
             stall_timeout_s=stall_timeout_s,
         )
@@ -116,6 +128,7 @@ def where_options(command: Callable) -> Callable:
             metavar="SECONDS",
             help="Until every process must have started.",
         ),
+        elastic_options,
         click.option(
             "--controller",
             type=click.Choice(jobs.CONTROLLERS),
@@ -189,14 +202,19 @@ def run(
         if not mistakes:
             show(rank if num_ranks > 1 else None, stream, text)
 
-    outcome = restarts.run(
-        make_job,
-        max_restarts=max_restarts,
-        on_restart=restarted,
-        on_line=print_line,
-        on_event=take,
-    )
-    if mistakes:
+    try:
+        outcome = restarts.run(
+            make_job,
+            max_restarts=max_restarts,
+            on_restart=restarted,
+            on_line=print_line,
+            on_event=take,
+        )
+    except LaunchError:
+        if mistakes:  # The cause of it.
+            raise TfdistError(mistakes[min(mistakes)]) from None
+        raise
+    if mistakes and outcome.exit_code != 0:
         raise TfdistError(mistakes[min(mistakes)])
     if outcome.exit_code != 0:
         complain(outcome)

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from tfdist.errors import LaunchError
 from tfdist.launch import events
 from tfdist.launch.guard import TERM_GRACE_S
+from tfdist.launch.membership import Elasticity, Membership
 from tfdist.launch.streams import Line, LineSorter
-from tfdist.launch.verdict import VERDICTS
+from tfdist.launch.verdict import VERDICTS, ending
 
 _LAST_LINES = 20
 _TICK_S = 0.2
@@ -38,9 +39,10 @@ class Job:
         command: the argument list.
         env: the whole environment of the command.
         world_size: number of ranks, >= 1.
-        tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
+        tags: how the output names its rank: see ``LineSorter``.
         start_timeout_s: seconds until every rank must have shown a sign of life.
         stall_timeout_s: longest silence between two events of the job; None for no limit.
+        elasticity: of a job that goes on when ranks are lost; None where each is needed.
     """
 
     command: list[str]
@@ -49,6 +51,7 @@ class Job:
     tags: str = "none"
     start_timeout_s: float = 120.0
     stall_timeout_s: float | None = None
+    elasticity: Elasticity | None = None
 
 
 @dataclass
@@ -80,10 +83,12 @@ def run(
         job: what to run.
         on_line: called with (rank, "stdout" or "stderr", text) for each line of output; the rank is
             None for the launcher's own words.
-        on_event: called with (rank, event) for each event that a rank emits.
+        on_event: called with (rank, event) for each event that a rank emits. An elastic job tells
+            of its own changes as rank 0: {"event": "world", "ranks": ...} and "lost".
 
     Raises:
-        LaunchError: a rank did not start in time, or the job fell silent. All of it has been ended.
+        LaunchError: a rank did not start in time, the job fell silent, or too few workers of an
+            elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
         SystemExit: with code 143, on SIGTERM. All of it has been ended.
     """
@@ -106,6 +111,8 @@ class _Watch:
         self._started_at = time.monotonic()
         self._alive: set[int] = set()
         self._heard_at: dict[int, float] = {}
+        elastic = job.elasticity
+        self._membership = Membership(elastic, job.start_timeout_s) if elastic else None
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -129,22 +136,32 @@ class _Watch:
 
     def outcome(self, exit_code: int) -> Outcome:
         failure = self._verdict.first_failure
+        if self._membership is not None:
+            failure = self._membership.first_failure
         if exit_code == 0:
+            if failure is not None:  # The others had no more need of it.
+                self._on_line(None, "stderr", f"tfdist: {self._membership.losses}")
             return Outcome(0)
         if failure is None and self._job.tags == "none":
             return self._failed(0, exit_code)
         if failure is None:
             name = os.path.basename(self._job.command[0])
             lines = list(self._last.get(None, ()))
-            return Outcome(exit_code, None, lines, f"{name} ended with {_ending(exit_code)}")
+            return Outcome(exit_code, None, lines, f"{name} ended with {ending(exit_code)}")
         return self._failed(failure.rank, failure.exit_code or exit_code)
 
     def _failed(self, rank: int, exit_code: int) -> Outcome:
         lines = list(self._last.get(rank, ()))
-        return Outcome(exit_code, rank, lines, f"rank {rank} ended with {_ending(exit_code)}")
+        return Outcome(exit_code, rank, lines, f"rank {rank} ended with {ending(exit_code)}")
 
     def _take(self, lines: Iterator[Line]) -> None:
         for rank, stream, line in lines:
+            text, event = events.split(line)
+            if self._membership is not None and event is not None:
+                if self._membership.concerns(event):
+                    self._take_change(event)
+                    continue
+                self._membership.note_step(rank, event)
             if rank is None:
                 if line.strip(" -"):
                     self._remember(None, line)
@@ -152,7 +169,6 @@ class _Watch:
                     self._on_line(None, stream, text)
                 continue
             self._alive.add(rank)
-            text, event = events.split(line)
             if event is None:
                 self._remember(rank, line)
                 self._on_line(rank, stream, line)
@@ -160,7 +176,18 @@ class _Watch:
             if text:
                 self._sorter.push_back(rank, stream, text)
             self._heard_at[rank] = time.monotonic()
+            if self._membership is not None:
+                rank = self._membership.rank_of(rank)
             self._on_event(rank, event)
+
+    def _take_change(self, event: dict) -> None:
+        news = self._membership.take(event)
+        if news is not None:
+            self._on_line(None, "stderr", f"tfdist: {news}")
+        # Those that have left are silent for good; those that meet anew report no step.
+        now = time.monotonic()
+        self._heard_at = {r: now for r in self._heard_at if self._membership.is_member(r)}
+        self._on_event(0, event)
 
     def _remember(self, rank: int | None, line: str) -> None:
         self._last.setdefault(rank, deque(maxlen=_LAST_LINES)).append(line)
@@ -175,6 +202,8 @@ class _Watch:
                 + _quoted(self._last.get(None)),
                 mend="Check that the hosts can be reached, or raise --start-timeout",
             )
+        if self._membership is not None:
+            self._membership.check_deadline()
         limit = self._job.stall_timeout_s
         if limit is not None and self._heard_at and now - max(self._heard_at.values()) > limit:
             oldest = min(self._heard_at.values())
