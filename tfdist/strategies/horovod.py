@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfdist import topology
@@ -50,6 +51,8 @@ class Horovod(DataParallel):
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         stall_timeout_s: seconds that a rank waits for the others before the job ends in an error.
         threads: threads that a rank computes with; None divides the cores among a host's ranks.
+        commit_every_steps: in an elastic job, steps between two copies of the training in memory:
+            what the loss of a rank can cost.
     """
 
     name = "horovod"
@@ -64,6 +67,7 @@ class Horovod(DataParallel):
         warmup_epochs: float = 0,
         stall_timeout_s: float = 120,
         threads: int | None = None,
+        commit_every_steps: int = 10,
     ):
         super().__init__(lr_scaling, warmup_epochs)
         if op not in _OPS:
@@ -75,6 +79,7 @@ class Horovod(DataParallel):
         for option, value in (
             ("backward_passes_per_step", backward_passes_per_step),
             ("threads", 1 if threads is None else threads),
+            ("commit_every_steps", commit_every_steps),
         ):
             if type(value) is not int or value < 1:
                 raise OptionError(
@@ -85,7 +90,10 @@ class Horovod(DataParallel):
         self._passes = backward_passes_per_step
         self._stall_timeout_s = stall_timeout_s
         self._threads = threads
+        self._commit_every_steps = commit_every_steps
         self._hvd: Any = None
+        self._world: Any = None
+        self._news: Any = None
 
     def start(self) -> None:
         place = topology.current()
@@ -98,8 +106,16 @@ class Horovod(DataParallel):
                 received=str(error).splitlines()[0],
                 mend="Run make setup, or pip install tfdist[horovod]",
             ) from error
-        hvd.init()
-        self._hvd = hvd
+        if place.elastic_workers is None:
+            hvd.init()
+        else:
+            from tfdist.strategies.horovod_elastic import HostNews, meet
+
+            meet(hvd, self._stall_timeout_s)
+            self._news = HostNews()
+        from tfdist.strategies.horovod_ring import World
+
+        self._hvd, self._world = hvd, World(hvd.size(), hvd.rank())
         self._take_devices(place)
 
     def _take_devices(self, place: Topology) -> None:
@@ -126,7 +142,10 @@ class Horovod(DataParallel):
 
     @property
     def topology(self) -> Topology:
-        return topology.current()
+        place = topology.current()
+        if place.elastic_workers is None or self._world is None:
+            return place
+        return replace(place, world_size=self._world.size, rank=self._world.rank)
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -140,10 +159,27 @@ class Horovod(DataParallel):
         return tuple(found)
 
     def connect(self) -> Collective:
+        from tfdist.strategies.horovod_elastic import ElasticRing
         from tfdist.strategies.horovod_ring import Ring
 
         assert self._hvd is not None, "start() comes first"
-        return Ring(self._hvd, self._op, self._compression, self._passes, self._stall_timeout_s)
+        options = {
+            "op": self._op,
+            "compression": self._compression,
+            "passes": self._passes,
+            "stall_timeout_s": self._stall_timeout_s,
+        }
+        planned = topology.current().elastic_workers
+        if planned is None:
+            return Ring(self._hvd, self._world, **options)
+        return ElasticRing(
+            self._hvd,
+            self._world,
+            news=self._news,
+            planned=planned,
+            commit_every_steps=self._commit_every_steps,
+            **options,
+        )
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         return called(model_fn)

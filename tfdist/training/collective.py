@@ -53,6 +53,11 @@ class Collective(abc.ABC):
         """Whether this process writes files and shows progress."""
         return self.process == 0
 
+    @property
+    def planned_replicas(self) -> int:
+        """Replicas that the job was asked for: the learning rate's rule counts these."""
+        return self.num_replicas
+
     # Inside a step, on one replica --------------------------------------------------------------
 
     @abc.abstractmethod

@@ -1,0 +1,100 @@
+"""The ranks of a Horovod job that may be lost, and that others may join."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import LaunchError
+from tfdist.strategies.horovod_ring import Ring, World
+from tfdist.training.elastic import ElasticCollective
+
+_BETWEEN_ATTEMPTS_S = 1.0
+
+
+class HostNews:
+    """Hears from Horovod's driver that slots have come or gone; only rank 0 is told."""
+
+    def __init__(self) -> None:
+        from horovod.common.elastic import notification_manager
+
+        self.has_come = False
+        notification_manager.init()
+        notification_manager.register_listener(self)
+
+    # Horovod's name for it: ``horovod.common.elastic.State``.
+    def on_hosts_updated(self, timestamp: int, result: int) -> None:
+        self.has_come = True
+
+
+def meet(hvd: Any, timeout_s: float) -> None:
+    """Starts Horovod anew, with the ranks that its driver finds ready.
+
+    Raises:
+        LaunchError: they do not meet.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        hvd.shutdown()
+        hvd.init()  # Waits until the driver has a rank for each.
+        if hvd.is_initialized():
+            return
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                "the ranks of an elastic job must meet",
+                received=f"no meeting within {timeout_s:g} s",
+                mend="Look for the first rank that failed; --max-restarts starts all again",
+            )
+        time.sleep(_BETWEEN_ATTEMPTS_S)
+
+
+class ElasticRing(Ring, ElasticCollective):
+    """Ranks that meet anew after a loss.
+
+    Args:
+        world: shared by all rings of the process; changed when ranks meet.
+        news: of slots.
+        planned: ranks that the job was asked to work with.
+        commit_every_steps: steps between two commits.
+        options: see ``Ring``.
+    """
+
+    def __init__(
+        self,
+        hvd: Any,
+        world: World,
+        *,
+        news: HostNews,
+        planned: int,
+        commit_every_steps: int,
+        **options: Any,
+    ):
+        super().__init__(hvd, world, **options)
+        self._news = news
+        self._planned = planned
+        self.commit_every_steps = commit_every_steps
+
+    @property
+    def planned_replicas(self) -> int:
+        return self._planned
+
+    def will_change(self) -> bool:
+        told = tf.constant(self._news.has_come, tf.int32)
+        return bool(self._hvd.broadcast(told, 0, name="tfdist.news"))
+
+    def meet(self) -> None:
+        self._waiting = None  # Gradients of steps that are taken anew.
+        self._news.has_come = False
+        meet(self._hvd, self._stall_timeout_s)
+        self._world.size, self._world.rank = self._hvd.size(), self._hvd.rank()
+
+    def hand_on(self, arrays: list[np.ndarray], root: int) -> list[np.ndarray]:
+        if self.num_processes == 1:
+            return arrays
+        return [
+            self._hvd.broadcast(tf.constant(array), root, name=f"tfdist.state.{index}").numpy()
+            for index, array in enumerate(arrays)
+        ]

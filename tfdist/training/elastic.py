@@ -1,0 +1,289 @@
+"""A fit that goes on when processes are lost, or when others join.
+
+Each process keeps a copy of the training in memory, taken every few steps at the same step by all
+(a *commit*). After a loss those that are left take the last commit and meet anew. Whoever has come
+furthest gives its commit to all others, and so also to a process that joins, which has built its
+model and called ``fit`` like the first ones did.
+
+Whatever the number of processes, the global batches stay those of the number that the job was
+asked to work with, and so do the learning rate and its rule: the weights are those of a training
+that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import LaunchError
+from tfdist.training.checkpoint import Position, Start
+from tfdist.training.collective import Collective
+
+# More losses than this without a commit between them have a cause in the step itself.
+_MOST_LOSSES_IN_PLACE = 5
+
+
+class ProcessLost(LaunchError):
+    """Another process of the job was lost within a step."""
+
+
+class ProcessesChanged(Exception):
+    """Processes are about to join or to leave. Raised after a commit, on all processes at once."""
+
+
+class ElasticCollective(Collective):
+    """A ``Collective`` whose processes may change while a fit runs."""
+
+    #: Steps between two commits.
+    commit_every_steps: int
+
+    @abc.abstractmethod
+    def will_change(self) -> bool:
+        """Whether processes are about to join or to leave; the same on all processes."""
+
+    @abc.abstractmethod
+    def meet(self) -> None:
+        """Begins anew with the processes that there are now.
+
+        Raises:
+            ProcessLost: this cannot be done.
+        """
+
+    @abc.abstractmethod
+    def hand_on(self, arrays: list[np.ndarray], root: int) -> list[np.ndarray]:
+        """Returns the arrays of process ``root``; all give arrays of the same shapes and types."""
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """A training at one step.
+
+    Attributes:
+        start: the next step.
+        origin: the first step of the whole fit.
+        variables: of model and optimizer.
+        is_over: whether no step is left.
+    """
+
+    start: Start
+    origin: Start
+    variables: list[tf.Tensor]
+    is_over: bool = False
+
+    @property
+    def reached(self) -> tuple[int, int, bool]:
+        return self.start.position.epoch, self.start.position.step, self.is_over
+
+
+class Survival:
+    """Keeps one fit going.
+
+    Args:
+        model: the one that trains; its optimizer has all its variables.
+        collective: the processes.
+        callbacks: of the fit. What Keras' own have noted (the best loss so far, the history) is
+            given to a process that joins.
+        epochs: number of the last one.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        collective: ElasticCollective,
+        callbacks: Sequence[Any],
+        epochs: int,
+    ):
+        self._model = model
+        self._collective = collective
+        self._callbacks = callbacks
+        self._epochs = epochs
+        self._origin = Start()
+        self._last: _Commit | None = None
+        self._notes: dict[tuple[str, int], dict[str, Any]] = {}
+
+    @property
+    def origin(self) -> Position:
+        """The first step of the whole fit, wherever this process joined it."""
+        return self._origin.position
+
+    @property
+    def position(self) -> Position:
+        """The step after the last commit."""
+        return self._last.start.position
+
+    def run(
+        self,
+        explained: Callable[[], contextlib.AbstractContextManager],
+        *,
+        begin: Callable[[], Start],
+        join: Callable[[Start], None],
+        train: Callable[[Start], None],
+    ) -> None:
+        """Trains to the end, whatever happens to other processes.
+
+        Args:
+            explained: encloses what follows: turns the engine's errors into ``ProcessLost``.
+            begin: makes ready where all processes are new; returns the first step.
+            join: makes this process ready to go on with what others began, at the first step of
+                the whole fit.
+            train: trains from a step to the end.
+        """
+        is_ready = False
+        losses_in_place = 0
+        while True:
+            before = self._last
+            try:
+                with explained():
+                    start = self._agree()
+                    if start is None:
+                        start = self._origin = begin()
+                        is_ready = True
+                        self.commit(start.position, start.metric_state)
+                    elif not is_ready:
+                        join(self._origin)
+                        _take_notes(self._callbacks, self._notes)
+                        is_ready = True
+                if not self._last.is_over:
+                    train(start)
+                return
+            except ProcessesChanged:
+                losses_in_place = 0
+            except ProcessLost:
+                has_moved = before is None or self._last.reached != before.reached
+                losses_in_place = 0 if has_moved else losses_in_place + 1
+                if losses_in_place == _MOST_LOSSES_IN_PLACE:
+                    raise
+            self._forget_traces()
+            self._collective.meet()
+
+    def commit(
+        self, position: Position, metric_state: np.ndarray | None, is_over: bool = False
+    ) -> None:
+        """Keeps the training in memory as it is now; all processes call it at the same step.
+
+        Args:
+            position: the next step.
+            metric_state: of the steps before it in the same epoch, over all processes.
+            is_over: whether no step is left.
+
+        Raises:
+            ProcessesChanged: the commit is there, and processes are about to join or to leave.
+        """
+        is_over = is_over or position.epoch >= self._epochs
+        will_change = not is_over and self._collective.will_change()
+        start = self._start_at(position, metric_state)
+        copies = [tf.identity(variable) for variable in self._variables()]
+        self._last = _Commit(start, self._origin, copies, is_over)
+        if will_change:
+            raise ProcessesChanged
+
+    def _start_at(self, position: Position, metric_state: np.ndarray | None) -> Start:
+        origin, parts, told = self._origin, self._collective.planned_replicas, position.step
+        if position.step and position.epoch == origin.position.epoch:
+            told -= origin.position.step
+            if origin.position.step:  # The rest of an epoch that others began, in their order.
+                parts = origin.parts
+        return Start(position, metric_state, parts, told)
+
+    def _agree(self) -> Start | None:
+        """Returns where all go on, None where nobody has begun."""
+        mine = self._last.reached if self._last is not None else None
+        known = self._collective.gather(mine)
+        if all(reached is None for reached in known):
+            return None
+        root = known.index(max(reached for reached in known if reached is not None))
+        self._receive(root)
+        return self._last.start
+
+    def _receive(self, root: int) -> None:
+        """Takes over the commit of process ``root``, and puts its values into the variables."""
+        variables = self._variables()
+        told = None
+        if self._collective.process == root:
+            told = (replace(self._last, variables=[]), _notes_of(self._callbacks))
+        last, self._notes = self._collective.gather(told)[root]
+        have = self._last.variables if self._last is not None else variables
+        arrays = self._collective.hand_on([tensor.numpy() for tensor in have], root)
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+        self._origin = last.origin
+        self._last = replace(last, variables=[tf.identity(variable) for variable in variables])
+
+    def _variables(self) -> list[tf.Variable]:
+        variables = self._model.optimizer.variables
+        optimizer_state = variables() if callable(variables) else variables
+        return [*self._model.variables, *optimizer_state]
+
+    def _forget_traces(self) -> None:
+        """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
+        model = self._model
+        model.train_function = model.test_function = model.predict_function = None
+        model._eval_data_handler = None
+        model.reset_metrics()
+
+
+class Commits(tf.keras.callbacks.Callback):
+    """Commits a fit every few steps. The end of an epoch is ``JobCallbacks``' to commit."""
+
+    def __init__(self, survival: Survival, collective: ElasticCollective, steps_per_epoch: int):
+        super().__init__()
+        self._survival = survival
+        self._collective = collective
+        self._steps_per_epoch = steps_per_epoch
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._epoch = epoch
+        origin = self._survival.origin
+        self._steps_before = origin.step if epoch == origin.epoch else 0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        step, every = self._steps_before + batch + 1, self._collective.commit_every_steps
+        # Gradients that wait for more batches are in no commit.
+        is_whole = step % self._collective.batches_per_update == 0
+        last = self._survival.position
+        is_due = step // every > (last.step if last.epoch == self._epoch else 0) // every
+        if is_due and is_whole and step < self._steps_per_epoch:
+            state = self.model.get_metrics_result.merged_state()
+            flat = np.concatenate([np.ravel(array).astype(np.float64) for array in state])
+            self._survival.commit(Position(self._epoch, step), flat)
+
+
+_PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in (*value, *value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, _PLAIN)
+
+
+def _of_keras(callbacks: Sequence[Any]) -> dict[tuple[str, int], Any]:
+    """Returns Keras' own callbacks by class and place: lists differ from process to process."""
+    found: dict[tuple[str, int], Any] = {}
+    for callback in callbacks:
+        if type(callback).__module__.startswith("keras."):
+            name = type(callback).__name__
+            place = sum(key[0] == name for key in found)
+            found[name, place] = callback
+    return found
+
+
+def _notes_of(callbacks: Sequence[Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns what Keras' own callbacks remember: numbers, texts and arrays."""
+    return {
+        key: {name: value for name, value in vars(callback).items() if _is_plain(value)}
+        for key, callback in _of_keras(callbacks).items()
+    }
+
+
+def _take_notes(callbacks: Sequence[Any], notes: dict[tuple[str, int], dict[str, Any]]) -> None:
+    for key, callback in _of_keras(callbacks).items():
+        vars(callback).update(notes.get(key, {}))
