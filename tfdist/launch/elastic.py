@@ -63,6 +63,8 @@ def job(
     env = programs.rank_environment(environ)
     env[events.VARIABLE] = "1"
     env["TFDIST_ELASTIC_WORKERS"] = str(workers)
+    # Horovod tells of each lost rank as of an error.
+    env.setdefault("HOROVOD_LOG_LEVEL", "fatal")
     # Those that go on wait in Gloo for one that joins, which imports TensorFlow first.
     env.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(timeout_s))
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]

@@ -455,7 +455,7 @@ class _Runs:
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         own = [EffectiveLearningRate()]  # First: the user's loggers then see what it adds.
         if self._is_elastic and verbose != 0:  # For whoever is the chief.
-            callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger()]
+            callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
