@@ -21,7 +21,7 @@ from tensorflow import keras
 import tfdist
 
 EPOCHS, BATCH, RECORDS = 3, 8, 75
-WORKERS = 2
+WORKERS, LEARNING_RATE = 2, 0.01
 rng = np.random.default_rng(0)
 X = rng.normal(size=(RECORDS, 6)).astype(np.float32)
 Y = (X.sum(axis=1) > 0).astype(np.int32)
@@ -51,7 +51,7 @@ def model_fn():
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy", Rows()])
+    model.compile(keras.optimizers.Adam(LEARNING_RATE), loss, metrics=["accuracy", Rows()])
     return model
 
 
@@ -108,16 +108,19 @@ def main(folder: Path, kills: list[str]) -> None:
         weights = strategy.from_chief(model.get_weights())
         for mine, chiefs in zip(model.get_weights(), weights, strict=True):
             np.testing.assert_array_equal(mine, chiefs)
+        assert history.history == strategy.from_chief(history.history)
         predicted = model.predict(X, verbose=0)
         if strategy.topology.is_chief:
-            found = compare(model, feed, start, history, predicted)
+            found = compare(strategy, model, feed, start, history, predicted)
             found |= {"told": story.told, "ranks": strategy.topology.world_size}
             (folder / "found.json").write_text(json.dumps(found))
 
 
-def compare(model, feed, start, history, predicted) -> dict:
+def compare(strategy, model, feed, start, history, predicted) -> dict:
     alone = model_fn()
     alone.set_weights(start)
+    if strategy.scaling.rule == "linear":
+        alone.optimizer.learning_rate = LEARNING_RATE * WORKERS
     batches = dataclasses.replace(feed, parts=WORKERS, part=0).on_one_device()
     expected = alone.fit(
         batches.epochs(0, EPOCHS),

@@ -78,7 +78,8 @@ def command(
 ) -> int:
     """Trains your model twice, unbroken and with the faults, and compares the weights.
 
-    The broken training is started again from its last checkpoint, as --max-restarts does. Exit code
+    The broken training is started again from its last checkpoint, as --max-restarts does; with
+    --min-workers the workers that are left go on, and nothing is started again. Exit code
     0 when it ends with the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
@@ -108,7 +109,7 @@ def command(
         _train(unbroken, where, Story())
         click.echo("with faults")
         story = Story()
-        _train(broken, where, story, max_restarts=len(faults))
+        _train(broken, where, story, max_restarts=0 if where.min_workers else len(faults))
         difference = _largest_difference(
             RunFolder(unbroken["output"]).model, RunFolder(broken["output"]).model
         )
@@ -121,19 +122,26 @@ class Story:
 
     Attributes:
         fault_at: when the last fault struck; None when none did.
-        noticed_at: when all processes had been ended for it.
+        noticed_at: when all processes had been ended for it, or those that are left had met.
         going_on_at: when the first step after it was done.
-        reasons: why it was started again, each time.
+        reasons: why it was started again, each time, or who was lost.
+        was_restarted: whether all processes were started again.
     """
 
     fault_at: float | None = None
     noticed_at: float | None = None
     going_on_at: float | None = None
     reasons: list[str] = field(default_factory=list)
+    was_restarted: bool = False
 
     def take(self, rank: int, event: dict) -> None:
         if event["event"] == "fault":
             self.fault_at = event["at"]
+        elif event["event"] == "lost":
+            self.reasons.append(f"rank {event['rank']} was lost; the others went on")
+        elif event["event"] == "world" and self.reasons:
+            self.noticed_at = time.time()
+            self.going_on_at = None
         elif event["event"] == "step" and self.noticed_at and not self.going_on_at:
             self.going_on_at = time.time()
 
@@ -141,6 +149,7 @@ class Story:
         self.noticed_at = time.time()
         self.going_on_at = None
         self.reasons.append(reason)
+        self.was_restarted = True
 
 
 def _train(config: dict[str, Any], where: Where, story: Story, max_restarts: int = 0) -> None:
@@ -181,7 +190,8 @@ def _largest_difference(a: Path, b: Path) -> float:
         found = {}
 
         def keep(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and "optimizer" not in name:
+            # A metric holds what its process has seen, which is less among more workers.
+            if isinstance(item, h5py.Dataset) and not name.startswith(("optimizer", "metrics")):
                 found[name] = np.asarray(item[()], np.float64)
 
         with (
@@ -208,7 +218,8 @@ def _print_verdict(strategy: str, faults: list[dict], story: Story, difference: 
         name = f"{fault['signal']} of rank {fault['rank']} after its step {fault['step']}"
         table.add_row(name, reason)
     if story.noticed_at is not None:
-        table.add_row("all processes ended", f"{story.noticed_at - story.fault_at:.1f} s after it")
+        noticed = "all processes ended" if story.was_restarted else "those left had met"
+        table.add_row(noticed, f"{story.noticed_at - story.fault_at:.1f} s after it")
     if story.going_on_at is not None:
         table.add_row("training went on", f"{story.going_on_at - story.fault_at:.1f} s after it")
     table.add_row("weights differ from the unbroken training's by", f"{difference:.1e}")

@@ -78,14 +78,12 @@ class Membership:
         """
         if event["event"] == "world":
             return self._begin_world({int(n): rank for n, rank in event["ranks"].items()})
-        too_few = False
         if event["event"] == "lost":
             self._lost.append(event)
             # Where all have failed, their own words say why.
-            too_few = 0 < self._left < self._elasticity.min_workers
-            if too_few and self._elasticity.is_fixed:
+            if self._elasticity.is_fixed and 0 < self._left < self._elasticity.min_workers:
                 raise self._too_few()
-        if self._waiting_since is None and (too_few or event["event"] == "waiting"):
+        if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         return None
 
@@ -100,7 +98,7 @@ class Membership:
             raise self._too_few()
         raise LaunchError(
             f"the workers of an elastic job must meet again within {self._timeout_s:g} s",
-            received=f"some of {self._left} that wait for the rest" + self._losses("; "),
+            received=f"no meeting of {_workers(self._left)}" + self._losses("; "),
             mend="Look for a worker that hangs, or raise --start-timeout",
         )
 
