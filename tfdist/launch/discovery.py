@@ -103,10 +103,15 @@ class Slots:
     Horovod gives up a whole host, for good, when one of its processes fails. So each slot is a
     host to it. A lost slot counts as taken for as long as it is offered: a script brings a new
     worker by printing fewer slots and then more again, or more than before.
+
+    Args:
+        offered: returns the slots of each host, as they are now.
+        max_workers: names that are in use at a time.
     """
 
-    def __init__(self, offered: Callable[[], list[Host]]):
+    def __init__(self, offered: Callable[[], list[Host]], max_workers: int):
         self._offered = offered
+        self._max_workers = max_workers
         self._names: dict[str, list[str]] = {}
         self._lost: set[str] = set()
         self._number = itertools.count()
@@ -115,9 +120,8 @@ class Slots:
         """Notes that the worker of a slot has ended."""
         self._lost.add(name)
 
-    # Horovod's name for it: ``horovod.runner.elastic.discovery.HostDiscovery``.
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Returns the slots that there are now: name -> 1."""
+    def now(self) -> list[str]:
+        """Asks for the slots that there are; returns their names, without those that are lost."""
         slots: dict[str, int] = {}
         for host in self._offered():
             slots[host.name] = slots.get(host.name, 0) + host.slots
@@ -127,7 +131,8 @@ class Slots:
             del names[slots.get(host, 0) :]
             while len(names) < slots.get(host, 0):
                 names.append(self._new_name(host, names))
-        return {name: 1 for names in self._names.values() for name in names}
+        known = [name for names in self._names.values() for name in names]
+        return [name for name in known if name not in self._lost][: self._max_workers]
 
     def _new_name(self, host: str, names: list[str]) -> str:
         taken = {local_rank(name) for name in names if name not in self._lost}

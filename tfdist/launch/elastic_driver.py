@@ -4,9 +4,12 @@ Horovod's own ``ElasticDriver`` decides who works and starts workers anew, as ``
 do. What differs from ``horovodrun`` is around it: each slot stands for itself (``Slots``), nothing
 passes through a shell, the rendezvous listens on loopback, and the supervisor hears of every loss.
 
-Events (see ``launch.events``): "world" with the rank of each worker by its number, "lost", and
-"waiting" when a worker waits for the others to meet it. A worker's number tags its output; it is
-its first rank, or a new one for a worker that joins.
+Events (see ``launch.events``): "world" with the rank of each worker by its number, "lost", "unfit"
+when a worker ends before it could join, and "waiting" when one waits for the others to meet it. A
+worker's number tags its output; it is its first rank, or a new one for a worker that joins.
+
+Those that meet wait for each other, and Horovod aborts all when one does not come. So a worker
+that joins first gets ready apart from them, TensorFlow imported, and its slot is offered then.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from horovod.runner.elastic.driver import ElasticDriver
@@ -31,6 +36,7 @@ from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServ
 from horovod.runner.util.network import find_port
 from horovod.runner.util.threads import in_thread
 
+from tfdist import topology
 from tfdist.launch import discovery, events
 from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.hosts import Host
@@ -42,10 +48,14 @@ _POLL_S = 0.1
 class Workers:
     """The processes of the job, by number."""
 
-    def __init__(self, command: list[str], slots: discovery.Slots, ended: threading.Event):
+    def __init__(
+        self, command: list[str], slots: discovery.Slots, ended: threading.Event, folder: Path
+    ):
         self._command = command
         self._slots = slots
         self._ended = ended
+        self._folder = folder
+        self._standing_by: dict[str, _Process] = {}
         self._writing = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._ranks: dict[str, int] = {}
@@ -71,41 +81,65 @@ class Workers:
         with self._writing:
             events.emit(event)
 
+    # Of ``horovod.runner.elastic.discovery.HostDiscovery``; Horovod calls it every second.
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Returns the slots that Horovod can use: name -> 1."""
+        names = self._slots.now()
+        for name in set(self._standing_by).difference(names):
+            withdrawn = self._standing_by.pop(name, None)
+            if withdrawn is not None:
+                withdrawn.end()
+        return {name: 1 for name in names if self._is_ready(name)}
+
+    def _is_ready(self, name: str) -> bool:
+        if not self._ranks or (name in self._numbers and name not in self._standing_by):
+            return True
+        if name not in self._standing_by:
+            self._numbers[name] = len(self._numbers)
+            self._standing_by[name] = self._start(name, {"TFDIST_STAND_BY": str(self._at(name))})
+        code = self._standing_by[name].code
+        if code is not None:
+            del self._standing_by[name]
+            self._slots.lose(name)
+            self.tell({"event": "unfit", "host": discovery.host_of(name), "code": code})
+            return False
+        return topology.is_standing_by(self._at(name))
+
+    def _at(self, name: str) -> Path:
+        return self._folder / name
+
+    def _start(self, name: str, more: dict[str, str]) -> _Process:
+        local_rank = {"TFDIST_LOCAL_RANK": str(discovery.local_rank(name))}
+        return _Process(
+            self._command, {**self.env, **more, **local_rank}, self._numbers[name], self._writing
+        )
+
     def run(self, slot: Any, stops: list[threading.Event]) -> tuple[int, float]:
         """Runs one worker to its end; returns its exit code and when that was."""
         name = slot.hostname
-        env = {
-            **self.env,
-            **create_slot_env_vars(slot),
-            "TFDIST_LOCAL_RANK": str(discovery.local_rank(name)),
-        }
-        number = self._numbers[name]
-        process = subprocess.Popen(
-            self._command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        pipes = [(process.stdout, 1, "stdout"), (process.stderr, 2, "stderr")]
-        readers = [
-            in_thread(self._forward, (pipe, fd, f"[{number}]<{stream}>:".encode()))
-            for pipe, fd, stream in pipes
-        ]
-        while process.poll() is None:
+        process = self._standing_by.pop(name, None)
+        if process is None:
+            process = self._start(name, create_slot_env_vars(slot))
+        else:
+            topology.give_turn(self._at(name), create_slot_env_vars(slot))
+        while process.code is None:
             if name in self._dismissed or any(stop.is_set() for stop in (*stops, self._ended)):
-                _end(process)
+                process.end()
             time.sleep(_POLL_S)
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        code = process.code
         if name in self._ranks:
             self._exits.append((name, code))
         if code != 0 and name not in self._dismissed and not self._ended.is_set():
             self._slots.lose(name)
-            lost = {"number": number, "rank": self._ranks.get(name), "code": code}
+            lost = {"number": self._numbers[name], "rank": self._ranks.get(name), "code": code}
             self.tell({"event": "lost", "host": discovery.host_of(name), **lost})
-        for reader in readers:
-            reader.join()
+        process.finish_output()
         return code, time.time()
+
+    def end_standing_by(self) -> None:
+        """Ends the workers that never joined."""
+        for process in self._standing_by.values():
+            process.end()
 
     def exit_code(self) -> int:
         """Returns the job's: 0 where some of the last world did their work and no other failed.
@@ -117,6 +151,46 @@ class Workers:
             codes = [code for code in codes if code < 128]
         return next((code for code in codes if code), 0 if codes else 1)
 
+
+class _Process:
+    """One worker's process; its lines go on, tagged with its number."""
+
+    def __init__(
+        self, command: list[str], env: dict[str, str], number: int, writing: threading.Lock
+    ):
+        self._writing = writing
+        self._process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        pipes = [(self._process.stdout, 1, "stdout"), (self._process.stderr, 2, "stderr")]
+        self._readers = [
+            in_thread(self._forward, (pipe, fd, f"[{number}]<{stream}>:".encode()))
+            for pipe, fd, stream in pipes
+        ]
+
+    @property
+    def code(self) -> int | None:
+        """The exit code (128 + n for signal n); None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def end(self) -> None:
+        self._process.terminate()  # A rank's guard, which ends all that is below it.
+        try:
+            self._process.wait(TERM_GRACE_S + GIVE_UP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def finish_output(self) -> None:
+        """Waits until all its lines have gone on."""
+        for reader in self._readers:
+            reader.join()
+
     def _forward(self, pipe: Any, fd: int, tag: bytes) -> None:
         for line in pipe:
             ending = b"" if line.endswith(b"\n") else b"\n"
@@ -127,15 +201,6 @@ class Workers:
 def _write(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.terminate()  # A rank's guard, which ends all that is below it.
-    try:
-        process.wait(TERM_GRACE_S + GIVE_UP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class _Rendezvous(RendezvousServer):
@@ -179,14 +244,21 @@ def main() -> None:
     assert sys.argv[2] == "--", sys.argv
     script = settings["host_discovery"]
     here = [Host("localhost", settings["workers"])]
-    slots = discovery.Slots((lambda: here) if script is None else (lambda: discovery.run(script)))
-    ended = register_shutdown_event()
-    workers = Workers(sys.argv[3:], slots, ended)
+    offered = (lambda: here) if script is None else (lambda: discovery.run(script))
+    slots = discovery.Slots(offered, settings["max_workers"])
+    with tempfile.TemporaryDirectory(prefix="tfdist-elastic-") as folder:
+        workers = Workers(sys.argv[3:], slots, register_shutdown_event(), Path(folder))
+        _drive(workers, settings)
+    sys.exit(workers.exit_code())
+
+
+def _drive(workers: Workers, settings: dict[str, Any]) -> None:
+    """Runs the job to its end."""
     rendezvous = _Rendezvous(workers)
     driver = _Driver(
         workers,
         rendezvous,
-        slots,
+        workers,
         settings["min_workers"],
         settings["max_workers"],
         timeout=settings["timeout_s"],
@@ -198,7 +270,7 @@ def main() -> None:
     driver.start(settings["workers"], workers.run)
     driver.get_results()
     driver.stop()
-    sys.exit(workers.exit_code())
+    workers.end_standing_by()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.errors import LaunchError
 from tfdist.launch.verdict import Failure, ending
 
-_EVENTS = ("world", "lost", "waiting")
+_EVENTS = ("world", "lost", "unfit", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,9 @@ class Membership:
         """
         if event["event"] == "world":
             return self._begin_world({int(n): rank for n, rank in event["ranks"].items()})
+        if event["event"] == "unfit":
+            how = ending(event["code"])
+            return f"a worker on {event['host']} ended before it could join ({how})"
         if event["event"] == "lost":
             self._lost.append(event)
             # Where all have failed, their own words say why.

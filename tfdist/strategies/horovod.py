@@ -111,7 +111,9 @@ class Horovod(DataParallel):
         else:
             from tfdist.strategies.horovod_elastic import HostNews, meet
 
-            meet(hvd, self._stall_timeout_s)
+            if place.stand_by is not None:
+                topology.await_turn(place.stand_by)
+            meet(hvd)
             self._news = HostNews()
         from tfdist.strategies.horovod_ring import World
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.strategies.horovod_ring import Ring, World
 from tfdist.training.elastic import ElasticCollective
-
-_BETWEEN_ATTEMPTS_S = 1.0
 
 
 class HostNews:
@@ -30,25 +27,20 @@ class HostNews:
         self.has_come = True
 
 
-def meet(hvd: Any, timeout_s: float) -> None:
+def meet(hvd: Any) -> None:
     """Starts Horovod anew, with the ranks that its driver finds ready.
 
     Raises:
         LaunchError: they do not meet.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        hvd.shutdown()
-        hvd.init()  # Waits until the driver has a rank for each.
-        if hvd.is_initialized():
-            return
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                "the ranks of an elastic job must meet",
-                received=f"no meeting within {timeout_s:g} s",
-                mend="Look for the first rank that failed; --max-restarts starts all again",
-            )
-        time.sleep(_BETWEEN_ATTEMPTS_S)
+    hvd.shutdown()
+    hvd.init()  # Waits until the driver has a rank for each; aborts when one does not come.
+    if not hvd.is_initialized():
+        raise LaunchError(
+            "the ranks of an elastic job must meet",
+            received="Horovod, which did not start",
+            mend="Look for the first rank that failed; --max-restarts starts all again",
+        )
 
 
 class ElasticRing(Ring, ElasticCollective):
@@ -88,7 +80,7 @@ class ElasticRing(Ring, ElasticCollective):
     def meet(self) -> None:
         self._waiting = None  # Gradients of steps that are taken anew.
         self._news.has_come = False
-        meet(self._hvd, self._stall_timeout_s)
+        meet(self._hvd)
         self._world.size, self._world.rank = self._hvd.size(), self._hvd.rank()
 
     def hand_on(self, arrays: list[np.ndarray], root: int) -> list[np.ndarray]:
