@@ -80,8 +80,10 @@ class Story(keras.callbacks.Callback):
         if f"rank={rank},step={self._steps}" in self._kills:
             (self._folder / f"killed.{rank}").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
-        wait = float(os.environ.get("STEP_SECONDS", 0))
-        time.sleep(wait)
+        if os.environ.get("AWAIT_ANOTHER") and size == 1:
+            deadline = time.monotonic() + 120
+            while not self._strategy._news.has_come and time.monotonic() < deadline:
+                time.sleep(0.1)
 
 
 def main(folder: Path, kills: list[str]) -> None:
