@@ -31,6 +31,8 @@ class Strategy(abc.ABC):
     """
 
     name: ClassVar[str]
+    #: What ``build`` lets the layers of a model compute in; None leaves Keras' own policy.
+    precision: str | None = None
 
     @abc.abstractmethod
     def start(self) -> None:

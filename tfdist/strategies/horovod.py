@@ -46,13 +46,11 @@ class Horovod(DataParallel):
     Args:
         op: "average", or "adasum" (Maleki et al. 2020, arXiv:2006.02924), which is not exact.
         compression: "none", or "fp16": gradients travel as float16, which is not exact.
-        backward_passes_per_step: batches whose gradients are averaged before one update.
-        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the ranks.
-        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         stall_timeout_s: seconds that a rank waits for the others before the job ends in an error.
         threads: threads that a rank computes with; None divides the cores among a host's ranks.
         commit_every_steps: in an elastic job, steps between two copies of the training in memory:
             what the loss of a rank can cost.
+        shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
     name = "horovod"
@@ -62,14 +60,12 @@ class Horovod(DataParallel):
         *,
         op: str = "average",
         compression: str = "none",
-        backward_passes_per_step: int = 1,
-        lr_scaling: str | None = None,
-        warmup_epochs: float = 0,
         stall_timeout_s: float = 120,
         threads: int | None = None,
         commit_every_steps: int = 10,
+        **shared: Any,
     ):
-        super().__init__(lr_scaling, warmup_epochs)
+        super().__init__(**shared)
         if op not in _OPS:
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
@@ -77,7 +73,6 @@ class Horovod(DataParallel):
         if not isinstance(stall_timeout_s, (int, float)) or stall_timeout_s < 1:
             raise OptionError("stall_timeout_s must be at least 1", received=repr(stall_timeout_s))
         for option, value in (
-            ("backward_passes_per_step", backward_passes_per_step),
             ("threads", 1 if threads is None else threads),
             ("commit_every_steps", commit_every_steps),
         ):
@@ -87,7 +82,6 @@ class Horovod(DataParallel):
                 )
         self._op = op
         self._compression = compression
-        self._passes = backward_passes_per_step
         self._stall_timeout_s = stall_timeout_s
         self._threads = threads
         self._commit_every_steps = commit_every_steps
@@ -151,13 +145,11 @@ class Horovod(DataParallel):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        found = []
+        found = list(self._step.approximations)
         if self._op == "adasum":
             found.append("op='adasum' is not the mean of the gradients")
         if self._compression == "fp16":
             found.append("compression='fp16' rounds gradients to float16")
-        if self._passes > 1:
-            found.append(f"backward_passes_per_step={self._passes} updates less often")
         return tuple(found)
 
     def connect(self) -> Collective:
@@ -168,7 +160,6 @@ class Horovod(DataParallel):
         options = {
             "op": self._op,
             "compression": self._compression,
-            "passes": self._passes,
             "stall_timeout_s": self._stall_timeout_s,
         }
         planned = topology.current().elastic_workers

@@ -78,7 +78,6 @@ class ElasticRing(Ring, ElasticCollective):
         return bool(self._hvd.broadcast(told, 0, name="tfdist.news"))
 
     def meet(self) -> None:
-        self._waiting = None  # Gradients of steps that are taken anew.
         self._news.has_come = False
         meet(self._hvd)
         self._world.size, self._world.rank = self._hvd.size(), self._hvd.rank()

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.training.checkpoint import Position
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival
 
@@ -127,12 +126,11 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._survival: Survival | None = None
         self._watchers: list[Any] = []
         self.is_last_fit = True
-        #: Of the first epoch of the next call of Keras' fit: its steps, and those told before it.
-        self.steps_in_epoch = 0
+        #: Steps of the next fit's first epoch that the callbacks have been told of before it.
         self.steps_before = 0
 
     def go_on_with(self, survival: Survival) -> None:
-        """Has each epoch's end committed."""
+        """Has it told of each step and epoch, after all callbacks."""
         self._survival = survival
 
     def watch_with(self, watchers: Sequence[Any]) -> None:
@@ -158,12 +156,12 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         super().on_train_batch_begin(batch + self.steps_before, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if batch + 1 == self.steps_in_epoch:
-            self._collective.finish_epoch(self.model.optimizer)
         super().on_train_batch_end(batch + self.steps_before, logs)
         if self._collective.num_processes > 1 and self.model.stop_training:
             self._stop_wanted = True
             self.model.stop_training = False
+        if self._survival is not None:
+            self._survival.step_done(self._epoch_begun, batch + self.steps_before + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if epoch != self._epoch_ended:  # Else its end was told, and a process lost, before all met.
@@ -172,8 +170,7 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             self._stop_wanted = self._stop_wanted or self.model.stop_training
         self.model.stop_training = any(self._collective.gather(self._stop_wanted))
         if self._survival is not None:
-            is_over = self.model.stop_training
-            self._survival.commit(Position(epoch + 1, 0), None, is_over)
+            self._survival.epoch_done(epoch, self.model.stop_training)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self.is_last_fit or self.model.stop_training:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
+from tfdist.training.precision import loss_scale_state
 
 # More losses than this without a commit between them have a cause in the step itself.
 _MOST_LOSSES_IN_PLACE = 5
@@ -42,6 +43,10 @@ class ElasticCollective(Collective):
 
     #: Steps between two commits.
     commit_every_steps: int
+
+    @property
+    def shares_batches(self) -> bool:
+        return True  # Alone, a process may not stay so.
 
     @abc.abstractmethod
     def will_change(self) -> bool:
@@ -90,6 +95,7 @@ class Survival:
         callbacks: of the fit. What Keras' own have noted (the best loss so far, the history) is
             given to a process that joins.
         epochs: number of the last one.
+        steps_per_epoch: of the data.
     """
 
     def __init__(
@@ -98,24 +104,16 @@ class Survival:
         collective: ElasticCollective,
         callbacks: Sequence[Any],
         epochs: int,
+        steps_per_epoch: int,
     ):
         self._model = model
         self._collective = collective
         self._callbacks = callbacks
         self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
         self._origin = Start()
         self._last: _Commit | None = None
         self._notes: dict[tuple[str, int], dict[str, Any]] = {}
-
-    @property
-    def origin(self) -> Position:
-        """The first step of the whole fit, wherever this process joined it."""
-        return self._origin.position
-
-    @property
-    def position(self) -> Position:
-        """The step after the last commit."""
-        return self._last.start.position
 
     def run(
         self,
@@ -144,7 +142,7 @@ class Survival:
                     if start is None:
                         start = self._origin = begin()
                         is_ready = True
-                        self.commit(start.position, start.metric_state)
+                        self._commit(start.position, start.metric_state)
                     elif not is_ready:
                         join(self._origin)
                         _take_notes(self._callbacks, self._notes)
@@ -162,20 +160,41 @@ class Survival:
             self._forget_traces()
             self._collective.meet()
 
-    def commit(
-        self, position: Position, metric_state: np.ndarray | None, is_over: bool = False
-    ) -> None:
-        """Keeps the training in memory as it is now; all processes call it at the same step.
+    def step_done(self, epoch: int, steps_told: int) -> None:
+        """Commits when it is time to, within an epoch.
 
         Args:
-            position: the next step.
-            metric_state: of the steps before it in the same epoch, over all processes.
-            is_over: whether no step is left.
+            epoch: of the step, counted from 0.
+            steps_told: steps of this epoch that callbacks have been told of.
+
+        Raises:
+            ProcessesChanged: see ``epoch_done``.
+        """
+        origin, last = self._origin.position, self._last.start.position
+        step = steps_told + (origin.step if epoch == origin.epoch else 0)
+        every = self._collective.commit_every_steps
+        # An execution of several steps may pass over the one that was due.
+        is_due = step // every > (last.step if epoch == last.epoch else 0) // every
+        if is_due and step < self._steps_per_epoch:
+            state = self._model.get_metrics_result.merged_state()
+            flat = np.concatenate([np.ravel(array).astype(np.float64) for array in state])
+            self._commit(Position(epoch, step), flat)
+
+    def epoch_done(self, epoch: int, is_over: bool) -> None:
+        """Commits at the end of an epoch; all processes call it.
+
+        Args:
+            epoch: that has ended.
+            is_over: whether a callback has stopped the training.
 
         Raises:
             ProcessesChanged: the commit is there, and processes are about to join or to leave.
         """
-        is_over = is_over or position.epoch >= self._epochs
+        self._commit(Position(epoch + 1, 0), None, is_over or epoch + 1 >= self._epochs)
+
+    def _commit(
+        self, position: Position, metric_state: np.ndarray | None, is_over: bool = False
+    ) -> None:
         will_change = not is_over and self._collective.will_change()
         start = self._start_at(position, metric_state)
         copies = [tf.identity(variable) for variable in self._variables()]
@@ -218,7 +237,8 @@ class Survival:
     def _variables(self) -> list[tf.Variable]:
         variables = self._model.optimizer.variables
         optimizer_state = variables() if callable(variables) else variables
-        return [*self._model.variables, *optimizer_state]
+        scale = loss_scale_state(self._model.optimizer)
+        return [*self._model.variables, *optimizer_state, *scale]
 
     def _forget_traces(self) -> None:
         """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
@@ -226,32 +246,6 @@ class Survival:
         model.train_function = model.test_function = model.predict_function = None
         model._eval_data_handler = None
         model.reset_metrics()
-
-
-class Commits(tf.keras.callbacks.Callback):
-    """Commits a fit every few steps. The end of an epoch is ``JobCallbacks``' to commit."""
-
-    def __init__(self, survival: Survival, collective: ElasticCollective, steps_per_epoch: int):
-        super().__init__()
-        self._survival = survival
-        self._collective = collective
-        self._steps_per_epoch = steps_per_epoch
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        self._epoch = epoch
-        origin = self._survival.origin
-        self._steps_before = origin.step if epoch == origin.epoch else 0
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        step, every = self._steps_before + batch + 1, self._collective.commit_every_steps
-        # Gradients that wait for more batches are in no commit.
-        is_whole = step % self._collective.batches_per_update == 0
-        last = self._survival.position
-        is_due = step // every > (last.step if last.epoch == self._epoch else 0) // every
-        if is_due and is_whole and step < self._steps_per_epoch:
-            state = self.model.get_metrics_result.merged_state()
-            flat = np.concatenate([np.ravel(array).astype(np.float64) for array in state])
-            self._survival.commit(Position(self._epoch, step), flat)
 
 
 _PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)

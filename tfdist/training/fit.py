@@ -1,15 +1,9 @@
-"""The ``fit``, ``evaluate`` and ``predict`` of a model that a strategy has built.
-
-They are the model's own, replaced on the instance: the model keeps its class and its file format.
-"""
+"""The ``fit``, ``evaluate`` and ``predict`` of a model that a strategy has built."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,123 +11,28 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training.batch_norm import synchronize
 from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
-from tfdist.training.elastic import Commits, ElasticCollective, Survival
+from tfdist.training.elastic import ElasticCollective, Survival
 from tfdist.training.feed import Feed
-from tfdist.training.metrics import MergedResults
 from tfdist.training.misfits import check_inputs, explain_label_error
+from tfdist.training.precision import loss_scale_state
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
-from tfdist.training.steps import SharedSteps
 
 # What Keras' loops take that a Feed has settled already.
 _SETTLED_BY_FEED = ("steps", "steps_per_epoch", "validation_batch_size", "validation_steps")
 _SETTLED_WITH_ARRAYS = ("y", "batch_size", "sample_weight", "shuffle", "validation_split")
 
 
-def install(
-    model: tf.keras.Model,
-    collective: Collective,
-    *,
-    scaling: Scaling,
-    strategy_name: str,
-    dataset: Callable[..., Feed],
-) -> tf.keras.Model:
-    """Makes ``model`` train over ``collective``; returns it.
+class Runs:
+    """Keras' three loops, given a ``Feed`` where Keras takes data.
 
     Args:
-        dataset: the strategy's own; arrays given to fit, evaluate or predict go through it.
+        check: refuses a model that has been compiled anew as it cannot be trained.
     """
-    model.get_metrics_result = MergedResults(model, collective)
-    is_elastic = isinstance(collective, ElasticCollective)
-    if is_elastic:
-        refuse_late_slots(model)
-    if collective.num_replicas > 1 or is_elastic:
-        refuse_custom_steps(model, strategy_name)
-        refuse_xla(model)
-        synchronize(model, collective)
-        steps = SharedSteps(model, collective)
-        model.train_step = steps.train_step
-        model.test_step = steps.test_step
-        model.predict_step = steps.predict_step
-    runs = _Runs(model, collective, scaling, strategy_name, dataset)
-    model.fit = runs.fit
-    model.evaluate = runs.evaluate
-    model.predict = runs.predict
-    if is_elastic or not collective.is_chief:
-        for name in ("save", "save_weights", "export"):
-            save = getattr(model, name)
-            aside = collective.reads_together
-            setattr(model, name, _written_aside(save) if aside else _by_chief(save, collective))
-    return model
-
-
-def _by_chief(save: Callable, collective: Collective) -> Callable:
-    """Returns ``save`` for a process that leaves it to another one for as long as that is chief."""
-
-    @functools.wraps(save)
-    def save_if_chief(*args: Any, **options: Any) -> None:
-        if collective.is_chief:
-            save(*args, **options)
-
-    return save_if_chief
-
-
-def _written_aside(save: Callable) -> Callable:
-    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
-
-    @functools.wraps(save)
-    def aside(path: Any, *args: Any, **options: Any) -> None:
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            save(os.path.join(folder, os.path.basename(path)), *args, **options)
-
-    return aside
-
-
-def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
-    """Raises:
-    ModelError: the model's class has a train, test or predict step of its own.
-    """
-    for step in ("train_step", "test_step", "predict_step"):
-        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
-            raise ModelError(
-                f"strategy '{strategy_name}' brings its own {step}: it makes the shares of the "
-                "replicas add up to one device's batch",
-                received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
-            )
-
-
-def refuse_xla(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the model is compiled with ``jit_compile=True``.
-    """
-    if model.jit_compile:
-        raise ModelError(
-            "XLA cannot compile a step that several replicas share",
-            received=f"model '{model.name}' compiled with jit_compile=True",
-            mend="Compile it without jit_compile, or use strategy 'single'",
-        )
-
-
-def refuse_late_slots(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the optimizer makes variables in its first step; an elastic fit must know them.
-    """
-    if isinstance(model.optimizer, tf.keras.optimizers.legacy.Optimizer):
-        raise ModelError(
-            "an elastic job needs an optimizer that can make its variables before the first step",
-            received=f"the legacy optimizer {type(model.optimizer).__name__}",
-            mend=f"Compile with tf.keras.optimizers.{type(model.optimizer).__name__}",
-        )
-
-
-class _Runs:
-    """Keras' three loops, given a ``Feed`` where Keras takes data."""
 
     def __init__(
         self,
@@ -142,12 +41,14 @@ class _Runs:
         scaling: Scaling,
         strategy_name: str,
         dataset: Callable[..., Feed],
+        check: Callable[[tf.keras.Model], None] | None,
     ):
         self._model = model
         self._collective = collective
         self._is_elastic = isinstance(collective, ElasticCollective)
         self._strategy_name = strategy_name
         self._dataset = dataset
+        self._check = check
         self._keras_fit = model.fit
         self._keras_evaluate = model.evaluate
         self._keras_predict = model.predict
@@ -190,8 +91,7 @@ class _Runs:
     # Data ---------------------------------------------------------------------------------------
 
     def _is_plain_keras(self, x: Any) -> bool:
-        is_alone = self._collective.num_replicas == 1 and not self._is_elastic
-        return is_alone and not isinstance(x, Feed)
+        return not self._collective.shares_batches and not isinstance(x, Feed)
 
     def _needs_feed(self, options: dict) -> bool:
         """Whether a fit asks for more than Keras can do with its own kinds of data."""
@@ -324,13 +224,12 @@ class _Runs:
             def run(first: int, last: int, skip_steps: int = 0) -> None:
                 begun = present.begun_by(start.parts if skip_steps else self._parts)
                 chain.is_last_fit = last == epochs
-                chain.steps_in_epoch = feed.steps_per_epoch - skip_steps
                 chain.steps_before = start.steps_told if skip_steps else 0
                 self._keras_fit(
                     self._batches(begun, first, last, skip_steps),
                     epochs=last,
                     initial_epoch=first,
-                    steps_per_epoch=chain.steps_in_epoch,
+                    steps_per_epoch=feed.steps_per_epoch - skip_steps,
                     callbacks=chain,
                     **options,
                 )
@@ -366,11 +265,10 @@ class _Runs:
         train: Callable[[Start], None],
     ) -> None:
         """Trains on whatever processes there are, from the last commit after each change."""
-        survival = Survival(self._model, self._collective, chain.callbacks, epochs)
+        survival = Survival(
+            self._model, self._collective, chain.callbacks, epochs, feed.steps_per_epoch
+        )
         chain.go_on_with(survival)
-        commits = Commits(survival, self._collective, feed.steps_per_epoch)
-        commits.set_model(self._model)
-        chain.append(commits)
 
         def join(begun_at: Start) -> None:
             self._prepare(feed, callbacks, begun_at)
@@ -427,8 +325,8 @@ class _Runs:
     def _prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
-        if self._collective.num_replicas > 1 or self._is_elastic:
-            refuse_xla(model)  # It may have been compiled anew.
+        if self._check is not None:
+            self._check(model)
         self._build_optimizer()
         start = Start()
         keepers = _keepers(callbacks)
@@ -444,10 +342,10 @@ class _Runs:
         if begun_at is None:
             variables = model.optimizer.variables
             optimizer_state = variables() if callable(variables) else variables
-            self._collective.broadcast([*model.variables, *optimizer_state])
+            scale = loss_scale_state(model.optimizer)
+            self._collective.broadcast([*model.variables, *optimizer_state, *scale])
         if self._scale is not None:
-            updates = -(-feed.steps_per_epoch // self._collective.batches_per_update)
-            self._scale.prepare(model.optimizer, updates)
+            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
             if self._collective.is_chief and begun_at is None:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
