@@ -81,7 +81,7 @@ class Story(keras.callbacks.Callback):
             (self._folder / f"killed.{rank}").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         if os.environ.get("AWAIT_ANOTHER") and size == 1:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 200
             while not self._strategy._news.has_come and time.monotonic() < deadline:
                 time.sleep(0.1)
 
