@@ -1,6 +1,7 @@
 """A fit whose ranks are killed on purpose: ``elastic_fit.py FOLDER [rank=R,step=S ...]``.
 
-Rank R kills itself after the S-th step that it takes. Whoever is the chief at the end trains the
+Rank R kills itself after the S-th step that it takes, or after batch B of the prediction at the
+end (``rank=R,predict=B``). Whoever is the chief at the end trains the
 same model on one device, on the same global batches, and writes what it found to FOLDER.
 """
 
@@ -69,6 +70,11 @@ class Story(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.told.append(["train"])
 
+    def on_predict_batch_end(self, batch, logs=None):
+        rank = self._strategy.topology.rank
+        if f"rank={rank},predict={batch + 1}" in self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def on_epoch_begin(self, epoch, logs=None):
         self.told.append(["epoch", epoch])
 
@@ -111,7 +117,7 @@ def main(folder: Path, kills: list[str]) -> None:
         for mine, chiefs in zip(model.get_weights(), weights, strict=True):
             np.testing.assert_array_equal(mine, chiefs)
         assert history.history == strategy.from_chief(history.history)
-        predicted = model.predict(X, verbose=0)
+        predicted = model.predict(X, batch_size=BATCH, callbacks=[story], verbose=0)
         if strategy.topology.is_chief:
             found = compare(strategy, model, feed, start, history, predicted)
             found |= {"told": story.told, "ranks": strategy.topology.world_size}

@@ -87,7 +87,10 @@ def test_a_killed_rank_is_survived(tmp_path):
 
 
 def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
-    """Rank 1 becomes the chief: it writes and prints on. The new one has all that came before."""
+    """Rank 1 becomes the chief: it writes and prints on. The new one has all that came before.
+
+    It is lost in turn, in the prediction after the fit.
+    """
     slots, script = tmp_path / "slots", tmp_path / "discover"
     slots.write_text("localhost:2\n")
     script.write_text(f"#!/bin/sh\ncat '{slots}'\n")
@@ -105,7 +108,7 @@ def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
         ended = fit(
             tmp_path,
             *("--max-workers", "3", "--host-discovery", str(script)),
-            kills=("rank=0,step=5",),
+            kills=("rank=0,step=5", "rank=1,predict=2"),
             env={"AWAIT_ANOTHER": "1"},
         )
     finally:
@@ -113,12 +116,13 @@ def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
         offering.join()
     found = ended.found()
     check_unbroken(found)
-    assert found["ranks"] == 2
+    assert found["ranks"] == 1
     ranks = [(event[2], event[3]) for event in found["told"] if event[0] == "step"]
     assert list(dict.fromkeys(ranks)) == [(1, 2), (0, 1), (0, 2)]
     assert [sorted(set(steps)) for steps in steps_told(found)] == [list(range(10))] * 3
     assert "rank 0 on localhost was lost" in ended.output
     assert "1 worker joined; going on with 2 workers" in ended.output
+    assert "rank 1 on localhost was lost" in ended.output
     # Who prints and writes: the one that became the chief.
     assert "[1] 10/10" in ended.output
     with open(tmp_path / "log.csv", newline="") as file:

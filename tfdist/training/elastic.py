@@ -28,6 +28,8 @@ from tfdist.training.precision import loss_scale_state
 
 # More losses than this without a commit between them have a cause in the step itself.
 _MOST_LOSSES_IN_PLACE = 5
+# What processes tell that meet outside of a fit.
+_OUTSIDE = "outside"
 
 
 class ProcessLost(LaunchError):
@@ -157,7 +159,7 @@ class Survival:
                 losses_in_place = 0 if has_moved else losses_in_place + 1
                 if losses_in_place == _MOST_LOSSES_IN_PLACE:
                     raise
-            self._forget_traces()
+            forget_traces(self._model)
             self._collective.meet()
 
     def step_done(self, epoch: int, steps_told: int) -> None:
@@ -214,6 +216,12 @@ class Survival:
         """Returns where all go on, None where nobody has begun."""
         mine = self._last.reached if self._last is not None else None
         known = self._collective.gather(mine)
+        if _OUTSIDE in known:
+            raise LaunchError(
+                "a worker joins an elastic job during its fit",
+                received="a job that is past it",
+                mend="Nothing needs to be done: the others go on without this one",
+            )
         if all(reached is None for reached in known):
             return None
         root = known.index(max(reached for reached in known if reached is not None))
@@ -240,12 +248,36 @@ class Survival:
         scale = loss_scale_state(self._model.optimizer)
         return [*self._model.variables, *optimizer_state, *scale]
 
-    def _forget_traces(self) -> None:
-        """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
-        model = self._model
-        model.train_function = model.test_function = model.predict_function = None
-        model._eval_data_handler = None
-        model.reset_metrics()
+
+def repeat(
+    model: tf.keras.Model,
+    collective: ElasticCollective,
+    explained: Callable[[], contextlib.AbstractContextManager],
+    task: Callable[[], Any],
+) -> Any:
+    """Returns what ``task`` does, which changes no weight: anew whenever a process is lost.
+
+    Args:
+        explained: see ``Survival.run``.
+    """
+    for _ in range(_MOST_LOSSES_IN_PLACE):
+        try:
+            with explained():
+                return task()
+        except ProcessLost:
+            forget_traces(model)
+            collective.meet()
+            # One that has joined now would begin with the fit: it hears this, and leaves.
+            with contextlib.suppress(ProcessLost), explained():
+                collective.gather(_OUTSIDE)
+    return task()
+
+
+def forget_traces(model: tf.keras.Model) -> None:
+    """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
+    model.train_function = model.test_function = model.predict_function = None
+    model._eval_data_handler = None
+    model.reset_metrics()
 
 
 _PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tfdist.records.reader import explain_read_error
 from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
-from tfdist.training.elastic import ElasticCollective, Survival
+from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
 from tfdist.training.misfits import check_inputs, explain_label_error
 from tfdist.training.precision import loss_scale_state
@@ -46,6 +47,7 @@ class Runs:
         self._model = model
         self._collective = collective
         self._is_elastic = isinstance(collective, ElasticCollective)
+        self._is_surviving = False  # Whether a fit mends losses, those in its callbacks too.
         self._strategy_name = strategy_name
         self._dataset = dataset
         self._check = check
@@ -80,13 +82,13 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             return self._keras_evaluate(x, **options)
-        return self._evaluate_feed(self._as_feed(x, options), **options)
+        return self._mended(self._evaluate_feed, self._as_feed(x, options), options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = _by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
             return self._keras_predict(x, **options)
-        return self._predict_feed(self._as_feed(x, options), **options)
+        return self._mended(self._predict_feed, self._as_feed(x, options), options)
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -279,12 +281,23 @@ class Runs:
             train(start)
 
         self._build_optimizer()
-        survival.run(
-            lambda: self._reading(feed),
-            begin=lambda: self._prepare(feed, callbacks),
-            join=join,
-            train=agree_and_train,
-        )
+        self._is_surviving = True
+        try:
+            survival.run(
+                lambda: self._reading(feed),
+                begin=lambda: self._prepare(feed, callbacks),
+                join=join,
+                train=agree_and_train,
+            )
+        finally:
+            self._is_surviving = False
+
+    def _mended(self, loop: Callable[..., Any], feed: Feed, options: dict) -> Any:
+        """Runs a loop that trains nothing; once more where a process was lost in it."""
+        if not self._is_elastic or self._is_surviving:
+            return loop(feed, **options)
+        explained = functools.partial(self._reading, feed)
+        return repeat(self._model, self._collective, explained, lambda: loop(feed, **options))
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         feed = self._present(feed)
