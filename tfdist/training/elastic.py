@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ from tfdist.training.precision import loss_scale_state
 
 # More losses than this without a commit between them have a cause in the step itself.
 _MOST_LOSSES_IN_PLACE = 5
+_fits = itertools.count()
 # What processes tell that meet outside of a fit.
 _OUTSIDE = "outside"
 
@@ -59,7 +61,7 @@ class ElasticCollective(Collective):
         """Begins anew with the processes that there are now.
 
         Raises:
-            ProcessLost: this cannot be done.
+            LaunchError: this cannot be done.
         """
 
     @abc.abstractmethod
@@ -113,6 +115,7 @@ class Survival:
         self._callbacks = callbacks
         self._epochs = epochs
         self._steps_per_epoch = steps_per_epoch
+        self._number = next(_fits)
         self._origin = Start()
         self._last: _Commit | None = None
         self._notes: dict[tuple[str, int], dict[str, Any]] = {}
@@ -155,7 +158,9 @@ class Survival:
             except ProcessesChanged:
                 losses_in_place = 0
             except ProcessLost:
-                has_moved = before is None or self._last.reached != before.reached
+                has_moved = self._last is not None and (
+                    before is None or self._last.reached != before.reached
+                )
                 losses_in_place = 0 if has_moved else losses_in_place + 1
                 if losses_in_place == _MOST_LOSSES_IN_PLACE:
                     raise
@@ -215,13 +220,16 @@ class Survival:
     def _agree(self) -> Start | None:
         """Returns where all go on, None where nobody has begun."""
         mine = self._last.reached if self._last is not None else None
-        known = self._collective.gather(mine)
-        if _OUTSIDE in known:
+        told = self._collective.gather((self._number, mine))
+        if _OUTSIDE in told or max(number for number, _ in told) > self._number:
             raise LaunchError(
-                "a worker joins an elastic job during its fit",
+                "a worker joins an elastic job during its first fit",
                 received="a job that is past it",
                 mend="Nothing needs to be done: the others go on without this one",
             )
+        if min(number for number, _ in told) < self._number:
+            raise ProcessLost("a process that cannot join leaves")
+        known = [reached for _, reached in told]
         if all(reached is None for reached in known):
             return None
         root = known.index(max(reached for reached in known if reached is not None))
