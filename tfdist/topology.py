@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tfdist.errors import OptionError
-
-_BETWEEN_LOOKS_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +28,8 @@ class Topology:
         addresses: "host:port" of each rank's task in a TensorFlow cluster; empty elsewhere.
         elastic_workers: number of processes that an elastic job was asked to work with, whatever
             their number is now; None where the number is fixed.
-        stand_by: where a process that is to join an elastic job tells that it is ready, and learns
-            that its turn has come; None for all others.
+        stand_by: of a process that is to join an elastic job: the file descriptor on which it
+            tells that it is ready, and the one on which it gets its rank; None for all others.
     """
 
     world_size: int = 1
@@ -44,7 +40,7 @@ class Topology:
     role: str = "worker"
     addresses: tuple[str, ...] = ()
     elastic_workers: int | None = None
-    stand_by: Path | None = None
+    stand_by: tuple[int, int] | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -102,7 +98,7 @@ def _from_elastic(environ: Mapping[str, str]) -> Topology:
         # A process that stands by has no rank before it joins.
         world_size=int(environ.get("HOROVOD_SIZE", workers)),
         rank=int(environ.get("HOROVOD_RANK", workers)),
-        stand_by=Path(stand_by) if stand_by else None,
+        stand_by=_two_numbers(stand_by) if stand_by else None,
         local_rank=int(environ["TFDIST_LOCAL_RANK"]),
         local_size=workers,
         launcher="gloo",
@@ -110,29 +106,9 @@ def _from_elastic(environ: Mapping[str, str]) -> Topology:
     )
 
 
-def await_turn(stand_by: Path) -> None:
-    """Tells that this process is ready to join its job, waits until it may, and takes its rank."""
-    _file(stand_by, "ready").touch()
-    turn = _file(stand_by, "turn")
-    while not turn.exists():
-        time.sleep(_BETWEEN_LOOKS_S)
-    os.environ.update(json.loads(turn.read_text()))
-
-
-def is_standing_by(stand_by: Path) -> bool:
-    """Whether the process has called ``await_turn``."""
-    return _file(stand_by, "ready").exists()
-
-
-def give_turn(stand_by: Path, environ: Mapping[str, str]) -> None:
-    """Lets the process join, with the variables of its rank."""
-    written = _file(stand_by, "given")
-    written.write_text(json.dumps(dict(environ)))
-    written.replace(_file(stand_by, "turn"))
-
-
-def _file(stand_by: Path, what: str) -> Path:
-    return stand_by.with_name(f"{stand_by.name}.{what}")
+def _two_numbers(text: str) -> tuple[int, int]:
+    first, second = text.split(",")
+    return int(first), int(second)
 
 
 def current() -> Topology:

@@ -17,12 +17,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from horovod.runner.elastic.driver import ElasticDriver
@@ -36,7 +35,6 @@ from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServ
 from horovod.runner.util.network import find_port
 from horovod.runner.util.threads import in_thread
 
-from tfdist import topology
 from tfdist.launch import discovery, events
 from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.hosts import Host
@@ -48,13 +46,10 @@ _POLL_S = 0.1
 class Workers:
     """The processes of the job, by number."""
 
-    def __init__(
-        self, command: list[str], slots: discovery.Slots, ended: threading.Event, folder: Path
-    ):
+    def __init__(self, command: list[str], slots: discovery.Slots, ended: threading.Event):
         self._command = command
         self._slots = slots
         self._ended = ended
-        self._folder = folder
         self._standing_by: dict[str, _Process] = {}
         self._writing = threading.Lock()
         self._numbers: dict[str, int] = {}
@@ -96,23 +91,20 @@ class Workers:
             return True
         if name not in self._standing_by:
             self._numbers[name] = len(self._numbers)
-            self._standing_by[name] = self._start(name, {"TFDIST_STAND_BY": str(self._at(name))})
+            self._standing_by[name] = self._start(name, {}, stands_by=True)
         code = self._standing_by[name].code
         if code is not None:
             del self._standing_by[name]
             self._slots.lose(name)
             self.tell({"event": "unfit", "host": discovery.host_of(name), "code": code})
             return False
-        return topology.is_standing_by(self._at(name))
+        return self._standing_by[name].is_ready()
 
-    def _at(self, name: str) -> Path:
-        return self._folder / name
-
-    def _start(self, name: str, more: dict[str, str]) -> _Process:
+    def _start(self, name: str, more: dict[str, str], stands_by: bool = False) -> _Process:
         local_rank = {"TFDIST_LOCAL_RANK": str(discovery.local_rank(name))}
-        return _Process(
-            self._command, {**self.env, **more, **local_rank}, self._numbers[name], self._writing
-        )
+        env = {**self.env, **more, **local_rank}
+        number = self._numbers[name]
+        return _Process(self._command, env, number, self._writing, stands_by=stands_by)
 
     def run(self, slot: Any, stops: list[threading.Event]) -> tuple[int, float]:
         """Runs one worker to its end; returns its exit code and when that was."""
@@ -121,7 +113,7 @@ class Workers:
         if process is None:
             process = self._start(name, create_slot_env_vars(slot))
         else:
-            topology.give_turn(self._at(name), create_slot_env_vars(slot))
+            process.give_turn(create_slot_env_vars(slot))
         while process.code is None:
             if name in self._dismissed or any(stop.is_set() for stop in (*stops, self._ended)):
                 process.end()
@@ -153,19 +145,39 @@ class Workers:
 
 
 class _Process:
-    """One worker's process; its lines go on, tagged with its number."""
+    """One worker's process; its lines go on, tagged with its number.
+
+    One that stands by has two pipes: on one it tells that it is ready, on the other it gets the
+    variables of its rank (``strategies.horovod_elastic.await_turn``).
+    """
 
     def __init__(
-        self, command: list[str], env: dict[str, str], number: int, writing: threading.Lock
+        self,
+        command: list[str],
+        env: dict[str, str],
+        number: int,
+        writing: threading.Lock,
+        *,
+        stands_by: bool,
     ):
         self._writing = writing
+        self._has_told = False
+        theirs: tuple[int, ...] = ()
+        if stands_by:
+            self._ready, ready = os.pipe()
+            turn, self._turn = os.pipe()
+            theirs = (ready, turn)
+            env = {**env, "TFDIST_STAND_BY": f"{ready},{turn}"}
         self._process = subprocess.Popen(
             command,
             env=env,
+            pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        for fd in theirs:
+            os.close(fd)
         pipes = [(self._process.stdout, 1, "stdout"), (self._process.stderr, 2, "stderr")]
         self._readers = [
             in_thread(self._forward, (pipe, fd, f"[{number}]<{stream}>:".encode()))
@@ -177,6 +189,18 @@ class _Process:
         """The exit code (128 + n for signal n); None while it runs."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    def is_ready(self) -> bool:
+        """Whether a process that stands by is ready to join."""
+        if not self._has_told and select.select([self._ready], [], [], 0)[0]:
+            self._has_told = bool(os.read(self._ready, 1))
+        return self._has_told
+
+    def give_turn(self, variables: dict[str, str]) -> None:
+        """Lets a process that stands by join."""
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._turn, "w") as pipe:
+            pipe.write(json.dumps(variables) + "\n")
+        os.close(self._ready)
 
     def end(self) -> None:
         self._process.terminate()  # A rank's guard, which ends all that is below it.
@@ -246,9 +270,8 @@ def main() -> None:
     here = [Host("localhost", settings["workers"])]
     offered = (lambda: here) if script is None else (lambda: discovery.run(script))
     slots = discovery.Slots(offered, settings["max_workers"])
-    with tempfile.TemporaryDirectory(prefix="tfdist-elastic-") as folder:
-        workers = Workers(sys.argv[3:], slots, register_shutdown_event(), Path(folder))
-        _drive(workers, settings)
+    workers = Workers(sys.argv[3:], slots, register_shutdown_event())
+    _drive(workers, settings)
     sys.exit(workers.exit_code())
 
 

@@ -103,10 +103,10 @@ class Horovod(DataParallel):
         if place.elastic_workers is None:
             hvd.init()
         else:
-            from tfdist.strategies.horovod_elastic import HostNews, meet
+            from tfdist.strategies.horovod_elastic import HostNews, await_turn, meet
 
             if place.stand_by is not None:
-                topology.await_turn(place.stand_by)
+                await_turn(place.stand_by)
             meet(hvd)
             self._news = HostNews()
         from tfdist.strategies.horovod_ring import World

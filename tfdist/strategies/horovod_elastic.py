@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,18 @@ class HostNews:
     # Horovod's name for it: ``horovod.common.elastic.State``.
     def on_hosts_updated(self, timestamp: int, result: int) -> None:
         self.has_come = True
+
+
+def await_turn(stand_by: tuple[int, int]) -> None:
+    """Tells Horovod's driver that this process is ready, and waits for its rank.
+
+    Args:
+        stand_by: see ``Topology``.
+    """
+    ready, turn = stand_by
+    os.write(ready, b"\n")
+    with os.fdopen(turn) as pipe:
+        os.environ.update(json.loads(pipe.readline()))
 
 
 def meet(hvd: Any) -> None:
