@@ -83,6 +83,12 @@ def command(
     0 when it ends with the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
+    if where.place is not None:
+        raise OptionError(
+            "a rehearsal starts its own processes",
+            received=f"rank {where.place.rank} of {where.place.world_size}",
+            mend="Start it once, or give --workers",
+        )
     faults = [
         *(_fault(text, "SIGKILL", "--kill") for text in kills),
         *(_fault(text, "SIGSTOP", "--stop") for text in stops),

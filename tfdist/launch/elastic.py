@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from tfdist import topology
 from tfdist.errors import EngineMissingError, OptionError
 from tfdist.launch import discovery, events, hosts, programs
 from tfdist.launch.membership import Elasticity
@@ -60,7 +61,7 @@ def job(
         "host_discovery": host_discovery,
         "timeout_s": timeout_s,
     }
-    env = programs.rank_environment(environ)
+    env = programs.rank_environment(topology.alone(environ))
     env[events.VARIABLE] = "1"
     env["TFDIST_ELASTIC_WORKERS"] = str(workers)
     # Horovod tells of each lost rank as of an error.
