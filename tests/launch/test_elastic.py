@@ -88,21 +88,24 @@ def test_discovery_scripts_that_cannot_be_used(script, tmp_path):
 def test_a_lost_slot_stays_lost_until_it_is_offered_again():
     offered = [Host("localhost", 2)]
     slots = discovery.Slots(lambda: offered, max_workers=3)
-    first, second = slots.now()
+
+    def names(count: int) -> list[str]:
+        offered[0] = Host("localhost", count)
+        slots.ask()
+        return slots.names
+
+    first, second = names(2)
     assert [discovery.local_rank(name) for name in (first, second)] == [0, 1]
     assert discovery.host_of(second) == "localhost"
     slots.lose(first)
-    assert slots.now() == [second]
-    offered[0] = Host("localhost", 1)  # The lost one goes first.
-    assert slots.now() == [second]
-    offered[0] = Host("localhost", 2)
-    again = slots.now()
+    assert slots.names == names(2) == [second]
+    assert names(1) == [second]  # The lost one goes first.
+    again = names(2)
     assert again[0] == second
     assert again[1] not in (first, second)
     assert discovery.local_rank(again[1]) == 0  # The GPU of the lost one.
-    offered[0] = Host("localhost", 9)
-    assert slots.now()[:2] == again
-    assert len(slots.now()) == 3
+    assert names(9)[:2] == again
+    assert len(slots.names) == 3
 
 
 def test_what_a_user_hears_of_changes():
@@ -186,6 +189,16 @@ def test_too_few_are_left(run_cli, traces, script):
         assert "goes on with at least 2 workers. Received: 1 left: rank 1" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         traces.wait_for(0)
+
+
+def test_a_script_that_fails_later_is_told_once(run_cli, traces, script):
+    path, slots = script("localhost:2\n")
+    code = RANK + f"rank == 0 and os.remove({str(slots)!r}); time.sleep(3)"
+    done = run_cli(
+        *launch("--min-workers", "2", "--host-discovery", path, code=code, token=traces.token)
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("a discovery script must end with exit code 0") == 1
 
 
 def test_the_error_of_all_is_the_jobs(run_cli, traces):

@@ -120,8 +120,14 @@ class Slots:
         """Notes that the worker of a slot has ended."""
         self._lost.add(name)
 
-    def now(self) -> list[str]:
-        """Asks for the slots that there are; returns their names, without those that are lost."""
+    @property
+    def names(self) -> list[str]:
+        """Those that can be used, as they were when last asked for."""
+        known = [name for names in self._names.values() for name in names]
+        return [name for name in known if name not in self._lost][: self._max_workers]
+
+    def ask(self) -> None:
+        """Asks for the slots that there are now."""
         slots: dict[str, int] = {}
         for host in self._offered():
             slots[host.name] = slots.get(host.name, 0) + host.slots
@@ -131,8 +137,6 @@ class Slots:
             del names[slots.get(host, 0) :]
             while len(names) < slots.get(host, 0):
                 names.append(self._new_name(host, names))
-        known = [name for names in self._names.values() for name in names]
-        return [name for name in known if name not in self._lost][: self._max_workers]
 
     def _new_name(self, host: str, names: list[str]) -> str:
         taken = {local_rank(name) for name in names if name not in self._lost}

@@ -5,8 +5,9 @@ do. What differs from ``horovodrun`` is around it: each slot stands for itself (
 passes through a shell, the rendezvous listens on loopback, and the supervisor hears of every loss.
 
 Events (see ``launch.events``): "world" with the rank of each worker by its number, "lost", "unfit"
-when a worker ends before it could join, and "waiting" when one waits for the others to meet it. A
-worker's number tags its output; it is its first rank, or a new one for a worker that joins.
+when a worker ends before it could join, "waiting" when one waits for the others to meet it, and "no
+discovery" when the slots cannot be learnt. A worker's number tags its output; it is its first rank,
+or a new one for a worker that joins.
 
 Those that meet wait for each other, and Horovod aborts all when one does not come. So a worker
 that joins first gets ready apart from them, TensorFlow imported, and its slot is offered then.
@@ -35,12 +36,14 @@ from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServ
 from horovod.runner.util.network import find_port
 from horovod.runner.util.threads import in_thread
 
+from tfdist.errors import TfdistError
 from tfdist.launch import discovery, events
 from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.hosts import Host
 
 _LOOPBACK, _ADDRESS = "lo", "127.0.0.1"
 _POLL_S = 0.1
+_LONGEST_TEXT = 2000
 
 
 class Workers:
@@ -55,6 +58,7 @@ class Workers:
         self._numbers: dict[str, int] = {}
         self._ranks: dict[str, int] = {}
         self._dismissed: set[str] = set()
+        self._complaint = ""
         self._exits: list[tuple[str, int]] = []
         self.env: dict[str, str] = {}
 
@@ -79,12 +83,21 @@ class Workers:
     # Of ``horovod.runner.elastic.discovery.HostDiscovery``; Horovod calls it every second.
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Returns the slots that Horovod can use: name -> 1."""
-        names = self._slots.now()
+        try:
+            self._slots.ask()
+        except TfdistError as error:  # Those that there were are still there.
+            self._complain(str(error))
+        names = self._slots.names
         for name in set(self._standing_by).difference(names):
             withdrawn = self._standing_by.pop(name, None)
             if withdrawn is not None:
                 withdrawn.end()
         return {name: 1 for name in names if self._is_ready(name)}
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:  # Not every second.
+            self._complaint = text
+            self.tell({"event": "no discovery", "text": text[:_LONGEST_TEXT]})
 
     def _is_ready(self, name: str) -> bool:
         if not self._ranks or (name in self._numbers and name not in self._standing_by):

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.errors import LaunchError
 from tfdist.launch.verdict import Failure, ending
 
-_EVENTS = ("world", "lost", "unfit", "waiting")
+_EVENTS = ("world", "lost", "unfit", "waiting", "no discovery")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,8 @@ class Membership:
         """
         if event["event"] == "world":
             return self._begin_world({int(n): rank for n, rank in event["ranks"].items()})
+        if event["event"] == "no discovery":
+            return event["text"]
         if event["event"] == "unfit":
             how = ending(event["code"])
             return f"a worker on {event['host']} ended before it could join ({how})"
