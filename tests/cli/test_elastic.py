@@ -15,7 +15,7 @@ def test_a_rehearsal_goes_on_without_a_restart(run_cli, shards, model_file):
         timeout_s=260,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 0 was lost; the others went on" in done.stdout
+    assert "rank 0 was lost" in done.stdout
     assert "horovod survives this" in done.stdout
     assert "rank 0 on localhost was lost (exit code 137 (SIGKILL)" in done.stderr
     assert "going on with 1 worker" in done.stderr

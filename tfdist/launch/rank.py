@@ -7,6 +7,7 @@ rank pays for it.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -17,7 +18,8 @@ from tfdist.launch.guard import Guard
 def main() -> None:
     assert sys.argv[1] == "--", sys.argv
     linux.die_with_parent(signal.SIGTERM)
-    events.emit({"event": "started"})
+    where = {"host": os.uname().nodename, "pid": os.getpid()}
+    events.emit({"event": "started", **where, "long": True})
     guard = Guard(sys.argv[2:], lifeline=None, orphan_signal=signal.SIGKILL)
     sys.exit(guard.watch())
 
