@@ -83,8 +83,8 @@ def command(
     """Trains your model twice, unbroken and with the faults, and compares the weights.
 
     The broken training is started again from its last checkpoint, as --max-restarts does, once for
-    each fault; with --min-workers the workers that are left go on. Exit code 0 when it ends with the weights of the unbroken one, 1 when it does not.
-    Nothing is kept.
+    each fault; with --min-workers the workers that are left go on. Exit code 0 when it ends with
+    the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
     if where.place is not None:
