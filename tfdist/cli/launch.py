@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -11,6 +12,33 @@ from tfdist import topology
 from tfdist.launch import jobs, restarts, supervisor
 
 _EXIT_BROKEN_PIPE = 141
+
+
+def elastic_options(command: Callable) -> Callable:
+    """Adds the command-line options of a job that goes on when workers are lost or join."""
+    for decorate in (
+        click.option(
+            "--host-discovery",
+            metavar="SCRIPT",
+            help="Elastic: a program that prints the slots there are, as localhost:2; asked every "
+            "second. Fewer and then more again brings new workers.",
+        ),
+        click.option(
+            "--max-workers",
+            type=click.IntRange(min=1),
+            metavar="M",
+            help="Elastic: most workers at a time.  [default: --workers]",
+        ),
+        click.option(
+            "--min-workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Makes the job elastic: when workers are lost, those that are left go on from "
+            "the last step kept in memory, as long as there are N.",
+        ),
+    ):
+        command = decorate(command)
+    return command
 
 
 @click.command(
@@ -29,6 +57,7 @@ _EXIT_BROKEN_PIPE = 141
     type=click.Choice(jobs.CONTROLLERS),
     help="What starts and connects the processes.  [default: mpi]",
 )
+@elastic_options
 @click.option(
     "--start-timeout",
     "start_timeout_s",
@@ -53,15 +82,19 @@ def command(
     workers: int | None,
     hosts: str | None,
     controller: str | None,
+    min_workers: int | None,
+    max_workers: int | None,
+    host_discovery: str | None,
     start_timeout_s: float,
     max_restarts: int,
     script: tuple[str, ...],
 ) -> int:
     """Run any script on several processes, and end them all.
 
-    Each line of output begins with its rank. When a process fails, all are ended, and the exit code
-    is that of the first that failed. Where srun or mpirun has started this command once for each
-    rank, and neither --workers nor --hosts is given, it runs the script as that rank.
+    Each line of output begins with its rank; in an elastic job with the first one that it had. When
+    a process fails, all are ended, and the exit code is that of the first that failed. Where srun
+    or mpirun has started this command once for each rank, and neither --workers nor --hosts is
+    given, it runs the script as that rank.
     """
 
     warn_without_srun(workers, hosts)
@@ -73,6 +106,9 @@ def command(
             workers=workers,
             hosts=hosts,
             controller=controller,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            host_discovery=host_discovery,
             start_timeout_s=start_timeout_s,
         )
 

@@ -15,7 +15,13 @@ from typing import Any
 
 import click
 
-from tfdist.cli.launch import announce_restart, complain, show, warn_without_srun
+from tfdist.cli.launch import (
+    announce_restart,
+    complain,
+    elastic_options,
+    show,
+    warn_without_srun,
+)
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
@@ -46,6 +52,9 @@ class Where:
     workers: int | None = None
     hosts: str | None = None
     controller: str | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    host_discovery: str | None = None
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 300.0
 
@@ -67,6 +76,9 @@ class Where:
             workers=self.workers,
             hosts=self.hosts,
             controller=self.controller,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            host_discovery=self.host_discovery,
             start_timeout_s=self.start_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
         )
@@ -91,6 +103,9 @@ def where_options(command: Callable) -> Callable:
         workers: int | None,
         hosts: str | None,
         controller: str | None,
+        min_workers: int | None,
+        max_workers: int | None,
+        host_discovery: str | None,
         start_timeout_s: float,
         stall_timeout_s: float,
         **rest: Any,
@@ -105,6 +120,9 @@ def where_options(command: Callable) -> Callable:
             workers=workers,
             hosts=hosts,
             controller=controller,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            host_discovery=host_discovery,
             start_timeout_s=start_timeout_s,
             stall_timeout_s=stall_timeout_s,
         )
@@ -132,6 +150,7 @@ def where_options(command: Callable) -> Callable:
             metavar="SECONDS",
             help="Until every process must have started.",
         ),
+        elastic_options,
         click.option(
             "--controller",
             type=click.Choice(jobs.CONTROLLERS),
@@ -239,7 +258,8 @@ def run(
     except LaunchError:
         tell()
         raise
-    tell()
+    if outcome.exit_code != 0:  # The others of an elastic job may have gone on.
+        tell()
     if outcome.exit_code != 0:
         complain(outcome)
         raise click.exceptions.Exit(outcome.exit_code)

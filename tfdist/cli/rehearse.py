@@ -83,8 +83,8 @@ def command(
     """Trains your model twice, unbroken and with the faults, and compares the weights.
 
     The broken training is started again from its last checkpoint, as --max-restarts does, once for
-    each fault. Exit code 0 when it ends with the weights of the unbroken one, 1 when it does not.
-    Nothing is kept.
+    each fault; with --min-workers the workers that are left go on. Exit code 0 when it ends with
+    the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
     if where.place is not None:
@@ -119,7 +119,8 @@ def command(
         story = Story(broken["faults"])
         _train(unbroken, where, Story([]), "" if as_json else "unbroken")
         try:
-            _train(broken, where, story, "" if as_json else "with faults", len(faults))
+            restarts = 0 if where.min_workers else len(faults)
+            _train(broken, where, story, "" if as_json else "with faults", restarts)
         except (LaunchError, click.exceptions.Exit) as error:
             difference = None
             if isinstance(error, LaunchError):
@@ -196,12 +197,19 @@ class Story:
 
     to_come: list[dict[str, Any]]
     blows: list[Blow] = field(default_factory=list)
+    _lost: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, rank: int, event: dict) -> None:
         now = time.monotonic()
         if event["event"] == "fault":
             self.to_come.remove(event["fault"])
             self.blows.append(Blow(event["fault"], now))
+        elif event["event"] == "lost":
+            self._lost.append(event)
+        elif event["event"] == "world" and self._lost:  # An elastic job goes on.
+            ranks_lost = " and ".join(f"rank {lost['rank']}" for lost in self._lost)
+            self.restarted(0, f"{ranks_lost} was lost; the others went on")
+            self._lost.clear()
         elif event["event"] == "step":
             for blow in self.blows:
                 if blow.ended_s is not None and blow.going_on_s is None:

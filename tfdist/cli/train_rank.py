@@ -16,7 +16,6 @@ from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import RunFolder, read_history, write_history, write_json
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.topology import current
 
 _EVENT_INTERVAL_S = 0.2
 
@@ -24,23 +23,21 @@ _EVENT_INTERVAL_S = 0.2
 class _Report(tf.keras.callbacks.Callback):
     """Tells the command how far this rank is; the chief also keeps the history."""
 
-    def __init__(self, folder: RunFolder, is_chief: bool, records: int, steps: int):
+    def __init__(self, folder: RunFolder, strategy: Any, records: int, steps: int):
         super().__init__()
         self._folder = folder
-        self._is_chief = is_chief
+        self._strategy = strategy
         self._records = records
         self._steps = steps
         self._told_at = 0.0
         self._epoch = 0
         self._has_tested = False
-        self.rows = read_history(folder.history) if is_chief else []
         self.new_rows: list[dict[str, float]] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
         self._begun_at = self._trained_at = time.perf_counter()
         self._batches = 0
-        self.rows = [row for row in self.rows if row["epoch"] <= epoch]
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._trained_at = time.perf_counter()
@@ -64,10 +61,11 @@ class _Report(tf.keras.callbacks.Callback):
             "seconds": round(seconds, 4),
             "samples_per_s": round(trained / seconds, 1),
         }
-        if self._is_chief:
-            self.rows.append(row)
-            self.new_rows.append(row)
-            write_history(self._folder.history, self.rows)
+        self.new_rows.append(row)
+        if self._strategy.topology.is_chief:  # Perhaps after another one, whose rows are there.
+            before = read_history(self._folder.history)
+            rows = [*(row for row in before if row["epoch"] <= epoch), row]
+            write_history(self._folder.history, rows)
         emit({"event": "epoch", "row": row})
 
     def _tell(self, step: int | None) -> None:
@@ -141,8 +139,7 @@ def train(config: dict[str, Any]) -> None:
 
         feed = dataset("train", True)
         validation = dataset("validation", False) if "validation" in config["splits"] else None
-        is_chief = strategy.topology.is_chief
-        report = _Report(folder, is_chief, feed.records_per_epoch, feed.callback_steps)
+        report = _Report(folder, strategy, feed.records_per_epoch, feed.callback_steps)
         checkpoints = tfdist.Checkpoints(
             folder.checkpoints,
             every_steps=config["checkpoint_every"],
@@ -170,7 +167,7 @@ def train(config: dict[str, Any]) -> None:
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
         with _writing():
             strategy.save(model, folder.model)
-        if is_chief:
+        if strategy.topology.is_chief:
             summary = _summary(config, strategy, model.metrics_names, report, test)
             write_json(folder.metrics, summary)
     emit({"event": "done", "long": True})  # Engines take seconds to part.
@@ -183,16 +180,17 @@ def _summary(
     report: _Report,
     test: dict[str, float] | None,
 ) -> dict[str, Any]:
-    last = report.rows[-1]
+    rows = read_history(RunFolder(config["output"]).history)
+    last = rows[-1]
     # The first epoch also traces the step, so it tells nothing of the speed of the others.
-    timed = report.new_rows[1:] or report.new_rows or report.rows
+    timed = report.new_rows[1:] or report.new_rows or rows
     speeds = sorted(timed, key=lambda row: row["samples_per_s"])
     median = speeds[len(speeds) // 2]
     metrics = {k: v for k, v in last.items() if k not in ("epoch", "seconds", "samples_per_s")}
     rate = metrics.pop("learning_rate")
     return {
         "strategy": strategy.name,
-        "workers": current().world_size,
+        "workers": strategy.topology.world_size,
         "replicas": strategy.num_replicas,
         "global_batch_size": config["global_batch_size"],
         "epochs": int(last["epoch"]),

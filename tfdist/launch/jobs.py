@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from tfdist import topology
-from tfdist.errors import LaunchError, unknown_choice
-from tfdist.launch import gloo, local, mpi, tf_cluster
+from tfdist.errors import LaunchError, OptionError, unknown_choice
+from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY
 from tfdist.topology import Topology
@@ -17,6 +17,8 @@ _CONTROLLERS = {
     "horovod": {"mpi": mpi.job, "gloo": gloo.job},
     "multi_worker": {"mpi": tf_cluster.job},
 }
+# strategy -> what builds the job that goes on when processes are lost or join.
+_ELASTIC = {"horovod": elastic.job}
 
 CONTROLLERS = ("mpi", "gloo")
 
@@ -42,6 +44,9 @@ def job_for(
     workers: int | None = None,
     hosts: str | None = None,
     controller: str | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    host_discovery: str | None = None,
     start_timeout_s: float = 120.0,
     stall_timeout_s: float | None = None,
 ) -> Job:
@@ -55,17 +60,31 @@ def job_for(
         workers: number of processes; 2 unless given where the strategy needs several.
         hosts: "a:2,b:2"; None for this machine.
         controller: "mpi" or "gloo"; None for the strategy's first.
+        min_workers: makes the job elastic: it goes on with this many; see ``elastic.job``.
+        max_workers: of an elastic job.
+        host_discovery: of an elastic job.
         start_timeout_s: see ``Job``.
         stall_timeout_s: see ``Job``.
 
     Raises:
-        OptionError: unknown strategy or controller, or hosts that cannot be read.
+        OptionError: unknown strategy or controller, hosts that cannot be read, or options of an
+            elastic job that do not fit.
         LaunchError: more workers than slots, or several for a strategy of one process.
         EngineMissingError: the launcher's program is not installed.
     """
     if strategy not in REGISTRY and strategy != "auto":
         raise unknown_choice("strategy", strategy, [*REGISTRY, "auto"])
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
+    if (min_workers, max_workers, host_discovery) != (None, None, None):
+        _refuse_elastic(strategy, hosts, controller, min_workers)
+        return _ELASTIC[strategy](
+            command,
+            workers=2 if workers is None else workers,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            host_discovery=host_discovery,
+            **timeouts,
+        )
     controllers = _CONTROLLERS.get(strategy)
     place = standing(workers, hosts, controller)
     if place is not None:
@@ -85,6 +104,35 @@ def job_for(
         raise unknown_choice("controller", name, list(controllers))
     workers = 2 if workers is None else workers
     return controllers[name](command, workers=workers, on_hosts=hosts, **timeouts)
+
+
+def _refuse_elastic(
+    strategy: str, hosts: str | None, controller: str | None, min_workers: int | None
+) -> None:
+    if strategy not in _ELASTIC:
+        raise OptionError(
+            f"elastic jobs are for strategy {', '.join(_ELASTIC)}",
+            received=f"--strategy {strategy}",
+            mend="Leave --min-workers, --max-workers and --host-discovery out; --max-restarts "
+            "starts all again when a process is lost",
+        )
+    if min_workers is None:
+        raise OptionError(
+            "--max-workers and --host-discovery are for elastic jobs",
+            mend="Give --min-workers, the number that the job can go on with",
+        )
+    if hosts is not None:
+        raise OptionError(
+            "an elastic job learns its hosts from a script",
+            received=f"--hosts {hosts}",
+            mend="Give --host-discovery SCRIPT instead",
+        )
+    if controller not in (None, "gloo"):
+        raise OptionError(
+            "an elastic job needs the controller gloo: MPI ends with its first lost rank",
+            received=f"--controller {controller}",
+            mend="Leave --controller out",
+        )
 
 
 def _refuse_several(

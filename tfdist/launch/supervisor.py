@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from tfdist.errors import LaunchError
 from tfdist.launch import events
 from tfdist.launch.guard import TERM_GRACE_S
+from tfdist.launch.membership import Elasticity, Membership
 from tfdist.launch.streams import Line, LineSorter
-from tfdist.launch.verdict import VERDICTS
+from tfdist.launch.verdict import VERDICTS, ending
 
 _LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun"}
 _LAST_LINES = 20
@@ -39,12 +40,13 @@ class Job:
         command: the argument list.
         env: the whole environment of the command.
         world_size: number of ranks, >= 1.
-        tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
+        tags: how the output names its rank: see ``LineSorter``.
         first_rank: the lowest rank; above 0 for a single process among others of another launcher.
         start_timeout_s: seconds until every rank must have shown a sign of life.
         stall_timeout_s: longest silence between two events of the job; None for no limit. After an
             event that says so (``"long": True``: imports, the first step, the writing of a
             checkpoint) ``start_timeout_s`` is added.
+        elasticity: of a job that goes on when ranks are lost; None where each is needed.
     """
 
     command: list[str]
@@ -54,6 +56,7 @@ class Job:
     first_rank: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float | None = None
+    elasticity: Elasticity | None = None
 
 
 @dataclass
@@ -85,10 +88,12 @@ def run(
         job: what to run.
         on_line: called with (rank, "stdout" or "stderr", text) for each line of output; the rank is
             None for the launcher's own words.
-        on_event: called with (rank, event) for each event that a rank emits.
+        on_event: called with (rank, event) for each event that a rank emits. An elastic job tells
+            of its own changes as rank 0: {"event": "world", "ranks": ...} and "lost".
 
     Raises:
-        LaunchError: a rank did not start in time, or the job fell silent. All of it has been ended.
+        LaunchError: a rank did not start in time, the job fell silent, or too few workers of an
+            elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
         SystemExit: with code 143, on SIGTERM. All of it has been ended.
     """
@@ -111,6 +116,8 @@ class _Watch:
         self._started_at = time.monotonic()
         self._alive: set[int] = set()
         self._heard_at: dict[int, float] = {}
+        elastic = job.elasticity
+        self._membership = Membership(elastic, job.start_timeout_s) if elastic else None
         self._last_event: dict[int, dict] = {}
         self._last_step: dict[int, dict] = {}
         self._started: dict[int, dict] = {}
@@ -137,22 +144,32 @@ class _Watch:
 
     def outcome(self, exit_code: int) -> Outcome:
         failure = self._verdict.first_failure
+        if self._membership is not None:
+            failure = self._membership.first_failure
         if exit_code == 0:
+            if failure is not None:  # The others had no more need of it.
+                self._on_line(None, "stderr", f"tfdist: {self._membership.losses}")
             return Outcome(0)
         if failure is None and self._job.tags == "none":
             return self._failed(self._job.first_rank, exit_code)
         if failure is None:
             name = _LAUNCHERS.get(self._job.tags, os.path.basename(self._job.command[0]))
             lines = list(self._last.get(None, ()))
-            return Outcome(exit_code, None, lines, f"{name} ended with {_ending(exit_code)}")
+            return Outcome(exit_code, None, lines, f"{name} ended with {ending(exit_code)}")
         return self._failed(failure.rank, failure.exit_code or exit_code)
 
     def _failed(self, rank: int, exit_code: int) -> Outcome:
         lines = list(self._last.get(rank, ()))
-        return Outcome(exit_code, rank, lines, f"rank {rank} ended with {_ending(exit_code)}")
+        return Outcome(exit_code, rank, lines, f"rank {rank} ended with {ending(exit_code)}")
 
     def _take(self, lines: Iterator[Line]) -> None:
         for rank, stream, line in lines:
+            text, event = events.split(line)
+            if self._membership is not None and event is not None:
+                if self._membership.concerns(event):
+                    self._take_change(event)
+                    continue
+                self._membership.note_step(rank, event)
             if rank is None:
                 if line.strip(" -"):
                     self._remember(None, line)
@@ -160,7 +177,6 @@ class _Watch:
                     self._on_line(None, stream, text)
                 continue
             self._alive.add(rank)
-            text, event = events.split(line)
             if event is None:
                 self._remember(rank, line)
                 self._on_line(rank, stream, line)
@@ -173,7 +189,18 @@ class _Watch:
                 self._last_step[rank] = event
             if event["event"] == "started":
                 self._started[rank] = event
+            if self._membership is not None:
+                rank = self._membership.rank_of(rank)
             self._on_event(rank, event)
+
+    def _take_change(self, event: dict) -> None:
+        news = self._membership.take(event)
+        if news is not None:
+            self._on_line(None, "stderr", f"tfdist: {news}")
+        # Those that have left are silent for good; those that meet anew report no step.
+        now = time.monotonic()
+        self._heard_at = {r: now for r in self._heard_at if self._membership.is_member(r)}
+        self._on_event(0, event)
 
     def _remember(self, rank: int | None, line: str) -> None:
         self._last.setdefault(rank, deque(maxlen=_LAST_LINES)).append(line)
@@ -189,6 +216,8 @@ class _Watch:
                 + _quoted(self._last.get(None)),
                 mend="Check that the hosts can be reached, or raise --start-timeout",
             )
+        if self._membership is not None:
+            self._membership.check_deadline()
         if self._job.stall_timeout_s is not None and self._heard_at:
             limits = {rank: self._patience(rank) for rank in self._heard_at}
             if all(now - at > limits[rank] for rank, at in self._heard_at.items()):

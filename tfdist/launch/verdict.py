@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 from dataclasses import dataclass
 
 
@@ -87,4 +89,24 @@ class PlainVerdict:
         return []
 
 
-VERDICTS = {"mpi": MpiVerdict, "gloo": GlooVerdict, "none": PlainVerdict}
+class ElasticVerdict(PlainVerdict):
+    """The driver of an elastic job tells of losses in events; its words are for developers."""
+
+    def take(self, line: str) -> list[str]:
+        return []
+
+
+VERDICTS = {
+    "mpi": MpiVerdict,
+    "gloo": GlooVerdict,
+    "elastic": ElasticVerdict,
+    "none": PlainVerdict,
+}
+
+
+def ending(exit_code: int) -> str:
+    """Returns an exit code in words, with the name of the signal that it stands for."""
+    if exit_code > 128:
+        with contextlib.suppress(ValueError):
+            return f"exit code {exit_code} ({signal.Signals(exit_code - 128).name})"
+    return f"exit code {exit_code}"

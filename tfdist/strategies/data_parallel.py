@@ -77,7 +77,7 @@ class DataParallel(Strategy):
     def scaling(self) -> Scaling:
         from tfdist.training.scaling import Scaling
 
-        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
+        return Scaling(self._lr_scaling, self._warmup_epochs, self.connect().planned_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         from tfdist.training.install import install

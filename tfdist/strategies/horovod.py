@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfdist import topology
@@ -47,6 +48,8 @@ class Horovod(DataParallel):
         compression: "none", or "fp16": gradients travel as float16, which is not exact.
         stall_timeout_s: seconds that a rank waits for the others before the job ends in an error.
         threads: threads that a rank computes with; None divides the cores among a host's ranks.
+        commit_every_steps: in an elastic job, steps between two copies of the training in memory:
+            what the loss of a rank can cost.
         shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
@@ -59,6 +62,7 @@ class Horovod(DataParallel):
         compression: str = "none",
         stall_timeout_s: float = 120,
         threads: int | None = None,
+        commit_every_steps: int = 10,
         **shared: Any,
     ):
         super().__init__(**shared)
@@ -68,15 +72,22 @@ class Horovod(DataParallel):
             raise unknown_choice("compression", compression, _COMPRESSIONS)
         if not isinstance(stall_timeout_s, (int, float)) or stall_timeout_s < 1:
             raise OptionError("stall_timeout_s must be at least 1", received=repr(stall_timeout_s))
-        if threads is not None and (type(threads) is not int or threads < 1):
-            raise OptionError(
-                "threads must be a whole number of at least 1", received=repr(threads)
-            )
+        for option, value in (
+            ("threads", 1 if threads is None else threads),
+            ("commit_every_steps", commit_every_steps),
+        ):
+            if type(value) is not int or value < 1:
+                raise OptionError(
+                    f"{option} must be a whole number of at least 1", received=repr(value)
+                )
         self._op = op
         self._compression = compression
         self._stall_timeout_s = stall_timeout_s
         self._threads = threads
+        self._commit_every_steps = commit_every_steps
         self._hvd: Any = None
+        self._world: Any = None
+        self._news: Any = None
 
     def start(self) -> None:
         place = topology.current()
@@ -89,14 +100,24 @@ class Horovod(DataParallel):
                 received=str(error).splitlines()[0],
                 mend="Run make setup, or pip install tfdist[horovod]",
             ) from error
-        hvd.init()
+        if place.elastic_workers is None:
+            hvd.init()
+        else:
+            from tfdist.strategies.horovod_elastic import HostNews, await_turn, meet
+
+            if place.stand_by is not None:
+                await_turn(place.stand_by)
+            meet(hvd)
+            self._news = HostNews()
         if place.addresses and hvd.size() != place.world_size:
             raise OptionError(
                 "Horovod's ranks are started by mpirun or horovodrun, or by srun with MPI",
                 received=f"{hvd.size()} ranks, where {place.launcher} names {place.world_size}",
                 mend="Use tfdist launch --hosts, srun --mpi=pmix, or strategy 'multi_worker'",
             )
-        self._hvd = hvd
+        from tfdist.strategies.horovod_ring import World
+
+        self._hvd, self._world = hvd, World(hvd.size(), hvd.rank())
         self._take_devices(place)
 
     def _take_devices(self, place: Topology) -> None:
@@ -124,7 +145,10 @@ class Horovod(DataParallel):
 
     @property
     def topology(self) -> Topology:
-        return topology.current()
+        place = topology.current()
+        if place.elastic_workers is None or self._world is None:
+            return place
+        return replace(place, world_size=self._world.size, rank=self._world.rank)
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -136,10 +160,26 @@ class Horovod(DataParallel):
         return tuple(found)
 
     def connect(self) -> Collective:
+        from tfdist.strategies.horovod_elastic import ElasticRing
         from tfdist.strategies.horovod_ring import Ring
 
         assert self._hvd is not None, "start() comes first"
-        return Ring(self._hvd, self._op, self._compression, self._stall_timeout_s)
+        options = {
+            "op": self._op,
+            "compression": self._compression,
+            "stall_timeout_s": self._stall_timeout_s,
+        }
+        planned = topology.current().elastic_workers
+        if planned is None:
+            return Ring(self._hvd, self._world, **options)
+        return ElasticRing(
+            self._hvd,
+            self._world,
+            news=self._news,
+            planned=planned,
+            commit_every_steps=self._commit_every_steps,
+            **options,
+        )
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         return called(model_fn)

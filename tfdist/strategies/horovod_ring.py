@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,43 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.training.collective import Collective
+from tfdist.training.elastic import ProcessLost
 
 # For Horovod's own deadline, whose error says more, to come first.
 _MARGIN_S = 5.0
 
 
+@dataclass
+class World:
+    """The number of ranks and this one, as Horovod last said: after a loss it no longer does."""
+
+    size: int
+    rank: int
+
+
 class Ring(Collective):
     """The ranks of a Horovod job: one replica in each process."""
 
-    def __init__(self, hvd: Any, op: str, compression: str, stall_timeout_s: float):
+    def __init__(
+        self, hvd: Any, world: World, *, op: str, compression: str, stall_timeout_s: float
+    ):
         self._hvd = hvd
+        self._world = world
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
-        self.num_replicas = self.num_processes = hvd.size()
-        self.process = hvd.rank()
         self._stall_timeout_s = stall_timeout_s
+
+    @property
+    def num_replicas(self) -> int:
+        return self._world.size
+
+    @property
+    def num_processes(self) -> int:
+        return self._world.size
+
+    @property
+    def process(self) -> int:
+        return self._world.rank
 
     # Ranks find each other's tensors by name. Horovod's own names are made of layer names, which
     # differ as soon as one rank has made a model more than another: so all are given here.
@@ -82,7 +105,9 @@ class Ring(Collective):
         lines = [line for line in str(error).splitlines() if "Horovod" in line]
         if not lines:
             return None
-        return LaunchError(
+        # Horovod's word for a rank that has gone; ranks that disagree get another kind of error.
+        kind = ProcessLost if isinstance(error, tf.errors.UnknownError) else LaunchError
+        return kind(
             f"all ranks must take every step together; rank {self.process} was left waiting",
             received=lines[-1].strip(),
             mend="Look for the first rank that failed or stopped; its last lines name the cause",

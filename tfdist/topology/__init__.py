@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError
-from tfdist.topology import aws, slurm
+from tfdist.topology import aws, elastic, slurm
 from tfdist.topology.values import whole
 
 
@@ -34,6 +34,10 @@ class Topology:
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
         addresses: "host:port" of each rank, where the source names hosts; empty under MPI and Gloo.
         roles: of each rank, where the source names hosts; empty under MPI and Gloo.
+        elastic_workers: number of processes that an elastic job was asked to work with, whatever
+            their number is now; None where the number is fixed.
+        stand_by: of a process that is to join an elastic job: the file descriptor on which it
+            tells that it is ready, and the one on which it gets its rank; None for all others.
     """
 
     world_size: int = 1
@@ -45,6 +49,8 @@ class Topology:
     role: str = "worker"
     addresses: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
+    elastic_workers: int | None = None
+    stand_by: tuple[int, int] | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -71,6 +77,8 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
     """
     if environ.get("TF_CONFIG"):
         return _from_tf_config(environ["TF_CONFIG"])
+    if elastic.is_worker(environ):
+        return Topology(launcher="gloo", **elastic.place(environ))
     for launcher, names in _LAUNCHERS.items():
         if names[0] in environ:
             return _from_launcher(environ, launcher, *names)
@@ -94,7 +102,7 @@ def current() -> Topology:
 def alone(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns ``environ`` without what makes a process one of several."""
     marks = ["TF_CONFIG", *(names[0] for names in _LAUNCHERS.values())]
-    marks += [*aws.MARKS, *slurm.MARKS]
+    marks += [*elastic.MARKS, *aws.MARKS, *slurm.MARKS]
     return {name: value for name, value in environ.items() if name not in marks}
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import OptionError
 from tfdist.training.collective import Collective
+from tfdist.training.elastic import ElasticCollective, Survival
 
 # Writers of files: several processes would write the same one.
 _CHIEF_ONLY = (tf.keras.callbacks.CSVLogger, tf.keras.callbacks.ProgbarLogger)
@@ -19,6 +20,8 @@ _READERS = (tf.keras.callbacks.ModelCheckpoint, tf.keras.callbacks.TensorBoard)
 
 def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     """Returns the callbacks that run on this process: writers of files only on the chief.
+
+    Where the chief may be lost, all have them, and they wait for their process to become it.
 
     All others run everywhere. They see the metrics of the whole job, so they decide alike.
 
@@ -32,10 +35,77 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
+    if isinstance(collective, ElasticCollective):
+        written = (*_CHIEF_ONLY, tf.keras.callbacks.TensorBoard)
+        return [OfTheChief(c, collective) if isinstance(c, written) else c for c in callbacks]
     if collective.is_chief:
         return list(callbacks)
     left_out = _CHIEF_ONLY if collective.reads_together else (*_CHIEF_ONLY, *_READERS)
     return [c for c in callbacks if not isinstance(c, left_out)]
+
+
+class OfTheChief(tf.keras.callbacks.Callback):
+    """Runs a callback on the chief alone; on a new one from where the old one was lost."""
+
+    def __init__(self, callback: tf.keras.callbacks.Callback, collective: Collective):
+        super().__init__()
+        self._callback = callback
+        self._collective = collective
+        self._has_begun = False
+        self._epoch: int | None = None
+
+    def set_params(self, params: dict) -> None:
+        self._callback.set_params(params)
+
+    def set_model(self, model: tf.keras.Model) -> None:
+        self._callback.set_model(model)
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self._collective.is_chief:
+            self._has_begun = True
+            self._callback.on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._epoch = epoch
+        if self._is_on():
+            self._callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_epoch_end(epoch, logs)
+        self._epoch = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_train_batch_end(batch, logs)
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_test_begin(logs)
+
+    def on_test_end(self, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_test_end(logs)
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        if self._is_on():
+            self._callback.on_train_end(logs)
+
+    def _is_on(self) -> bool:
+        if not self._collective.is_chief:
+            return False
+        if not self._has_begun:
+            self._has_begun = True
+            if isinstance(self._callback, tf.keras.callbacks.CSVLogger):
+                self._callback.append = True  # After the rows of the chief before.
+            self._callback.on_train_begin()
+            if self._epoch is not None:
+                self._callback.on_epoch_begin(self._epoch)
+        return True
 
 
 class JobCallbacks(tf.keras.callbacks.CallbackList):
@@ -51,23 +121,56 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._collective = collective
         self._begun = False
         self._stop_wanted = False
+        self._epoch_begun: int | None = None
+        self._epoch_ended: int | None = None
+        self._survival: Survival | None = None
+        self._watchers: list[Any] = []
         self.is_last_fit = True
+        #: Steps of the next fit's first epoch that the callbacks have been told of before it.
+        self.steps_before = 0
+
+    def go_on_with(self, survival: Survival) -> None:
+        """Has it told of each step and epoch, after all callbacks."""
+        self._survival = survival
+
+    def watch_with(self, watchers: Sequence[Any]) -> None:
+        """Adds callbacks that watch a call of Keras' fit; those of the call before leave."""
+        for watcher in self._watchers:
+            self.callbacks.remove(watcher)
+        self._watchers = list(watchers)
+        for watcher in watchers:
+            self.append(watcher)
+            watcher.set_model(self.model)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if not self._begun:
             self._begun = True
             super().on_train_begin(logs)
 
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        if epoch != self._epoch_begun:  # Else it goes on after a loss.
+            self._epoch_begun = epoch
+            super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        super().on_train_batch_begin(batch + self.steps_before, logs)
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        super().on_train_batch_end(batch, logs)
+        super().on_train_batch_end(batch + self.steps_before, logs)
         if self._collective.num_processes > 1 and self.model.stop_training:
             self._stop_wanted = True
             self.model.stop_training = False
+        if self._survival is not None:
+            self._survival.step_done(self._epoch_begun, batch + self.steps_before + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        wanted = self._stop_wanted or self.model.stop_training
-        self.model.stop_training = any(self._collective.gather(wanted))
+        if epoch != self._epoch_ended:  # Else its end was told, and a process lost, before all met.
+            self._epoch_ended = epoch
+            super().on_epoch_end(epoch, logs)
+            self._stop_wanted = self._stop_wanted or self.model.stop_training
+        self.model.stop_training = any(self._collective.gather(self._stop_wanted))
+        if self._survival is not None:
+            self._survival.epoch_done(epoch, self.model.stop_training)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self.is_last_fit or self.model.stop_training:

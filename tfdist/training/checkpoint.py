@@ -80,15 +80,27 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     # Called by the fit of a built model ---------------------------------------------------------
 
-    def bind(self, model: tf.keras.Model, collective: Collective, data: DataState) -> Start:
+    def bind(
+        self,
+        model: tf.keras.Model,
+        collective: Collective,
+        data: DataState,
+        *,
+        begun_at: Start | None = None,
+    ) -> Start:
         """Makes ready to save ``model``, and restores the last checkpoint when asked to.
 
         The chief reads; the caller hands weights and optimizer state on to the other processes.
+
+        Args:
+            begun_at: the first step of a fit that other processes are in the middle of; nothing is
+                restored, and none of them takes part in this.
 
         Raises:
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
         self._collective = collective
+        self._was_chief = collective.is_chief
         self.start = Start()
         self._state = _State(data)
         checkpoint = tf.train.Checkpoint(
@@ -96,6 +108,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
         )
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018
+        if begun_at is not None:
+            self.start = begun_at
+            self._manager = self._managed(checkpoint)
+            return begun_at
         problem = None
         if collective.is_chief:
             checkpoint_files.remove_unfinished(self.directory)
@@ -106,13 +122,16 @@ class Checkpoints(tf.keras.callbacks.Callback):
         problem, self.start = collective.gather((problem, self.start))[0]
         if problem is not None:
             raise problem
-        self._manager = tf.train.CheckpointManager(
+        self._manager = self._managed(checkpoint)
+        return self.start
+
+    def _managed(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
+        return tf.train.CheckpointManager(
             checkpoint,
             str(self.directory),
             max_to_keep=self._keep,
             checkpoint_name=checkpoint_files.PREFIX,
         )
-        return self.start
 
     def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:
         names = checkpoint_files.finished(self.directory)
@@ -142,22 +161,27 @@ class Checkpoints(tf.keras.callbacks.Callback):
             mend=f"Remove {self.directory} and train from the start",
         )
 
+    def go_on_at(self, position: Position) -> None:
+        """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""
+        self._going_on_at = position
+        self._last_step = position.step
+
     # Keras' hooks -------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
-        resumed = epoch == self.start.position.epoch
-        self._steps_before = self.start.position.step if resumed else 0
-        self._last_saved_step = self._steps_before
+        origin, going_on = self.start.position, self._going_on_at
+        self._steps_before = origin.step if epoch == origin.epoch else 0
+        self._last_step = going_on.step if epoch == going_on.epoch else 0
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._every_steps is None:
             return
         step = self._steps_before + batch + 1
         # An execution of several steps may pass over the one that was due.
-        is_due = step // self._every_steps > self._last_saved_step // self._every_steps
+        is_due = step // self._every_steps > self._last_step // self._every_steps
+        self._last_step = step
         if is_due and step < self._state.data.steps_per_epoch:
-            self._last_saved_step = step
             state = self.model.get_metrics_result.merged_state()
             self._save(Position(self._current_epoch, step), state)
 
@@ -186,6 +210,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
             with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
                 self._manager.checkpoint.write(f"{folder}/checkpoint")
             return
+        if not self._was_chief:  # A chief that was lost has written before.
+            self._was_chief = True
+            self._manager = self._managed(self._manager.checkpoint)
         with self._collective.saving.written():
             self._manager.save(checkpoint_number=number)
 
@@ -209,11 +236,13 @@ class Start:
         position: the first step.
         metric_state: of the steps before it in the same epoch.
         parts: processes that read those steps.
+        steps_told: steps of the epoch that callbacks have been told of, here or elsewhere.
     """
 
     position: Position = Position()
     metric_state: np.ndarray | None = None
     parts: int = 1
+    steps_told: int = 0
 
 
 class _State:

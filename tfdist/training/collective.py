@@ -51,6 +51,16 @@ class Collective(abc.ABC):
         """Whether this process writes files and shows progress."""
         return self.process == 0
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether each batch comes with the share that it is of a global one: ``Feed.shared``."""
+        return self.num_replicas > 1
+
+    @property
+    def planned_replicas(self) -> int:
+        """Replicas that the job was asked for: the learning rate's rule counts these."""
+        return self.num_replicas
+
     # Inside a step, on one replica --------------------------------------------------------------
 
     @abc.abstractmethod

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tfdist.records.reader import explain_read_error
 from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
+from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
 from tfdist.training.misfits import check_inputs, explain_label_error
 from tfdist.training.precision import loss_scale_state
@@ -43,6 +46,8 @@ class Runs:
     ):
         self._model = model
         self._collective = collective
+        self._is_elastic = isinstance(collective, ElasticCollective)
+        self._is_surviving = False  # Whether a fit mends losses, those in its callbacks too.
         self._strategy_name = strategy_name
         self._dataset = dataset
         self._check = check
@@ -77,25 +82,25 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             return self._keras_evaluate(x, **options)
-        return self._evaluate_feed(self._as_feed(x, options), **options)
+        return self._mended(self._evaluate_feed, self._as_feed(x, options), options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = _by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
             return self._keras_predict(x, **options)
-        return self._predict_feed(self._as_feed(x, options), **options)
+        return self._mended(self._predict_feed, self._as_feed(x, options), options)
 
     # Data ---------------------------------------------------------------------------------------
 
     def _is_plain_keras(self, x: Any) -> bool:
-        return self._collective.num_replicas == 1 and not isinstance(x, Feed)
+        return not self._collective.shares_batches and not isinstance(x, Feed)
 
     def _needs_feed(self, options: dict) -> bool:
         """Whether a fit asks for more than Keras can do with its own kinds of data."""
         return (
             self._scale is not None
             or isinstance(options.get("validation_data"), Feed)
-            or any(isinstance(c, Checkpoints) for c in _listed(options.get("callbacks")))
+            or bool(_keepers(_listed(options.get("callbacks"))))
         )
 
     def _as_feed(self, x: Any, options: dict) -> Feed:
@@ -129,6 +134,25 @@ class Runs:
 
     def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
         return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
+
+    @property
+    def _parts(self) -> int:
+        """Processes whose order of records a fit keeps, whatever their number is now."""
+        collective = self._collective
+        return collective.planned_replicas if self._is_elastic else collective.num_processes
+
+    def _present(self, feed: Feed) -> Feed:
+        """Returns ``feed`` for the processes that there are now, where they may change."""
+        if not self._is_elastic:
+            return feed
+        if feed.held is not None or feed.records.is_sequential:
+            raise DataError(
+                "the processes of an elastic job divide records that each of them can read",
+                received="records that hosts hold apart, or that come through pipes",
+                mend="Give each process all records as files or arrays, or use --max-restarts",
+            )
+        processes, process = self._collective.num_processes, self._collective.process
+        return replace(feed, parts=processes, part=process, shared=True)
 
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
@@ -186,46 +210,97 @@ class Runs:
         **options: Any,
     ) -> tf.keras.callbacks.History:
         model = self._model
-        feed = feed.weighted_by_class(class_weight)
-        self._agree_on(feed)
+        feed = self._present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
         history = tf.keras.callbacks.History()
         chain = self._chain([*callbacks, history], feed, epochs, self._verbosity(verbose))
-        start = self._prepare(feed, callbacks)
-        initial_epoch = start.position.epoch or initial_epoch
-        if validation_data is not None:
-            validation = self._validation_feed(validation_data)
-            options["validation_data"] = self._batches(validation, 0, 1)
-            options["validation_steps"] = validation.steps_per_epoch
 
-        def run(first: int, last: int, skip_steps: int = 0) -> None:
-            begun = feed.begun_by(start.parts) if skip_steps else feed
-            chain.is_last_fit = last == epochs
-            self._keras_fit(
-                self._batches(begun, first, last, skip_steps),
-                epochs=last,
-                initial_epoch=first,
-                steps_per_epoch=feed.steps_per_epoch - skip_steps,
-                callbacks=chain,
-                **options,
-            )
+        def train(start: Start) -> None:
+            present = self._present(feed)
+            next_epoch = start.position.epoch or initial_epoch
+            if validation_data is not None:
+                validation = self._validation_feed(validation_data)
+                options["validation_data"] = self._batches(validation, 0, 1)
+                options["validation_steps"] = validation.steps_per_epoch
 
-        with self._reading(feed) as watch:
-            for callback in watch:
-                chain.append(callback)
-                callback.set_model(model)
-            if start.position.step and initial_epoch < epochs:
-                # Keras' epochs have one length: the rest of the broken one is a fit of its own.
-                model.get_metrics_result.carried = start.metric_state
-                run(initial_epoch, initial_epoch + 1, start.position.step)
-                model.get_metrics_result.carried = None
-                initial_epoch = epochs if model.stop_training else initial_epoch + 1
-            if initial_epoch < epochs:
-                run(initial_epoch, epochs)
+            def run(first: int, last: int, skip_steps: int = 0) -> None:
+                begun = present.begun_by(start.parts if skip_steps else self._parts)
+                chain.is_last_fit = last == epochs
+                chain.steps_before = start.steps_told if skip_steps else 0
+                self._keras_fit(
+                    self._batches(begun, first, last, skip_steps),
+                    epochs=last,
+                    initial_epoch=first,
+                    steps_per_epoch=feed.steps_per_epoch - skip_steps,
+                    callbacks=chain,
+                    **options,
+                )
+
+            for keeper in _keepers(callbacks):
+                keeper.go_on_at(start.position)
+            model.get_metrics_result.carried = None
+            with self._reading(feed) as watch:
+                chain.watch_with(watch)
+                if start.position.step and next_epoch < epochs:
+                    # Keras' epochs have one length: the rest of the broken one is its own fit.
+                    model.get_metrics_result.carried = start.metric_state
+                    run(next_epoch, next_epoch + 1, start.position.step)
+                    model.get_metrics_result.carried = None
+                    next_epoch = epochs if model.stop_training else next_epoch + 1
+                if next_epoch < epochs:
+                    run(next_epoch, epochs)
+
+        if self._is_elastic:
+            self._survive(feed, callbacks, chain, epochs, train)
+        else:
+            self._agree_on(feed)
+            train(self._prepare(feed, callbacks))
         model.history = history
         return history
 
+    def _survive(
+        self,
+        feed: Feed,
+        callbacks: list,
+        chain: JobCallbacks,
+        epochs: int,
+        train: Callable[[Start], None],
+    ) -> None:
+        """Trains on whatever processes there are, from the last commit after each change."""
+        survival = Survival(
+            self._model, self._collective, chain.callbacks, epochs, feed.steps_per_epoch
+        )
+        chain.go_on_with(survival)
+
+        def join(begun_at: Start) -> None:
+            self._prepare(feed, callbacks, begun_at)
+            chain.on_train_begin()
+
+        def agree_and_train(start: Start) -> None:
+            self._agree_on(self._present(feed))
+            train(start)
+
+        self._build_optimizer()
+        self._is_surviving = True
+        try:
+            survival.run(
+                lambda: self._reading(feed),
+                begin=lambda: self._prepare(feed, callbacks),
+                join=join,
+                train=agree_and_train,
+            )
+        finally:
+            self._is_surviving = False
+
+    def _mended(self, loop: Callable[..., Any], feed: Feed, options: dict) -> Any:
+        """Runs a loop that trains nothing; once more where a process was lost in it."""
+        if not self._is_elastic or self._is_surviving:
+            return loop(feed, **options)
+        explained = functools.partial(self._reading, feed)
+        return repeat(self._model, self._collective, explained, lambda: loop(feed, **options))
+
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
+        feed = self._present(feed)
         self._agree_on(feed)
         with self._reading(feed) as watch:
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
@@ -238,6 +313,7 @@ class Runs:
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
+        feed = self._present(feed)
         self._agree_on(feed)
         with self._reading(feed) as watch:
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
@@ -253,42 +329,50 @@ class Runs:
 
     # Before the first step ----------------------------------------------------------------------
 
-    def _prepare(self, feed: Feed, callbacks: Any) -> Start:
+    def _build_optimizer(self) -> None:
         model = self._model
-        if self._check is not None:
-            self._check(model)
         with model.distribute_strategy.scope():
             if hasattr(model.optimizer, "build"):  # The slots must exist to be restored or sent.
                 model.optimizer.build(model.trainable_variables)
+
+    def _prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
+        """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
+        model = self._model
+        if self._check is not None:
+            self._check(model)
+        self._build_optimizer()
         start = Start()
-        keepers = [c for c in callbacks if isinstance(c, Checkpoints)]
+        keepers = _keepers(callbacks)
         if keepers:
             data = DataState(
                 seed=feed.seed,
                 num_records=feed.num_records,
                 global_batch_size=feed.global_batch_size,
                 steps_per_epoch=feed.steps_per_epoch,
-                parts=self._collective.num_processes,
+                parts=self._parts,
             )
-            start = keepers[0].bind(model, self._collective, data)
-        variables = model.optimizer.variables
-        optimizer_state = variables() if callable(variables) else variables
-        scale = loss_scale_state(model.optimizer)
-        self._collective.broadcast([*model.variables, *optimizer_state, *scale])
+            start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
+        if begun_at is None:
+            variables = model.optimizer.variables
+            optimizer_state = variables() if callable(variables) else variables
+            scale = loss_scale_state(model.optimizer)
+            self._collective.broadcast([*model.variables, *optimizer_state, *scale])
         if self._scale is not None:
             self._scale.prepare(model.optimizer, feed.steps_per_epoch)
-            if self._collective.is_chief:
+            if self._collective.is_chief and begun_at is None:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         own = [EffectiveLearningRate()]  # First: the user's loggers then see what it adds.
+        if self._is_elastic and verbose != 0:  # For whoever is the chief.
+            callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
             [*own, *for_process(callbacks, self._collective)],
             self._collective,
-            add_progbar=verbose != 0,
+            add_progbar=verbose != 0 and not self._is_elastic,
             model=self._model,
             verbose=verbose,
             epochs=epochs,
@@ -308,11 +392,12 @@ class Runs:
                 received=type(data).__name__,
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
+        feed = self._present(feed)
         self._agree_on(feed)
         return feed
 
     def _verbosity(self, verbose: Any) -> Any:
-        if not self._collective.is_chief:
+        if not self._collective.is_chief and not self._is_elastic:
             return 0
         return 1 if verbose == "auto" else verbose
 
@@ -321,6 +406,10 @@ def _by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
     """Returns positional arguments after ``x`` of one of Keras' loops by their names."""
     names = list(inspect.signature(method).parameters)[2:]
     return dict(zip(names, args, strict=False))
+
+
+def _keepers(callbacks: list[Any]) -> list[Checkpoints]:
+    return [callback for callback in callbacks if isinstance(callback, Checkpoints)]
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.training import batch_norm
 from tfdist.training.collective import Collective
+from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs
 from tfdist.training.metrics import MergedResults
@@ -41,7 +42,10 @@ def install(
     """
     options = options or StepOptions()
     model.get_metrics_result = MergedResults(model, collective)
-    shares = collective.num_replicas > 1
+    shares = collective.shares_batches
+    is_elastic = isinstance(collective, ElasticCollective)
+    if is_elastic:
+        refuse_late_slots(model)
     if shares or options.changes_the_step:
         refuse_custom_steps(model, strategy_name)
         refuse_xla(model)
@@ -56,15 +60,23 @@ def install(
     model.fit = runs.fit
     model.evaluate = runs.evaluate
     model.predict = runs.predict
-    if not collective.is_chief:
-        for save in ("save", "save_weights", "export"):
-            aside = _written_aside(getattr(model, save))
-            setattr(model, save, aside if collective.reads_together else _left_to_the_chief)
+    if is_elastic or not collective.is_chief:
+        for name in ("save", "save_weights", "export"):
+            save = getattr(model, name)
+            aside = collective.reads_together
+            setattr(model, name, _written_aside(save) if aside else _by_chief(save, collective))
     return model
 
 
-def _left_to_the_chief(*args: Any, **options: Any) -> None:
-    """Replaces Keras' ways to write a file where another process writes it already."""
+def _by_chief(save: Callable, collective: Collective) -> Callable:
+    """Returns ``save`` for a process that leaves it to another one for as long as that is chief."""
+
+    @functools.wraps(save)
+    def save_if_chief(*args: Any, **options: Any) -> None:
+        if collective.is_chief:
+            save(*args, **options)
+
+    return save_if_chief
 
 
 def _written_aside(save: Callable) -> Callable:
@@ -101,4 +113,17 @@ def refuse_xla(model: tf.keras.Model) -> None:
             "XLA cannot compile a step that several replicas share",
             received=f"model '{model.name}' compiled with jit_compile=True",
             mend="Compile it without jit_compile, or use strategy 'single'",
+        )
+
+
+def refuse_late_slots(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer makes variables in its first step; an elastic fit must know them.
+    """
+    if isinstance(model.optimizer, tf.keras.optimizers.legacy.Optimizer):
+        name = type(model.optimizer).__name__
+        raise ModelError(
+            "an elastic job needs an optimizer that can make its variables before the first step",
+            received=f"the legacy optimizer {name}",
+            mend=f"Compile with tf.keras.optimizers.{name}",
         )

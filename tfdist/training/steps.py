@@ -98,7 +98,7 @@ class SharedSteps:
         return _true_rows(share[0], self._model(x, training=False))[0]
 
     def _batch(self, data: Any) -> tuple[tuple[Any, Any, Any], tf.Tensor]:
-        if self._collective.num_replicas > 1:
+        if self._collective.shares_batches:
             batch, share = data
             return tf.keras.utils.unpack_x_y_sample_weight(batch), share
         rows = tf.shape(tf.nest.flatten(data)[0], tf.int64)[0]

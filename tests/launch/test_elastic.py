@@ -1,0 +1,233 @@
+"""Elastic jobs without TensorFlow: what is refused, what a loss leads to, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdist import topology
+from tfdist.errors import LaunchError, OptionError
+from tfdist.launch import discovery, elastic, hosts, jobs
+from tfdist.launch.hosts import Host
+from tfdist.launch.membership import Elasticity, Membership
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_workers": 3}, "at most --workers"),
+        ({"min_workers": 1, "max_workers": 1}, "--max-workers must be at least --workers"),
+        ({"min_workers": 1, "max_workers": 3}, "Give --host-discovery SCRIPT"),
+        ({"max_workers": 3}, "Give --min-workers"),
+        ({"host_discovery": "x"}, "Give --min-workers"),
+        ({"min_workers": 1, "hosts": "a:2"}, "Give --host-discovery SCRIPT instead"),
+        ({"min_workers": 1, "controller": "mpi"}, "Leave --controller out"),
+        ({"min_workers": 1, "strategy": "multi_worker"}, "elastic jobs are for strategy horovod"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    strategy = options.pop("strategy", "horovod")
+    with pytest.raises(OptionError, match=message):
+        jobs.job_for(strategy, ["x"], workers=2, **options)
+
+
+def test_a_job_carries_its_own_numbers(monkeypatch):
+    monkeypatch.setattr(hosts, "physical_cores", lambda: 4)
+    job = elastic.job(["x"], workers=3, min_workers=2, start_timeout_s=50, environ={"PATH": "/bin"})
+    assert job.elasticity == Elasticity(min_workers=2, is_fixed=True)
+    assert (job.world_size, job.tags) == (3, "elastic")
+    assert job.env["TFDIST_ELASTIC_WORKERS"] == "3"
+    assert job.env["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "25"
+    with pytest.raises(LaunchError, match="5 workers for 4 slots"):
+        elastic.job(["x"], workers=5, min_workers=2)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a discovery script that prints what stands in a file; returns both."""
+
+    def write(text: str):
+        slots, path = tmp_path / "slots", tmp_path / "discover me"
+        slots.write_text(text)
+        path.write_text(f"#!/bin/sh\ncat '{slots}'\n")
+        path.chmod(0o755)
+        return path, slots
+
+    return write
+
+
+def test_discovery_scripts_that_cannot_be_used(script, tmp_path):
+    path, slots = script("localhost:2\n")
+    discovery.check(str(path))
+    assert discovery.run(str(path)) == [Host("localhost", 2)]
+    for text, error, message in (
+        ("", OptionError, "prints the hosts that there are"),
+        ("localhost:many\n", OptionError, "'localhost:many'"),
+        ("elsewhere:2\n", OptionError, "run on this machine. Received: host elsewhere"),
+    ):
+        slots.write_text(text)
+        with pytest.raises(error, match=message):
+            discovery.check(str(path))
+    slots.unlink()
+    with pytest.raises(LaunchError, match=r"exit code 0\. Received: 1 from .*No such file"):
+        discovery.check(str(path))
+    path.chmod(0o644)
+    with pytest.raises(OptionError, match="Run chmod"):
+        discovery.check(str(path))
+    with pytest.raises(OptionError, match="names a file"):
+        discovery.check(str(tmp_path / "none"))
+
+
+def test_a_lost_slot_stays_lost_until_it_is_offered_again():
+    offered = [Host("localhost", 2)]
+    slots = discovery.Slots(lambda: offered, max_workers=3)
+
+    def names(count: int) -> list[str]:
+        offered[0] = Host("localhost", count)
+        slots.ask()
+        return slots.names
+
+    first, second = names(2)
+    assert [discovery.local_rank(name) for name in (first, second)] == [0, 1]
+    assert discovery.host_of(second) == "localhost"
+    slots.lose(first)
+    assert slots.names == names(2) == [second]
+    assert names(1) == [second]  # The lost one goes first.
+    again = names(2)
+    assert again[0] == second
+    assert again[1] not in (first, second)
+    assert discovery.local_rank(again[1]) == 0  # The GPU of the lost one.
+    assert names(9)[:2] == again
+    assert len(slots.names) == 3
+
+
+def test_what_a_user_hears_of_changes():
+    members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=60)
+    assert members.take({"event": "world", "ranks": {"0": 0, "1": 1}}) is None
+    members.note_step(0, {"event": "step", "epoch": 1, "step": 7})
+    assert members.take({"event": "lost", "number": 0, "rank": 0, "host": "h", "code": 137}) is None
+    assert members.take({"event": "world", "ranks": {"1": 0}}) == (
+        "rank 0 on h was lost (exit code 137 (SIGKILL), last heard of at step 7 of epoch 2); "
+        "going on with 1 worker"
+    )
+    assert members.rank_of(1) == 0
+    assert not members.is_member(0)
+    unfit = members.take({"event": "unfit", "host": "h", "code": 1})
+    assert unfit == "a worker on h ended before it could join (exit code 1)"
+    grown = members.take({"event": "world", "ranks": {"1": 0, "3": 1}})
+    assert grown == "1 worker joined; going on with 2 workers"
+    shrunk = members.take({"event": "world", "ranks": {"1": 0}})
+    assert shrunk == "1 worker no longer offered; going on with 1 worker"
+    assert members.first_failure is None
+
+
+def test_those_that_go_on_must_meet_within_the_deadline():
+    members = Membership(Elasticity(min_workers=1, is_fixed=False), timeout_s=0)
+    members.take({"event": "world", "ranks": {"0": 0, "1": 1}})
+    members.check_deadline()
+    members.take({"event": "waiting"})  # As when another hangs.
+    with pytest.raises(LaunchError, match="must meet again within 0 s"):
+        members.check_deadline()
+
+
+def test_the_place_of_a_worker_comes_from_the_driver():
+    environ = {
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_RANK": "1",
+        "HOROVOD_LOCAL_RANK": "0",
+        "TFDIST_LOCAL_RANK": "1",
+        "TFDIST_ELASTIC_WORKERS": "2",
+    }
+    place = topology.from_environ(environ)
+    assert (place.rank, place.local_rank, place.local_size) == (1, 1, 2)
+    assert (place.elastic_workers, place.stand_by) == (2, None)
+    with pytest.raises(OptionError, match="started by tfdist"):
+        topology.from_environ({"HOROVOD_ELASTIC": "1", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"})
+    del environ["HOROVOD_SIZE"], environ["HOROVOD_RANK"]
+    assert topology.from_environ(environ | {"TFDIST_STAND_BY": "5,6"}).stand_by == (5, 6)
+
+
+# Real processes ---------------------------------------------------------------------------------
+
+RANK = "import os, signal, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
+KILL = RANK + "rank == 1 and os.kill(os.getpid(), signal.SIGKILL); "
+
+
+def launch(*more: str, code: str, token: str) -> list[str]:
+    options = ["launch", "--workers", "2", *more]
+    return [*options, "--", sys.executable, "-c", code, token]
+
+
+def test_a_loss_that_the_others_can_do_without(run_cli, traces):
+    done = run_cli(
+        *launch(
+            "--min-workers", "1", code=KILL + "time.sleep(2); print('done')", token=traces.token
+        )
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] done\n")
+    assert "rank 1 on localhost was lost (exit code 137 (SIGKILL))" in done.stderr
+    assert traces.alive() == []
+
+
+def test_too_few_are_left(run_cli, traces, script):
+    """At once where no other can come, and else within the deadline."""
+    path, _ = script("localhost:2\n")
+    waiting = ("--host-discovery", str(path), "--start-timeout", "4")
+    for more in ((), waiting):
+        done = run_cli(
+            *launch("--min-workers", "2", *more, code=KILL + "time.sleep(600)", token=traces.token)
+        )
+        assert done.returncode == 2
+        assert "goes on with at least 2 workers. Received: 1 left: rank 1" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        traces.wait_for(0)
+
+
+def test_a_script_that_fails_later_is_told_once(run_cli, traces, script):
+    path, slots = script("localhost:2\n")
+    code = RANK + f"rank == 0 and os.remove({str(slots)!r}); time.sleep(3)"
+    done = run_cli(
+        *launch("--min-workers", "2", "--host-discovery", path, code=code, token=traces.token)
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("a discovery script must end with exit code 0") == 1
+
+
+def test_the_error_of_all_is_the_jobs(run_cli, traces):
+    done = run_cli(
+        *launch("--min-workers", "1", code=RANK + "sys.exit('no data')", token=traces.token)
+    )
+    assert done.returncode == 1
+    assert "ended with exit code 1; its last lines:" in done.stderr
+    assert "no data" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_nothing_outlives_a_signal(traces, tmp_path, number, code):
+    arguments = launch(
+        "--min-workers", "1", code="import time; time.sleep(600)", token=traces.token
+    )
+    with open(tmp_path / "output", "wb") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # A shell may have handed down an ignored SIGINT, which Python would keep.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    deadline = time.monotonic() + 60
+    while sum(process.cmdline()[1] == "-c" for process in traces.alive()) != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(launcher.pid, number)
+    assert launcher.wait(timeout=60) == code
+    traces.wait_for(0)

@@ -1,0 +1,56 @@
+"""The place of a worker in an elastic Horovod job, as tfdist's driver tells it.
+
+Each slot is a host to Horovod there, so the driver tells which it is of its real host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.errors import OptionError
+from tfdist.topology.values import whole
+
+MARKS = ("HOROVOD_ELASTIC",)
+_WORKERS = "TFDIST_ELASTIC_WORKERS"
+_LOCAL_RANK = "TFDIST_LOCAL_RANK"
+_STAND_BY = "TFDIST_STAND_BY"
+
+
+def is_worker(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to an elastic job."""
+    return any(environ.get(mark) for mark in MARKS)
+
+
+def place(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the place of a worker: fields of ``Topology``.
+
+    Raises:
+        OptionError: another program than tfdist started it.
+    """
+    if not environ.get(_WORKERS):
+        raise OptionError(
+            "an elastic job is started by tfdist, which keeps its batches the same",
+            received=f"{MARKS[0]} without {_WORKERS}",
+            mend="Write tfdist launch --workers 2 --min-workers 1 -- python script.py",
+        )
+    workers = whole(environ, _WORKERS, at_least=1)
+    found = {
+        "local_rank": whole(environ, _LOCAL_RANK),
+        "local_size": workers,
+        "elastic_workers": workers,
+    }
+    stand_by = environ.get(_STAND_BY)
+    if stand_by:  # Without a rank before it joins.
+        ready, turn = stand_by.split(",")
+        return {
+            **found,
+            "world_size": workers + 1,
+            "rank": workers,
+            "stand_by": (int(ready), int(turn)),
+        }
+    return {
+        **found,
+        "world_size": whole(environ, "HOROVOD_SIZE", at_least=1),
+        "rank": whole(environ, "HOROVOD_RANK"),
+    }

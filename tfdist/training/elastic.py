@@ -1,0 +1,323 @@
+"""A fit that goes on when processes are lost, or when others join.
+
+Each process keeps a copy of the training in memory, taken every few steps at the same step by all
+(a *commit*). After a loss those that are left take the last commit and meet anew. Whoever has come
+furthest gives its commit to all others, and so also to a process that joins, which has built its
+model and called ``fit`` like the first ones did.
+
+Whatever the number of processes, the global batches stay those of the number that the job was
+asked to work with, and so do the learning rate and its rule: the weights are those of a training
+that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import LaunchError
+from tfdist.training.checkpoint import Position, Start
+from tfdist.training.collective import Collective
+from tfdist.training.precision import loss_scale_state
+
+# More losses than this without a commit between them have a cause in the step itself.
+_MOST_LOSSES_IN_PLACE = 5
+_fits = itertools.count()
+# What processes tell that meet outside of a fit.
+_OUTSIDE = "outside"
+
+
+class ProcessLost(LaunchError):
+    """Another process of the job was lost within a step."""
+
+
+class ProcessesChanged(Exception):
+    """Processes are about to join or to leave. Raised after a commit, on all processes at once."""
+
+
+class ElasticCollective(Collective):
+    """A ``Collective`` whose processes may change while a fit runs."""
+
+    #: Steps between two commits.
+    commit_every_steps: int
+
+    @property
+    def shares_batches(self) -> bool:
+        return True  # Alone, a process may not stay so.
+
+    @abc.abstractmethod
+    def will_change(self) -> bool:
+        """Whether processes are about to join or to leave; the same on all processes."""
+
+    @abc.abstractmethod
+    def meet(self) -> None:
+        """Begins anew with the processes that there are now.
+
+        Raises:
+            LaunchError: this cannot be done.
+        """
+
+    @abc.abstractmethod
+    def hand_on(self, arrays: list[np.ndarray], root: int) -> list[np.ndarray]:
+        """Returns the arrays of process ``root``; all give arrays of the same shapes and types."""
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """A training at one step.
+
+    Attributes:
+        start: the next step.
+        origin: the first step of the whole fit.
+        variables: of model and optimizer.
+        is_over: whether no step is left.
+    """
+
+    start: Start
+    origin: Start
+    variables: list[tf.Tensor]
+    is_over: bool = False
+
+    @property
+    def reached(self) -> tuple[int, int, bool]:
+        return self.start.position.epoch, self.start.position.step, self.is_over
+
+
+class Survival:
+    """Keeps one fit going.
+
+    Args:
+        model: the one that trains; its optimizer has all its variables.
+        collective: the processes.
+        callbacks: of the fit. What Keras' own have noted (the best loss so far, the history) is
+            given to a process that joins.
+        epochs: number of the last one.
+        steps_per_epoch: of the data.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        collective: ElasticCollective,
+        callbacks: Sequence[Any],
+        epochs: int,
+        steps_per_epoch: int,
+    ):
+        self._model = model
+        self._collective = collective
+        self._callbacks = callbacks
+        self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._number = next(_fits)
+        self._origin = Start()
+        self._last: _Commit | None = None
+        self._notes: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def run(
+        self,
+        explained: Callable[[], contextlib.AbstractContextManager],
+        *,
+        begin: Callable[[], Start],
+        join: Callable[[Start], None],
+        train: Callable[[Start], None],
+    ) -> None:
+        """Trains to the end, whatever happens to other processes.
+
+        Args:
+            explained: encloses what follows: turns the engine's errors into ``ProcessLost``.
+            begin: makes ready where all processes are new; returns the first step.
+            join: makes this process ready to go on with what others began, at the first step of
+                the whole fit.
+            train: trains from a step to the end.
+        """
+        is_ready = False
+        losses_in_place = 0
+        while True:
+            before = self._last
+            try:
+                with explained():
+                    start = self._agree()
+                    if start is None:
+                        start = self._origin = begin()
+                        is_ready = True
+                        self._commit(start.position, start.metric_state)
+                    elif not is_ready:
+                        join(self._origin)
+                        _take_notes(self._callbacks, self._notes)
+                        is_ready = True
+                if not self._last.is_over:
+                    train(start)
+                return
+            except ProcessesChanged:
+                losses_in_place = 0
+            except ProcessLost:
+                has_moved = self._last is not None and (
+                    before is None or self._last.reached != before.reached
+                )
+                losses_in_place = 0 if has_moved else losses_in_place + 1
+                if losses_in_place == _MOST_LOSSES_IN_PLACE:
+                    raise
+            forget_traces(self._model)
+            self._collective.meet()
+
+    def step_done(self, epoch: int, steps_told: int) -> None:
+        """Commits when it is time to, within an epoch.
+
+        Args:
+            epoch: of the step, counted from 0.
+            steps_told: steps of this epoch that callbacks have been told of.
+
+        Raises:
+            ProcessesChanged: see ``epoch_done``.
+        """
+        origin, last = self._origin.position, self._last.start.position
+        step = steps_told + (origin.step if epoch == origin.epoch else 0)
+        every = self._collective.commit_every_steps
+        # An execution of several steps may pass over the one that was due.
+        is_due = step // every > (last.step if epoch == last.epoch else 0) // every
+        if is_due and step < self._steps_per_epoch:
+            state = self._model.get_metrics_result.merged_state()
+            flat = np.concatenate([np.ravel(array).astype(np.float64) for array in state])
+            self._commit(Position(epoch, step), flat)
+
+    def epoch_done(self, epoch: int, is_over: bool) -> None:
+        """Commits at the end of an epoch; all processes call it.
+
+        Args:
+            epoch: that has ended.
+            is_over: whether a callback has stopped the training.
+
+        Raises:
+            ProcessesChanged: the commit is there, and processes are about to join or to leave.
+        """
+        self._commit(Position(epoch + 1, 0), None, is_over or epoch + 1 >= self._epochs)
+
+    def _commit(
+        self, position: Position, metric_state: np.ndarray | None, is_over: bool = False
+    ) -> None:
+        will_change = not is_over and self._collective.will_change()
+        start = self._start_at(position, metric_state)
+        copies = [tf.identity(variable) for variable in self._variables()]
+        self._last = _Commit(start, self._origin, copies, is_over)
+        if will_change:
+            raise ProcessesChanged
+
+    def _start_at(self, position: Position, metric_state: np.ndarray | None) -> Start:
+        origin, parts, told = self._origin, self._collective.planned_replicas, position.step
+        if position.step and position.epoch == origin.position.epoch:
+            told -= origin.position.step
+            if origin.position.step:  # The rest of an epoch that others began, in their order.
+                parts = origin.parts
+        return Start(position, metric_state, parts, told)
+
+    def _agree(self) -> Start | None:
+        """Returns where all go on, None where nobody has begun."""
+        mine = self._last.reached if self._last is not None else None
+        told = self._collective.gather((self._number, mine))
+        if _OUTSIDE in told or max(number for number, _ in told) > self._number:
+            raise LaunchError(
+                "a worker joins an elastic job during its first fit",
+                received="a job that is past it",
+                mend="Nothing needs to be done: the others go on without this one",
+            )
+        if min(number for number, _ in told) < self._number:
+            raise ProcessLost("a process that cannot join leaves")
+        known = [reached for _, reached in told]
+        if all(reached is None for reached in known):
+            return None
+        root = known.index(max(reached for reached in known if reached is not None))
+        self._receive(root)
+        return self._last.start
+
+    def _receive(self, root: int) -> None:
+        """Takes over the commit of process ``root``, and puts its values into the variables."""
+        variables = self._variables()
+        told = None
+        if self._collective.process == root:
+            told = (replace(self._last, variables=[]), _notes_of(self._callbacks))
+        last, self._notes = self._collective.gather(told)[root]
+        have = self._last.variables if self._last is not None else variables
+        arrays = self._collective.hand_on([tensor.numpy() for tensor in have], root)
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+        self._origin = last.origin
+        self._last = replace(last, variables=[tf.identity(variable) for variable in variables])
+
+    def _variables(self) -> list[tf.Variable]:
+        variables = self._model.optimizer.variables
+        optimizer_state = variables() if callable(variables) else variables
+        scale = loss_scale_state(self._model.optimizer)
+        return [*self._model.variables, *optimizer_state, *scale]
+
+
+def repeat(
+    model: tf.keras.Model,
+    collective: ElasticCollective,
+    explained: Callable[[], contextlib.AbstractContextManager],
+    task: Callable[[], Any],
+) -> Any:
+    """Returns what ``task`` does, which changes no weight: anew whenever a process is lost.
+
+    Args:
+        explained: see ``Survival.run``.
+    """
+    for _ in range(_MOST_LOSSES_IN_PLACE):
+        try:
+            with explained():
+                return task()
+        except ProcessLost:
+            forget_traces(model)
+            collective.meet()
+            # One that has joined now would begin with the fit: it hears this, and leaves.
+            with contextlib.suppress(ProcessLost), explained():
+                collective.gather(_OUTSIDE)
+    return task()
+
+
+def forget_traces(model: tf.keras.Model) -> None:
+    """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
+    model.train_function = model.test_function = model.predict_function = None
+    model._eval_data_handler = None
+    model.reset_metrics()
+
+
+_PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in (*value, *value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, _PLAIN)
+
+
+def _of_keras(callbacks: Sequence[Any]) -> dict[tuple[str, int], Any]:
+    """Returns Keras' own callbacks by class and place: lists differ from process to process."""
+    found: dict[tuple[str, int], Any] = {}
+    for callback in callbacks:
+        if type(callback).__module__.startswith("keras."):
+            name = type(callback).__name__
+            place = sum(key[0] == name for key in found)
+            found[name, place] = callback
+    return found
+
+
+def _notes_of(callbacks: Sequence[Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns what Keras' own callbacks remember: numbers, texts and arrays."""
+    return {
+        key: {name: value for name, value in vars(callback).items() if _is_plain(value)}
+        for key, callback in _of_keras(callbacks).items()
+    }
+
+
+def _take_notes(callbacks: Sequence[Any], notes: dict[tuple[str, int], dict[str, Any]]) -> None:
+    for key, callback in _of_keras(callbacks).items():
+        vars(callback).update(notes.get(key, {}))
