@@ -26,6 +26,7 @@ class Topology:
         launcher: what started the job: "mpi", "gloo", "tf_config" or "none".
         role: of a task in a TensorFlow cluster: "chief", "worker" or "ps"; "worker" elsewhere.
         addresses: "host:port" of each rank's task in a TensorFlow cluster; empty elsewhere.
+        roles: of each rank's task in a TensorFlow cluster; empty elsewhere.
     """
 
     world_size: int = 1
@@ -35,11 +36,17 @@ class Topology:
     launcher: str = "none"
     role: str = "worker"
     addresses: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     @property
     def is_chief(self) -> bool:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that compute: beside parameter servers the chief does not."""
+        return self.roles.count("worker") if "ps" in self.roles else self.world_size
 
 
 _LAUNCHERS = {
@@ -124,4 +131,5 @@ def _from_tf_config(text: str) -> Topology:
         launcher="tf_config",
         role=role,
         addresses=tuple(address for _, address in tasks),
+        roles=tuple(role for role, _ in tasks),
     )

@@ -18,6 +18,7 @@ from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
 from tfdist.cli.train import shown, training_config
 from tfdist.errors import OptionError
+from tfdist.strategies import strategy_class
 
 TOLERANCE = 1e-6
 _FAULT = re.compile(r"rank=(\d+),step=([1-9]\d*)")
@@ -82,6 +83,12 @@ def command(
     0 when it ends with the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
+    if where.strategy != "auto" and strategy_class(where.strategy).is_asynchronous:
+        raise OptionError(
+            "a rehearsal compares weights, and needs a strategy that repeats them",
+            received=f"--strategy {where.strategy}, which is asynchronous",
+            mend="Choose another strategy",
+        )
     faults = [
         *(_fault(text, "SIGKILL", "--kill") for text in kills),
         *(_fault(text, "SIGSTOP", "--stop") for text in stops),

@@ -159,7 +159,10 @@ class _Watch:
                 continue
             if text:
                 self._sorter.push_back(rank, stream, text)
-            self._heard_at[rank] = time.monotonic()
+            if event["event"] == "serving":  # Its silence from now on tells nothing.
+                self._heard_at.pop(rank, None)
+            else:
+                self._heard_at[rank] = time.monotonic()
             self._on_event(rank, event)
 
     def _remember(self, rank: int | None, line: str) -> None:

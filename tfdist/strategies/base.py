@@ -31,6 +31,8 @@ class Strategy(abc.ABC):
     """
 
     name: ClassVar[str]
+    #: Whether workers take steps of their own, so that two trainings are never quite the same.
+    is_asynchronous: ClassVar[bool] = False
 
     @abc.abstractmethod
     def start(self) -> None:
