@@ -47,6 +47,12 @@ def test_a_fault_that_never_struck_is_said(rehearse):
     assert "no fault struck" in done.stdout
 
 
+def test_what_never_repeats_its_weights_is_not_rehearsed(rehearse):
+    done = rehearse("--strategy", "parameter_server", "--kill", "rank=1,step=5")
+    assert done.returncode == 2
+    assert "parameter_server, which is asynchronous" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -59,7 +59,7 @@ def weights(folder) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [("single", 1), ("mirrored", 2), ("horovod", 2)],
+    [("single", 1), ("mirrored", 2), ("horovod", 2), ("parameter_server", 2)],
 )
 def test_a_training_leaves_its_results(train, strategy, replicas):
     done, folder = train("--strategy", strategy, "--epochs", "3")

@@ -99,6 +99,7 @@ class _Horovod:
 
 class _ParameterServer(_Single):
     def run(self) -> str:
+        import numpy as np
         import tensorflow as tf
 
         from tfdist.strategies import strategy
@@ -108,8 +109,9 @@ class _ParameterServer(_Single):
             model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
             model.compile(tf.keras.optimizers.SGD(0.1), "mse")
             model = servers.build(model)
-            model.set_weights([[[1.0]]])
-            model.fit(servers.dataset(([[1.0]], [[0.0]]), global_batch_size=1), verbose=0)
+            model.set_weights([np.ones((1, 1))])
+            data = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+            model.fit(servers.dataset(data, global_batch_size=1), verbose=0)
             weight = model.get_weights()[0].item()
             assert abs(weight - 0.8) < 1e-6, weight
         return "one step of two workers, on one parameter server"

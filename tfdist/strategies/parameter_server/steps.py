@@ -58,8 +58,9 @@ class AsynchronousSteps:
         self._watch = watch
         self._most = _STEPS_PER_WORKER * num_workers
         self._newer = _Newer.CHIEF
-        self._flying: deque[Future] = deque()
-        self._logs: dict[str, Any] | None = None
+        #: Steps on their way: result, number in the training, and whether it is traced for it.
+        self._flying: deque[tuple[Future, int, bool]] = deque()
+        self._logs: dict[str, Any] = {}
         self._step: Any = None
         self._metric_state: list[np.ndarray] = []
 
@@ -89,7 +90,7 @@ class AsynchronousSteps:
         with self._tidied():
             for _ in range(int(self._model._steps_per_execution)):
                 self._begin(next(iterator))
-        return dict(self._logs)
+        return self._logs  # The epoch's own: what ends later is in it when Keras reads it.
 
     def _begin(self, batch: Any) -> None:
         optimizer = self._model.optimizer
@@ -99,7 +100,7 @@ class AsynchronousSteps:
         if self._newer is _Newer.CHIEF:
             self._watch.call(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
-            self._logs = None  # An epoch's first results are its own.
+            self._logs = {}  # An epoch's results are its own.
         optimizer._compute_current_learning_rate()
         number = int(optimizer.iterations) + 1
         while len(self._flying) >= self._most:
@@ -112,14 +113,14 @@ class AsynchronousSteps:
         self._newer = _Newer.SERVERS
         fetched = self._watch.submit(remote.fetch)
         self._flying.append((fetched, number, is_first))
-        while self._logs is None or (self._flying and self._flying[0][0].done()):
+        while self._flying and (not self._logs or self._flying[0][0].done()):
             self._land()
 
     def _land(self) -> None:
         fetched, number, is_first = self._flying.popleft()
         logs = self._watch.result(fetched, f"step {number}", is_first=is_first)
         names = self._twin.metric_names
-        self._logs = {names.get(name, name): value for name, value in logs.items()}
+        self._logs.update({names.get(name, name): value for name, value in logs.items()})
 
     def _prepare(self, batch: Any) -> None:
         refuse_model(self._model)
