@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -54,7 +55,9 @@ class Seen(keras.metrics.Metric):
         self.counts = self.add_weight("counts", (NUM,), initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.counts.assign_add(tf.reduce_sum(tf.one_hot(tf.cast(y_true, tf.int32), NUM), 0))
+        self.counts.assign_add(
+            tf.reduce_sum(tf.one_hot(tf.reshape(tf.cast(y_true, tf.int32), [-1]), NUM), 0)
+        )
 
     def result(self):
         return {"seen_least": tf.reduce_min(self.counts), "seen_most": tf.reduce_max(self.counts)}
@@ -162,7 +165,7 @@ def weights_read_within_an_epoch_are_the_servers(strategy, folder):
 
 @scenario
 def keras_callbacks_work(strategy, folder):
-    rates = [0.5, 0.25, 1e-9]
+    rates = [0.5, 0.25, 1e-5]
     model = strategy.build(lambda: model_fn(keras.optimizers.SGD(1.0)))
     history = model.fit(
         data_of(strategy),
@@ -184,7 +187,7 @@ def keras_callbacks_work(strategy, folder):
         keras.models.load_model(folder / f"{epoch}.keras", compile=False) for epoch in (2, 3)
     )
     change = np.abs(second.get_weights()[0] - third.get_weights()[0]).max()
-    assert 0 < change < 1e-6, "the rate of each epoch has reached the workers"
+    assert 0 < change < 1e-3, "the rate of each epoch has reached the workers"
 
 
 @scenario
@@ -285,24 +288,35 @@ def only_the_loss_is_verified(strategy, folder):
 
 
 @scenario
-def mistakes_in_data_and_model_are_explained_and_training_goes_on(strategy, folder):
+def a_mistake_in_the_data_is_explained_and_training_goes_on(strategy, folder):
     model = strategy.build(model_fn)
     wrong = strategy.dataset((X, np.where(Y == 2, 7, Y)), global_batch_size=8)
     with pytest.raises(DataError, match="label 7"):
         model.fit(wrong, verbose=0)
-    model.fit(data_of(strategy), verbose=0)
+    history = model.fit(data_of(strategy), epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+@scenario
+def python_functions_of_a_model_run_on_the_chief(strategy, folder):
+    called = []
+
+    def note(x):
+        called.append(os.getpid())
+        return x
 
     def with_python():
         inputs = keras.Input((5,))
         hidden = layers.Lambda(
-            lambda x: tf.ensure_shape(tf.py_function(lambda t: t, [x], tf.float32), [None, 5])
+            lambda x: tf.ensure_shape(tf.py_function(note, [x], tf.float32), [None, 5])
         )(inputs)
         model = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
         model.compile("sgd", "sparse_categorical_crossentropy")
         return model
 
-    with pytest.raises(ModelError, match="map_fn, which the chief runs"):
-        strategy.build(with_python).fit(data_of(strategy), verbose=0)
+    strategy.build(with_python).fit(data_of(strategy), verbose=0)
+    assert len(called) >= 6
+    assert set(called) == {os.getpid()}
 
 
 @scenario
@@ -316,7 +330,8 @@ def what_would_be_wrong_is_refused(strategy, folder):
     refused("jit_compile", jit_compile=True)
     refused("run_eagerly", run_eagerly=True)
     refused("tf.keras.optimizers.SGD", optimizer=optimizers.legacy.SGD())
-    refused("LossScaleOptimizer", optimizer=keras.mixed_precision.LossScaleOptimizer("sgd"))
+    scaled = keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
+    refused("LossScaleOptimizer", optimizer=scaled)
     refused("clipnorm=1.0", optimizer=optimizers.SGD(clipnorm=1.0))
     refused("Adafactor", optimizer=optimizers.Adafactor())
 

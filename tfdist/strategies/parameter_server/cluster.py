@@ -20,7 +20,7 @@ from tfdist.topology import Topology
 # The chief's own end is told first: it is the cause.
 _AFTER_CHIEF_S = 2.0
 # TensorFlow may wait for ever for a lost task when a process ends.
-_LEAVE_S = 15.0
+_LEAVE_S = 30.0
 
 
 def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigProto:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ _RIGHT_ON_SHARDS = {
     ),
     "constraint": (tf.keras.constraints.NonNeg,),
 }
-_NO_PYTHON = re.compile(r"pyfunc_\d+ is not found")
 _WHOLE = "Leave variables whole: min_shard_bytes=None"
 
 
@@ -107,21 +105,10 @@ def _rules_of(layer: Any, divided: Sequence[tf.Variable]) -> list[tuple[str, Any
     ids = {id(variable) for variable in divided}
     if not any(id(variable) in ids for variable in layer.weights):
         return []
-    given = {name: value for name, value in vars(layer).items() if value is not None}
+    given = {name: value for name, value in vars(layer).items() if callable(value)}
     return [
         (kind, value)
         for kind, known in _RIGHT_ON_SHARDS.items()
         for name, value in given.items()
         if name.endswith(f"_{kind}") and name != "activity_regularizer" and type(value) not in known
     ]
-
-
-def explain_python(error: Exception) -> ModelError | None:
-    """Returns what an error about a Python function means, None when it is about something else."""
-    if _NO_PYTHON.search(str(error)) is None:
-        return None
-    return ModelError(
-        "steps run on the workers, whose processes do not have the chief's Python functions",
-        received="a model that calls tf.py_function or tf.numpy_function",
-        mend="Write it with TensorFlow's operations, or put it into map_fn, which the chief runs",
-    )

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.parameter_server.refusals import explain_python, refuse_model
+from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.watch import Watch
 from tfdist.training.metrics import state_of
@@ -124,7 +124,8 @@ class AsynchronousSteps:
 
     def _prepare(self, batch: Any) -> None:
         refuse_model(self._model)
-        self._twin.prepare(batch)
+        # In the other thread: here Keras is within the scope of the chief's own strategy.
+        self._watch.call(lambda: self._twin.prepare(batch), "making the optimizer's variables")
         self._newer = _Newer.CHIEF
         twin, engine = self._twin.twin, self._coordinator.strategy
 
@@ -178,9 +179,6 @@ class AsynchronousSteps:
             self._flying.clear()
             with contextlib.suppress(tf.errors.OpError):
                 self._watch.call(self._coordinator.join, "the end of the steps under way")
-            explained = explain_python(error)
-            if explained is not None:
-                raise explained from error
             raise
 
     def _give_up(self) -> None:

@@ -157,11 +157,12 @@ class ParameterServer(Strategy):
 
         cluster = self._connected()
         model = called(model_fn)
-        if isinstance(model_fn, tf.keras.Model):
+        is_made = isinstance(model_fn, tf.keras.Model)
+        if is_made:
             model = clone(model_fn)
         refuse_model(model)
         with cluster.engine.scope():
-            twin = clone(model) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
+            twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
         steps = AsynchronousSteps(
             model,
             Twin(model, twin, cluster.engine),

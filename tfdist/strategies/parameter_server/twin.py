@@ -27,7 +27,7 @@ class Twin:
 
     Args:
         model: the chief's.
-        twin: made by the same function within the scope of ``engine``.
+        twin: made like it within the scope of ``engine``; compiled like it, or not at all.
         engine: TensorFlow's strategy.
     """
 
@@ -40,7 +40,8 @@ class Twin:
         self._model = model
         self.twin = twin
         self._engine = engine
-        self._compiled_as = model.compiled_loss
+        #: The loss of the compilation that the twin has, too.
+        self._compiled_as = model.compiled_loss if twin.optimizer is not None else None
         self._pairs: list[_Pair] = []
         #: Name of a metric of the twin -> that of the chief's. Keras counts names up.
         self.metric_names: dict[str, str] = {}
