@@ -64,6 +64,15 @@ ROWS = (
         num_replicas=2,
     ),
     Row(strategy="multi_worker", launcher=_two_ranks("multi_worker"), num_replicas=2),
+    # Steps of one worker follow one another; several are asynchronous (tests/strategies).
+    Row(
+        strategy="parameter_server",
+        launcher=(
+            sys.executable,
+            *"-m tfdist launch --strategy parameter_server --workers 1 --ps 1 --".split(),
+        ),
+        num_replicas=1,
+    ),
     Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
     # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
     Row(strategy="pipeline", options={"stages": 2, "microbatches": 4}, num_replicas=1),

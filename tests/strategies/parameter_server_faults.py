@@ -38,7 +38,7 @@ class Tell(keras.callbacks.Callback):
 def main(folder: str, epochs: str, seconds: str) -> None:
     print(f"pid {current().rank} {os.getpid()}", flush=True)
     x = np.random.default_rng(0).normal(size=(4 * STEPS, 4)).astype(np.float32)
-    options = {"start_timeout_s": 90, "stall_timeout_s": 3}
+    options = {"start_timeout_s": 300, "stall_timeout_s": 3}
     with tfdist.strategy("parameter_server", **options) as strategy:
         model = strategy.build(model_fn)
         model.fit(

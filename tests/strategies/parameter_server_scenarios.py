@@ -55,9 +55,11 @@ class Seen(keras.metrics.Metric):
         self.counts = self.add_weight("counts", (NUM,), initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.counts.assign_add(
-            tf.reduce_sum(tf.one_hot(tf.reshape(tf.cast(y_true, tf.int32), [-1]), NUM), 0)
-        )
+        numbers = tf.reshape(tf.cast(y_true, tf.int32), [-1])
+        self.counts.assign_add(tf.reduce_sum(tf.one_hot(numbers, NUM), 0))
+
+    def reset_state(self):
+        self.counts.assign(tf.zeros([NUM]))
 
     def result(self):
         return {"seen_least": tf.reduce_min(self.counts), "seen_most": tf.reduce_max(self.counts)}

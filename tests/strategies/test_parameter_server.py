@@ -87,7 +87,7 @@ class Training:
 
     def wait_for(self, text: str) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: text in self.output, timeout=120), self.output
+            assert self._changed.wait_for(lambda: text in self.output, timeout=280), self.output
 
     def strike(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pids[rank], number)

@@ -20,7 +20,7 @@ from tfdist.topology import Topology
 # The chief's own end is told first: it is the cause.
 _AFTER_CHIEF_S = 2.0
 # TensorFlow may wait for ever for a lost task when a process ends.
-_LEAVE_S = 30.0
+_LEAVE_S = 5.0
 
 
 def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigProto:
@@ -129,7 +129,7 @@ class Cluster:
             stall_timeout_s=stall_timeout_s,
             first_timeout_s=stall_timeout_s + start_timeout_s,
         )
-        _leave_in_time()
+        atexit.register(self._leave_in_time)
         # Its errors reach the user as exceptions; those of lost workers are the engine's to mend.
         tf.get_logger().addFilter(_is_not_the_coordinators)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -154,17 +154,13 @@ class Cluster:
     def say_goodbye(self) -> None:
         self._lines.say_goodbye()
 
+    def _leave_in_time(self) -> None:
+        """Ends this process with code 1 if it hangs while it ends, for a task that is gone."""
+        if self.watch.broken is not None:
+            # It acts even where another thread holds the interpreter; its traceback tells nothing.
+            nowhere = open(os.devnull, "w")  # noqa: SIM115 (it must outlive this function)
+            faulthandler.dump_traceback_later(_LEAVE_S, exit=True, file=nowhere)
+
 
 def _is_not_the_coordinators(record: logging.LogRecord) -> bool:
     return record.filename != "cluster_coordinator.py"
-
-
-def _leave_in_time() -> None:
-    """Ends this process with code 1 if it hangs while it ends."""
-
-    def set_alarm() -> None:
-        # It acts even where another thread holds the interpreter, and does not write a traceback.
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 (it must outlive this function)
-        faulthandler.dump_traceback_later(_LEAVE_S, exit=True, file=nowhere)
-
-    atexit.register(set_alarm)

@@ -106,12 +106,15 @@ class AsynchronousSteps:
         while len(self._flying) >= self._most:
             self._land()
         is_first = self._step.experimental_get_tracing_count() == 0
-        remote = self._coordinator.schedule(
-            self._step, args=(batch, tf.identity(optimizer.learning_rate))
+        arguments = (batch, tf.identity(optimizer.learning_rate))
+        remote = self._watch.call(
+            lambda: self._coordinator.schedule(self._step, args=arguments),
+            f"the start of step {number}",
+            is_first=is_first,
         )
         optimizer.iterations.assign_add(1)
         self._newer = _Newer.SERVERS
-        fetched = self._watch.submit(remote.fetch)
+        fetched = self._watch.fetch(remote.fetch)
         self._flying.append((fetched, number, is_first))
         while self._flying and (not self._logs or self._flying[0][0].done()):
             self._land()
@@ -124,7 +127,7 @@ class AsynchronousSteps:
 
     def _prepare(self, batch: Any) -> None:
         refuse_model(self._model)
-        # In the other thread: here Keras is within the scope of the chief's own strategy.
+        # Like all of the twin, in another thread: here is the scope of the chief's own strategy.
         self._watch.call(lambda: self._twin.prepare(batch), "making the optimizer's variables")
         self._newer = _Newer.CHIEF
         twin, engine = self._twin.twin, self._coordinator.strategy

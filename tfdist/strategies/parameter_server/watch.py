@@ -22,8 +22,31 @@ _RESUME = (
 )
 
 
+class _Caller:
+    """A thread that makes one call after the other; not a pool, for whose threads Python would
+    wait at the end, and these may hang."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._make_calls, daemon=True).start()
+
+    def submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        self._calls.put((future, call))
+        return future
+
+    def _make_calls(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, call  # They would live until the next call.
+
+
 class Watch:
-    """Makes blocking calls of the engine from a thread of its own, and watches the tasks meanwhile.
+    """Makes the engine's calls, any of which may hang, from other threads, and watches the tasks.
 
     Args:
         tasks: all tasks of the cluster.
@@ -42,24 +65,20 @@ class Watch:
         self._told: set[int] = set()
         #: What ended the cluster; nothing is asked of it any more.
         self.broken: LaunchError | None = None
-        self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        # Not a pool: Python would wait for its threads at the end, and these may hang.
-        threading.Thread(target=self._make_calls, daemon=True).start()
+        self._caller, self._fetcher = _Caller(), _Caller()
 
-    def submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
-        """Has ``call`` made after those before it."""
-        future: concurrent.futures.Future = concurrent.futures.Future()
-        self._calls.put((future, call))
-        return future
+    def fetch(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+        """Has ``call``, which waits for a step, made after those that wait for the steps before."""
+        return self._fetcher.submit(call)
 
-    def call(self, call: Callable[[], Any], what: str) -> Any:
+    def call(self, call: Callable[[], Any], what: str, *, is_first: bool = False) -> Any:
         """Returns what ``call`` returns; see ``result``."""
-        return self.result(self.submit(call), what)
+        return self.result(self._caller.submit(call), what, is_first=is_first)
 
     def result(
         self, future: concurrent.futures.Future, what: str, *, is_first: bool = False
     ) -> Any:
-        """Returns the result of a submitted call.
+        """Returns the result of a call.
 
         Args:
             what: what is waited for, in words.
@@ -124,14 +143,6 @@ class Watch:
     def _end(self, rule: str, received: str, mend: str) -> None:
         self.broken = LaunchError(rule, received=received, mend=mend)
         raise self.broken
-
-    def _make_calls(self) -> None:
-        while True:
-            future, call = self._calls.get()
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
 
 
 def _listed(tasks: Sequence[Task]) -> str:
