@@ -50,8 +50,9 @@ class Row:
         return self.strategy if self.models == cases.MODELS else f"{self.strategy} {self.models[0]}"
 
 
-def _two_ranks(strategy: str) -> tuple[str, ...]:
-    return (sys.executable, *f"-m tfdist launch --strategy {strategy} --workers 2 --".split())
+def _launched(strategy: str, workers: int) -> tuple[str, ...]:
+    arguments = f"-m tfdist launch --strategy {strategy} --workers {workers} --"
+    return (sys.executable, *arguments.split())
 
 
 ROWS = (
@@ -60,17 +61,14 @@ ROWS = (
     Row(
         strategy="horovod",
         options={"stall_timeout_s": 20},
-        launcher=_two_ranks("horovod"),
+        launcher=_launched("horovod", workers=2),
         num_replicas=2,
     ),
-    Row(strategy="multi_worker", launcher=_two_ranks("multi_worker"), num_replicas=2),
+    Row(strategy="multi_worker", launcher=_launched("multi_worker", workers=2), num_replicas=2),
     # Steps of one worker follow one another; several are asynchronous (tests/strategies).
     Row(
         strategy="parameter_server",
-        launcher=(
-            sys.executable,
-            *"-m tfdist launch --strategy parameter_server --workers 1 --ps 1 --".split(),
-        ),
+        launcher=_launched("parameter_server", workers=1),
         num_replicas=1,
     ),
     Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
