@@ -11,8 +11,12 @@ setup:
 demo: setup
 	@bash examples/demo.sh
 
+# A worker for each core, four at most: each holds TensorFlow, and starts processes that do. A file
+# stays on one worker, which runs its expensive fixtures once; tests/conftest.py orders the files.
+# The last option wins: PYTEST_ARGS="-n 0" runs all in one process.
 test: setup
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		$(PYTEST_ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

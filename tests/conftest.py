@@ -8,9 +8,42 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
+
+#: Files that take longest, the longest first: workers that begin with them end together.
+_LONGEST_FIRST = (
+    "conformance/test_conformance.py",
+    "training/test_fit.py",
+    "conformance/test_proof.py",
+    "notebooks/test_notebooks.py",
+    "strategies/pipeline/test_pipeline.py",
+    "cli/test_train.py",
+    "strategies/federated/test_federated.py",
+    "strategies/mesh/test_mesh.py",
+    "cli/test_rehearse.py",
+    "cli/test_aws.py",
+    "strategies/pipeline/test_edges.py",
+    "aws/test_rehearsal.py",
+    "strategies/test_multi_worker.py",
+    "strategies/test_horovod.py",
+    "training/test_checkpoint.py",
+    "strategies/federated/test_worker_life.py",
+    "cli/test_federated.py",
+    "records/test_whole_shards.py",
+    "examples/test_gpt.py",
+)
+_TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Has the workers of pytest-xdist, which share the files, begin with the longest."""
+    if not hasattr(config, "workerinput"):
+        return
+    places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture

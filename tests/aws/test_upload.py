@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from moto import mock_aws
 
+from tfdist.aws import sessions
 from tfdist.aws.upload import UploadError, upload
 from tfdist.errors import CorruptShardError, DataError
 from tfdist.records import load_manifest, write
@@ -119,3 +120,13 @@ def test_other_objects_would_be_read_too(s3, folder):
 def test_a_bucket_that_is_not_there(s3, folder):
     with pytest.raises(UploadError, match="NoSuchBucket"):
         upload(folder, "nowhere", "p", s3)
+
+
+@pytest.mark.filterwarnings("ignore:Running within a PipelineSession")
+def test_each_stand_in_on_loopback_begins_empty():
+    for _ in range(2):
+        with sessions.loopback("us-east-1", "bucket", "p") as (session, _):
+            s3 = session.boto_session.client("s3")
+            assert keys(s3) == []
+            s3.put_object(Bucket="bucket", Key="left", Body=b"")
+            assert keys(s3) == ["left"]

@@ -2,67 +2,155 @@
 
 Activations are smooth: a ReLU whose input rounds to the other side of its kink makes float32 runs
 part on any two devices, which says nothing about a strategy.
+
+A case is named ``kind-model[-data-optimizer]``.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 GLOBAL_BATCH_SIZE = 12
 NUM_CLASSES = 3
+SHUFFLE_SEED = 3
 
-MODELS = ("mlp", "convnet", "two_inputs")
-# name -> (records, with sample weights); 48 divides by the batch, 49 leaves a tail of 1.
-DATA = {"even": (48, False), "tail_of_1": (49, False), "weights": (53, True)}
-OPTIMIZERS = ("momentum", "adam")
+# name -> (records, sample weights); 48 divides by the batch, 49 leaves a tail of 1, 53 one of 5.
+DATA = {
+    "even": (48, None),
+    "tail_of_1": (49, None),
+    "weights": (53, "of records"),
+    "weights_by_output": (53, "of outputs"),
+}
+CLIPPED = ("clipnorm", "clipvalue", "global_clipnorm")
+#: (model, optimizer) -> data. Tracing costs more than steps: each is traced once for all its data.
+TRAINED = {
+    ("mlp", "adam"): ("even", "tail_of_1", "weights"),
+    ("mlp", "momentum"): ("even", "tail_of_1", "weights"),
+    ("mlp", "clipnorm"): ("tail_of_1",),
+    ("mlp", "clipvalue"): ("tail_of_1",),
+    ("mlp", "global_clipnorm"): ("tail_of_1",),
+    ("convnet", "adam"): ("even", "tail_of_1", "weights"),
+    ("convnet", "momentum"): ("even", "tail_of_1", "weights"),
+    ("two_inputs", "adam"): ("even", "tail_of_1", "weights"),
+    ("two_inputs", "nadam"): ("weights",),
+    ("dict_outputs", "rmsprop"): ("even", "tail_of_1", "weights", "weights_by_output"),
+    ("list_outputs", "adamw"): ("even", "tail_of_1", "weights"),
+}
+MODELS = tuple(dict.fromkeys(model for model, _ in TRAINED))
 
 TRAIN_CASES = tuple(
     f"train-{model}-{data}-{optimizer}"
-    for model, optimizer, data in itertools.product(MODELS, OPTIMIZERS, DATA)
+    for (model, optimizer), trained_on in TRAINED.items()
+    for data in trained_on
 )
 OTHER_CASES = (
     *(f"evaluate-{model}" for model in MODELS),
     *(f"predict-{model}" for model in MODELS),
-    "class_weight-mlp",
+    "class_weight-mlp-tail_of_1-adam",
+    "class_weight-mlp-weights-adam",
+    "train_step-mlp",
     "resume-convnet",
     "save-convnet",
 )
 CASES = (*TRAIN_CASES, *OTHER_CASES)
 
 
-def arrays(model: str, num_records: int, weighted: bool, seed: int = 0) -> tuple[Any, ...]:
-    """Returns (x, y[, sample_weight]); y: int64 [num_records] in [0, NUM_CLASSES)."""
+def optimizer_of(model: str) -> str:
+    """Returns the optimizer of the cases of ``model`` that do not name one."""
+    return next(optimizer for trained, optimizer in TRAINED if trained == model)
+
+
+def arrays(model: str, num_records: int, weights: str | None = None, seed: int = 0) -> tuple:
+    """Returns (x, y[, sample_weight]), in the structures of the model's inputs and outputs."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> np.ndarray:
         return rng.normal(size=(num_records, *shape)).astype(np.float32)
 
+    def weight() -> np.ndarray:
+        return rng.uniform(0.2, 3.0, num_records).astype(np.float32)
+
     x = {
-        "mlp": lambda: normal(6),
         "convnet": lambda: rng.integers(0, 256, (num_records, 8, 8, 1), np.uint8),
         "two_inputs": lambda: {"left": normal(4), "right": normal(2, 3)},
-    }[model]()
-    y = rng.integers(0, NUM_CLASSES, num_records)
-    if not weighted:
+    }.get(model, lambda: normal(6))()
+    kind = rng.integers(0, NUM_CLASSES, num_records)
+    y = {
+        "dict_outputs": lambda: {"kind": kind, "flag": rng.integers(0, 2, (num_records, 1))},
+        "list_outputs": lambda: (normal(2), kind),
+    }.get(model, lambda: kind)()
+    if weights is None:
         return x, y
-    return x, y, rng.uniform(0.2, 3.0, num_records).astype(np.float32)
+    return x, y, {name: weight() for name in y} if weights == "of outputs" else weight()
+
+
+# Models ------------------------------------------------------------------------------------------
 
 
 def build(model: str, optimizer: str) -> Any:
     """Returns the compiled Keras model; weights are drawn from the global seed."""
+    return {
+        "mlp": _mlp,
+        "convnet": _convnet,
+        "two_inputs": _two_inputs,
+        "dict_outputs": _dict_outputs,
+        "list_outputs": _list_outputs,
+    }[model](_optimizer(optimizer))
+
+
+def build_with_own_step() -> Any:
+    """Returns a model that takes half of each gradient, in a ``train_step`` of its own."""
+    import tensorflow as tf
     from tensorflow import keras
 
-    inputs, outputs = {"mlp": _mlp, "convnet": _convnet, "two_inputs": _two_inputs}[model](keras)
+    class HalfSteps(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred, sample_weight)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            halves = [gradient / 2 for gradient in gradients]
+            self.optimizer.apply_gradients(zip(halves, self.trainable_variables, strict=True))
+            return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(NUM_CLASSES, "softmax")(inputs)
+    built = HalfSteps(inputs, outputs)
+    built.compile(_optimizer("momentum"), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return built
+
+
+def _optimizer(name: str) -> Any:
+    from tensorflow import keras
+
+    optimizers = keras.optimizers
+    # Dividing by the root of the gradient makes rounding large: a large epsilon keeps it small.
+    adaptive = {"learning_rate": 0.01, "epsilon": 1e-3}
+    if name in CLIPPED:
+        # Below what the gradients of the first steps have: clipping takes place.
+        limit = {"clipnorm": 0.05, "clipvalue": 0.01, "global_clipnorm": 0.1}[name]
+        return optimizers.SGD(0.05, momentum=0.9, **{name: limit})
+    if name == "adamw":
+        optimizer = optimizers.AdamW(weight_decay=0.1, **adaptive)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return optimizer
+    return {
+        "momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
+        "adam": lambda: optimizers.Adam(**adaptive),
+        "nadam": lambda: optimizers.Nadam(**adaptive),
+        "rmsprop": lambda: optimizers.RMSprop(momentum=0.5, **adaptive),
+    }[name]()
+
+
+def _classifier(inputs: Any, outputs: Any, optimizer: Any) -> Any:
+    from tensorflow import keras
+
     built = keras.Model(inputs, outputs)
     built.compile(
-        {
-            "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-            # Adam divides by the root of the gradient: a large epsilon keeps rounding small.
-            "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),
-        }[optimizer](),
+        optimizer,
         "sparse_categorical_crossentropy",
         metrics=["accuracy", auc_of_class_zero()],
         weighted_metrics=["sparse_categorical_crossentropy"],
@@ -81,15 +169,19 @@ def auc_of_class_zero() -> Any:
     return AucOfClassZero(name="auc")
 
 
-def _mlp(keras: Any) -> tuple[Any, Any]:
+def _mlp(optimizer: Any) -> Any:
+    from tensorflow import keras
+
     layers = keras.layers
     inputs = keras.Input((6,))
     x = layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
     x = layers.Dense(16, "gelu", activity_regularizer=keras.regularizers.L2(1e-2))(x)
-    return inputs, layers.Dense(NUM_CLASSES, "softmax")(x)
+    return _classifier(inputs, layers.Dense(NUM_CLASSES, "softmax")(x), optimizer)
 
 
-def _convnet(keras: Any) -> tuple[Any, Any]:
+def _convnet(optimizer: Any) -> Any:
+    from tensorflow import keras
+
     layers = keras.layers
     inputs = keras.Input((8, 8, 1))
     x = layers.Rescaling(1 / 255)(inputs)
@@ -100,14 +192,63 @@ def _convnet(keras: Any) -> tuple[Any, Any]:
     x = layers.GlobalAveragePooling2D()(x)
     x = layers.Dense(16)(x)
     x = layers.BatchNormalization(momentum=0.9, scale=False)(x)
-    return inputs, layers.Dense(NUM_CLASSES, "softmax")(x)
+    return _classifier(inputs, layers.Dense(NUM_CLASSES, "softmax")(x), optimizer)
 
 
-def _two_inputs(keras: Any) -> tuple[Any, Any]:
+def _two_inputs(optimizer: Any) -> Any:
+    from tensorflow import keras
+
     layers = keras.layers
     left = keras.Input((4,), name="left")
     right = keras.Input((2, 3), name="right")
     a = layers.Dense(16, "tanh")(left)
     b = layers.Dense(16, "elu")(layers.Flatten()(right))
     joined = layers.LayerNormalization()(layers.Concatenate()([a, b]))
-    return [left, right], layers.Dense(NUM_CLASSES, "softmax")(joined)
+    return _classifier([left, right], layers.Dense(NUM_CLASSES, "softmax")(joined), optimizer)
+
+
+def _dict_outputs(optimizer: Any) -> Any:
+    """Two outputs by name, with metrics that are ratios of counts: no mean of them is right."""
+    from tensorflow import keras
+
+    layers, metrics = keras.layers, keras.metrics
+    inputs = keras.Input((6,))
+    x = layers.Dense(16, "tanh")(inputs)
+    built = keras.Model(
+        inputs,
+        {
+            "kind": layers.Dense(NUM_CLASSES, "softmax", name="kind")(x),
+            "flag": layers.Dense(1, "sigmoid", name="flag")(x),
+        },
+    )
+    built.compile(
+        optimizer,
+        {"kind": "sparse_categorical_crossentropy", "flag": "binary_crossentropy"},
+        loss_weights={"kind": 1.0, "flag": 0.3},
+        metrics={
+            "kind": ["accuracy", metrics.MeanIoU(NUM_CLASSES, name="iou", sparse_y_pred=False)],
+            "flag": [metrics.Precision(name="precision"), metrics.AUC(name="auc")],
+        },
+        weighted_metrics={"flag": [metrics.Recall(name="recall")]},
+    )
+    return built
+
+
+def _list_outputs(optimizer: Any) -> Any:
+    """Two outputs by their order, joined before."""
+    from tensorflow import keras
+
+    layers, metrics = keras.layers, keras.metrics
+    inputs = keras.Input((6,))
+    x = layers.Dense(16, "gelu")(inputs)
+    sizes = layers.Dense(2, name="sizes")(x)
+    kind = layers.Dense(NUM_CLASSES, "softmax", name="kind")(layers.Concatenate()([x, sizes]))
+    built = keras.Model(inputs, [sizes, kind])
+    built.compile(
+        optimizer,
+        ["mse", "sparse_categorical_crossentropy"],
+        loss_weights=[0.5, 2.0],
+        metrics=[[metrics.RootMeanSquaredError(name="rmse")], ["accuracy"]],
+        weighted_metrics=[["mae"], []],
+    )
+    return built

@@ -7,47 +7,72 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import conformance_cases as cases
+import conformance_observed as observed
+import numpy as np
 import pytest
 
 from tfdist.strategies import REGISTRY
 
 TOLERANCE = 1e-5
-_SCRIPT = Path(__file__).with_name("run_cases.py")
 _TIMEOUT_S = 560
 
-# The first case of a row waits for the whole job, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
+# The first case of a row waits for the whole job and for the reference, on a machine that may be
+# busy.
+pytestmark = pytest.mark.timeout(2 * _TIMEOUT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How a strategy is run.
+    """How a strategy is run, and which cases it takes part in: all, where nothing is said.
 
     Attributes:
         strategy: its registered name.
         options: of the strategy.
         launcher: arguments before the script; empty where one process is all.
         num_replicas: what the strategy must report, so that no row compares one device to itself.
-        models: that the row is for; the strategy's own tests say why it refuses others.
+        batches: how it forms its steps; of ``conformance_observed.BATCHES``.
+        models: that the row is for; another row of the same strategy has the others.
+        leaves_out: pattern of cases that mean nothing on this strategy -> why.
+        refuses: pattern of cases that it refuses -> what the error says.
     """
 
     strategy: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()
     num_replicas: int
+    batches: str = "one_process"
     models: tuple[str, ...] = cases.MODELS
+    leaves_out: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cases(self) -> list[str]:
+        """Those that are run."""
+        return [case for case in self._of_models() if not _matching(self.leaves_out, case)]
+
+    @property
+    def left_out(self) -> list[str]:
+        return [case for case in self._of_models() if _matching(self.leaves_out, case)]
+
+    def refusal(self, case: str) -> str | None:
+        return _matching(self.refuses, case)
+
+    def _of_models(self) -> list[str]:
         return [case for case in cases.CASES if case.split("-")[1] in self.models]
 
     def __str__(self) -> str:
         return self.strategy if self.models == cases.MODELS else f"{self.strategy} {self.models[0]}"
+
+
+def _matching(patterns: Mapping[str, str], case: str) -> str | None:
+    return next((text for pattern, text in patterns.items() if fnmatchcase(case, pattern)), None)
 
 
 def _launched(strategy: str, workers: int) -> tuple[str, ...]:
@@ -55,66 +80,118 @@ def _launched(strategy: str, workers: int) -> tuple[str, ...]:
     return (sys.executable, *arguments.split())
 
 
+def _own_step(strategy: str) -> dict[str, str]:
+    return {"train_step-*": f"strategy '{strategy}' brings its own train_step"}
+
+
 ROWS = (
     Row(strategy="single", num_replicas=1),
-    Row(strategy="mirrored", options={"devices": 2}, num_replicas=2),
+    Row(
+        strategy="mirrored",
+        options={"devices": 2},
+        num_replicas=2,
+        refuses=_own_step("mirrored"),
+    ),
     Row(
         strategy="horovod",
         options={"stall_timeout_s": 20},
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
+        batches="two_processes",
+        refuses=_own_step("horovod"),
     ),
-    Row(strategy="multi_worker", launcher=_launched("multi_worker", workers=2), num_replicas=2),
+    Row(
+        strategy="multi_worker",
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        refuses=_own_step("multi_worker"),
+    ),
+    Row(
+        strategy="mesh",
+        options={"batch": 2, "model": 2},
+        num_replicas=2,
+        refuses=_own_step("mesh"),
+    ),
     # Steps of one worker follow one another; several are asynchronous (tests/strategies).
     Row(
         strategy="parameter_server",
         launcher=_launched("parameter_server", workers=1),
         num_replicas=1,
     ),
-    Row(strategy="mesh", options={"batch": 2, "model": 2}, num_replicas=2),
     # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
-    Row(strategy="pipeline", options={"stages": 2, "microbatches": 4}, num_replicas=1),
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 4},
+        num_replicas=1,
+        refuses=_own_step("pipeline"),
+    ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
         strategy="federated",
         options={"algorithm": "fedsgd", "clients_per_round": 3},
         num_replicas=3,
-        models=("mlp", "two_inputs"),
+        batches="a_round",
+        models=tuple(model for model in cases.MODELS if model != "convnet"),
+        refuses=_own_step("federated"),
     ),
     Row(
         strategy="federated",
         options={"algorithm": "fedsgd", "clients_per_round": 1, "batch_norm": "average"},
         num_replicas=1,
+        batches="a_round",
         models=("convnet",),
     ),
 )
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory):
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What plain Keras does on one device: run once, compared with every row."""
+    out = tmp_path_factory.mktemp("reference") / "reference.npz"
+    _run(["run_reference.py", out], out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, reference: Path):
     """Runs all cases of a row in one job, when the first of them is asked for."""
     done: dict[str, dict] = {}
 
     def of(row: Row) -> dict:
         if str(row) not in done:
-            out = tmp_path_factory.mktemp(row.strategy) / "results.json"
-            arguments = [row.strategy, json.dumps(row.options), json.dumps(row.cases), str(out)]
-            script = [sys.executable, str(_SCRIPT), *arguments]
             done[str(row)] = {}  # A job that failed is not run once more for each case.
-            finished = subprocess.run(
-                [*row.launcher, *script],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-            assert out.exists(), finished.stdout[-3000:] + finished.stderr[-3000:]
+            out = tmp_path_factory.mktemp(row.strategy) / "results.json"
+            what = [row.strategy, json.dumps(row.options), json.dumps(row.cases)]
+            _run(["run_cases.py", *what, reference, row.batches, out], out, row.launcher)
             done[str(row)] = json.loads(out.read_text())
         return done[str(row)]
 
     return of
+
+
+def _run(script: list[str | Path], out: Path, launcher: tuple[str, ...] = ()) -> None:
+    """Runs a script of this folder, which must write ``out``."""
+    name, *arguments = script
+    finished = subprocess.run(
+        [*launcher, sys.executable, *map(str, (Path(__file__).with_name(name), *arguments))],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert out.exists(), finished.stdout[-3000:] + finished.stderr[-3000:]
+
+
+def _params(*, refused: bool) -> list[Any]:
+    return [
+        pytest.param(row, case, id=f"{row}-{case}")
+        for row in ROWS
+        for case in row.cases
+        if (row.refusal(case) is not None) == refused
+    ]
 
 
 def test_every_registered_strategy_has_a_row():
@@ -123,8 +200,9 @@ def test_every_registered_strategy_has_a_row():
 
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
-        covered = [case for row in ROWS if row.strategy == name for case in row.cases]
-        assert sorted(covered) == sorted(cases.CASES)
+        rows = [row for row in ROWS if row.strategy == name]
+        told = [case for row in rows for case in (*row.cases, *row.left_out)]
+        assert sorted(told) == sorted(cases.CASES)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -132,9 +210,17 @@ def test_row_has_as_many_replicas_as_it_says(row, results):
     assert results(row)["num_replicas"] == row.num_replicas
 
 
-@pytest.mark.parametrize(
-    ("row", "case"), [pytest.param(r, c, id=f"{r}-{c}") for r in ROWS for c in r.cases]
-)
+@pytest.mark.parametrize("clipped", cases.CLIPPED)
+@pytest.mark.parametrize("batches", observed.BATCHES)
+def test_a_clipped_gradient_is_another_one(batches, clipped, reference):
+    """Else a strategy that clips nothing would pass."""
+    one_device = observed.read(reference, batches)
+    weights = one_device[f"train-mlp-tail_of_1-{clipped}"]["weights"]
+    unclipped = one_device["train-mlp-tail_of_1-momentum"]["weights"]
+    assert np.max(np.abs(weights - unclipped)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(("row", "case"), _params(refused=False))
 def test_equals_one_device(row, case, results):
     result = results(row)[case]
     assert "error" not in result, result["error"]
@@ -144,3 +230,10 @@ def test_equals_one_device(row, case, results):
         if math.isnan(difference) or difference > TOLERANCE
     }
     assert not wrong
+
+
+@pytest.mark.parametrize(("row", "case"), _params(refused=True))
+def test_refuses_what_would_not_equal_one_device(row, case, results):
+    result = results(row)[case]
+    assert "refusal" in result, result
+    assert row.refusal(case) in result["refusal"]

@@ -18,10 +18,11 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 _SMALL = ("mlp", "convnet", "transformer", "vit")
 #: strategy, its options, models, precision
 ROWS = (
-    ("mesh", {"batch": 1, "model": 2}, (*_SMALL, "resnet50v2"), "float32"),
+    ("mesh", {"batch": 1, "model": 2}, _SMALL, "float32"),
     ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
-    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2_relu",), "float64"),
-    ("pipeline", {"stages": 2, "microbatches": 4}, (*_SMALL, "resnet50v2"), "float32"),
+    ("mesh", {"batch": 1, "model": 2}, ("resnet50v2",), "float64"),
+    ("pipeline", {"stages": 2, "microbatches": 4}, _SMALL, "float32"),
+    ("pipeline", {"stages": 2, "microbatches": 4}, ("resnet50v2",), "float64"),
     (
         "pipeline",
         {"stages": 2, "microbatches": 4, "schedule": "1f1b", "recompute": True},
@@ -37,26 +38,11 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Runs the rows of a strategy in one process, when the first of its cases is asked for."""
-    done: dict[tuple, dict] = {}
-
-    def of(case: tuple) -> dict:
-        strategy = case[0]
-        if case not in done:
-            own = [other for other in CASES if other[0] == strategy]
-            done.update((other, {"error": "the job did not finish"}) for other in own)
-            done.update(zip(own, _run(strategy, tmp_path_factory.mktemp("proof")), strict=True))
-        return done[case]
-
-    return of
-
-
-def _run(strategy: str, folder: Path) -> list[dict]:
-    out = folder / "results.json"
-    rows = [row for row in ROWS if row[0] == strategy]
+def results(tmp_path_factory) -> dict[tuple, dict]:
+    """Runs all rows in one process: one device trains each model once for all of them."""
+    out = tmp_path_factory.mktemp("proof") / "results.json"
     finished = subprocess.run(
-        [sys.executable, str(_SCRIPT), json.dumps(rows), str(out)],
+        [sys.executable, str(_SCRIPT), json.dumps(ROWS), str(out)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -65,12 +51,12 @@ def _run(strategy: str, folder: Path) -> list[dict]:
         check=False,
     )
     assert out.exists(), finished.stdout[-3000:] + finished.stderr[-3000:]
-    return json.loads(out.read_text())
+    return dict(zip(CASES, json.loads(out.read_text()), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_twenty_steps_are_those_of_one_device(case, results):
-    result = results(case)
+    result = results[case]
     assert "error" not in result, result["error"]
     assert result["moved"] > 0.05  # Steps that do nothing are equal everywhere.
     assert result["loss"] <= conformance_models.LOSS_TOLERANCE

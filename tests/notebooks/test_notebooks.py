@@ -34,8 +34,12 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path, tmp_path):
     notebook = nbformat.read(str(path), as_version=4)
-    # A cell that fails raises CellExecutionError here, with its traceback.
-    NotebookClient(notebook, km=ThisPython(), timeout=_TIMEOUT_S - 20).execute(cwd=str(tmp_path))
+    kernel = ThisPython()
+    client = NotebookClient(notebook, km=kernel, timeout=_TIMEOUT_S - 20)
+    # A cell that fails raises CellExecutionError here, with its traceback. A client leaves a kernel
+    # that was given to it running, unless told otherwise.
+    client.execute(cwd=str(tmp_path), cleanup_kc=True)
+    assert not kernel.has_kernel
     ran = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert ran == list(range(1, len(ran) + 1))
 

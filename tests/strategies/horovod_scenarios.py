@@ -35,29 +35,6 @@ def other(strategy, **options):
 
 
 @scenario
-def gathered_batches_equal_larger_ones(strategy, folder):
-    """45 records in batches of 8, two of them an update: 16 + 16 + 13."""
-    gathered = other(strategy, backward_passes_per_step=2)
-    keras.utils.set_random_seed(1)
-    reference = model_fn()
-    model = gathered.build(model_fn)
-    model.set_weights(reference.get_weights())
-    feed = gathered.dataset((X, Y), global_batch_size=8)
-    assert feed.steps_per_epoch == 6
-    odd = gathered.dataset((X[:37], Y[:37]), global_batch_size=8)  # Five steps: one is left over.
-    for each in (feed, odd):
-        model.fit(each, epochs=2, verbose=0)
-        for epoch in range(2):
-            rows = each.on_one_device().epochs(epoch, epoch + 1).unbatch().batch(16)
-            # A known end: Keras counts the step that finds none as an iteration.
-            reference.fit(rows, steps_per_epoch=3, verbose=0)
-    updates = [int(each.optimizer.iterations) for each in (model, reference)]
-    assert updates == [12, 12], updates
-    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-@scenario
 def hosts_that_hold_other_records_equal_one_device(strategy, folder):
     """Two shards on one host, one on the other: 4 rows of each a step, then 4 of one alone."""
     rank = strategy.topology.rank
@@ -101,16 +78,6 @@ def hosts_that_hold_other_records_equal_one_device(strategy, folder):
     np.testing.assert_allclose(loss, reference.evaluate(X, Y, verbose=0), atol=1e-5)
     with pytest.raises(DataError, match="every host holds all records"):
         feed.on_one_device()
-
-
-@scenario
-def gathered_batches_are_whole_in_checkpoints(strategy, folder):
-    gathered = other(strategy, backward_passes_per_step=2)
-    model = gathered.build(model_fn)
-    feed = gathered.dataset((X, Y), global_batch_size=8)
-    model.fit(feed, callbacks=[tfdist.Checkpoints(folder, every_steps=3)], verbose=0)
-    strategy.from_chief(None)
-    assert {path.name for path in folder.glob("*.index")} == {"ckpt-4.index", "ckpt-6.index"}
 
 
 @scenario

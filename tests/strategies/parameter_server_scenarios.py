@@ -223,6 +223,17 @@ def a_rule_for_the_learning_rate_counts_the_workers(strategy, folder):
 
 
 @scenario
+def layers_compute_in_the_precision_asked_for(strategy, folder):
+    coarse = tfdist.strategy("parameter_server", precision="mixed_bfloat16")
+    coarse._cluster = strategy._cluster
+    model = coarse.build(model_fn)
+    assert coarse._steps[-1]._twin.twin.layers[0].compute_dtype == "bfloat16"
+    history = model.fit(data_of(strategy), epochs=6, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert model.get_weights()[0].dtype == np.float32
+
+
+@scenario
 def arrays_go_the_way_of_keras(strategy, folder):
     model = strategy.build(model_fn)
     history = model.fit(X, Y, batch_size=8, epochs=2, validation_split=0.2, verbose=0).history

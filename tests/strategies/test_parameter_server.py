@@ -39,6 +39,8 @@ _TASKS = ("chief", "worker", "worker", "ps")
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"stall_timeout_s": 0}, "stall_timeout_s must be at least 1"),
         ({"start_timeout_s": "soon"}, "start_timeout_s must be at least 1"),
+        ({"precision": "mixed_float16"}, "Choose precision='mixed_bfloat16'"),
+        ({"accumulate_steps": 2}, "unknown option of strategy 'parameter_server'"),
         ({"ps": 2}, "unknown option of strategy 'parameter_server'"),
     ],
 )

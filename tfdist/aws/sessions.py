@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import os
 import warnings
@@ -91,7 +92,8 @@ def offline(region: str, bucket: str, prefix: str) -> Iterator[Any]:
 def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[str, str]]]:
     """Yields a PipelineSession for a moto server on loopback, and the environment that leads there.
 
-    Processes that get the environment see the same stand-in: real S3 traffic, on this machine.
+    Processes that get the environment see the same stand-in: real S3 traffic, on this machine. It
+    begins empty.
     """
     import_sdk()
     import boto3
@@ -104,6 +106,7 @@ def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[
     server.start()
     try:
         host, port = server.get_host_and_port()
+        _forget_everything(host, port)
         leads_there = {
             **_DUMMY,
             "AWS_DEFAULT_REGION": region,
@@ -116,6 +119,16 @@ def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[
             yield pipeline_session(region, bucket, prefix), leads_there
     finally:
         server.stop()
+
+
+def _forget_everything(host: str, port: int) -> None:
+    """Empties moto's memory, which all of its servers in a process share."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("POST", "/moto-api/reset")
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 def pipeline_session(region: str, bucket: str, prefix: str) -> Any:

@@ -94,9 +94,14 @@ def strategy_class(name: str) -> type[Strategy]:
 
 def known_options(name: str) -> dict[str, inspect.Parameter]:
     """Returns the options of a strategy: name -> parameter, with its default."""
-    parameters = dict(inspect.signature(strategy_class(name).__init__).parameters)
-    del parameters["self"]
-    return parameters
+    return _options_of(*strategy_class(name).__mro__)
+
+
+def _options_of(cls: type, *bases: type) -> dict[str, inspect.Parameter]:
+    """Returns the options of ``cls``; what it passes on by ``**`` are those of its base."""
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    own = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+    return own if len(own) == len(parameters) else own | _options_of(*bases)
 
 
 def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:

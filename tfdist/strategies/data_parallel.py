@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import LaunchError
+from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.base import ModelOrFn, Strategy, check_folder, make_feed, save_atomically
+from tfdist.training.options import StepOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,14 +26,40 @@ class DataParallel(Strategy):
     Args:
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
+            makes compute in. Weights stay float32; with mixed_float16 the loss is scaled, and a
+            gradient that is not finite on one replica skips the update on all. None leaves Keras'
+            own policy.
+        accumulate_steps: microbatches that each replica divides its share of a global batch into,
+            one after the other, for one update: less memory, the same result.
+        recompute: "blocks" computes activations once more on the way back instead of keeping them,
+            block by block; names of layers or nested models do so with these; "none".
+        sync_batch_norm: False lets BatchNormalization take its statistics on each replica, which
+            is not exact.
     """
 
-    def __init__(self, lr_scaling: str | None, warmup_epochs: float):
+    def __init__(
+        self,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+        *,
+        precision: str | None = None,
+        accumulate_steps: int = 1,
+        recompute: str | Sequence[str] | None = "none",
+        sync_batch_norm: bool = True,
+    ):
         from tfdist.training.scaling import Scaling
 
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
         self._warmup_epochs = warmup_epochs
+        self._step = StepOptions(
+            precision=precision,
+            accumulate_steps=accumulate_steps,
+            recompute=recompute,
+            sync_batch_norm=sync_batch_norm,
+        )
+        self.precision = precision
 
     @abc.abstractmethod
     def connect(self) -> Collective:
@@ -53,14 +80,19 @@ class DataParallel(Strategy):
         return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
-        from tfdist.training.fit import install
+        from tfdist.training.install import install
+        from tfdist.training.precision import check_follows, policy
 
+        with policy(self.precision):
+            model = self.make_model(model_fn)
+        check_follows(model, self.precision)
         return install(
-            self.make_model(model_fn),
+            model,
             self.connect(),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
+            options=self._step,
         )
 
     def dataset(
@@ -73,6 +105,15 @@ class DataParallel(Strategy):
         map_fn: Callable | None = None,
     ) -> Feed:
         collective = self.connect()
+        microbatches = collective.num_replicas * self._step.accumulate_steps
+        if training and isinstance(global_batch_size, int) and global_batch_size < microbatches:
+            raise OptionError(
+                "a global batch needs a row for each microbatch of each replica",
+                received=f"global_batch_size={global_batch_size}, {collective.num_replicas} "
+                f"replicas with accumulate_steps={self._step.accumulate_steps}",
+                mend=f"Choose a global batch size of {microbatches} or more: it is what one "
+                "update sees",
+            )
         return make_feed(
             source,
             global_batch_size=global_batch_size,

@@ -45,11 +45,9 @@ class Horovod(DataParallel):
     Args:
         op: "average", or "adasum" (Maleki et al. 2020, arXiv:2006.02924), which is not exact.
         compression: "none", or "fp16": gradients travel as float16, which is not exact.
-        backward_passes_per_step: batches whose gradients are averaged before one update.
-        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the ranks.
-        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         stall_timeout_s: seconds that a rank waits for the others before the job ends in an error.
         threads: threads that a rank computes with; None divides the cores among a host's ranks.
+        shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
     name = "horovod"
@@ -59,30 +57,23 @@ class Horovod(DataParallel):
         *,
         op: str = "average",
         compression: str = "none",
-        backward_passes_per_step: int = 1,
-        lr_scaling: str | None = None,
-        warmup_epochs: float = 0,
         stall_timeout_s: float = 120,
         threads: int | None = None,
+        **shared: Any,
     ):
-        super().__init__(lr_scaling, warmup_epochs)
+        super().__init__(**shared)
         if op not in _OPS:
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
             raise unknown_choice("compression", compression, _COMPRESSIONS)
         if not isinstance(stall_timeout_s, (int, float)) or stall_timeout_s < 1:
             raise OptionError("stall_timeout_s must be at least 1", received=repr(stall_timeout_s))
-        for option, value in (
-            ("backward_passes_per_step", backward_passes_per_step),
-            ("threads", 1 if threads is None else threads),
-        ):
-            if type(value) is not int or value < 1:
-                raise OptionError(
-                    f"{option} must be a whole number of at least 1", received=repr(value)
-                )
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise OptionError(
+                "threads must be a whole number of at least 1", received=repr(threads)
+            )
         self._op = op
         self._compression = compression
-        self._passes = backward_passes_per_step
         self._stall_timeout_s = stall_timeout_s
         self._threads = threads
         self._hvd: Any = None
@@ -130,20 +121,18 @@ class Horovod(DataParallel):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        found = []
+        found = list(self._step.approximations)
         if self._op == "adasum":
             found.append("op='adasum' is not the mean of the gradients")
         if self._compression == "fp16":
             found.append("compression='fp16' rounds gradients to float16")
-        if self._passes > 1:
-            found.append(f"backward_passes_per_step={self._passes} updates less often")
         return tuple(found)
 
     def connect(self) -> Collective:
         from tfdist.strategies.horovod_ring import Ring
 
         assert self._hvd is not None, "start() comes first"
-        return Ring(self._hvd, self._op, self._compression, self._passes, self._stall_timeout_s)
+        return Ring(self._hvd, self._op, self._compression, self._stall_timeout_s)
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         return called(model_fn)

@@ -23,15 +23,13 @@ _MARGIN_S = 5.0
 class Ring(Collective):
     """The ranks of a Horovod job: one replica in each process."""
 
-    def __init__(self, hvd: Any, op: str, compression: str, passes: int, stall_timeout_s: float):
+    def __init__(self, hvd: Any, op: str, compression: str, stall_timeout_s: float):
         self._hvd = hvd
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self.num_replicas = self.num_processes = hvd.size()
         self.process = hvd.rank()
-        self.batches_per_update = passes
         self._stall_timeout_s = stall_timeout_s
-        self._waiting: _Waiting | None = None
 
     # Ranks find each other's tensors by name. Horovod's own names are made of layer names, which
     # differ as soon as one rank has made a model more than another: so all are given here.
@@ -46,30 +44,8 @@ class Ring(Collective):
 
         return differentiable(tensor)
 
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
-        if self.batches_per_update == 1:
-            reduced = self._reduce(gradients)
-            optimizer.apply_gradients(zip(reduced, variables, strict=True))
-            return
-        if self._waiting is None or not self._waiting.is_of(variables):
-            with tf.init_scope():
-                self._waiting = _Waiting(variables)
-        waiting = self._waiting
-        waiting.add(gradients, rows)
-        due = tf.equal(waiting.num_batches, self.batches_per_update)
-        tf.cond(due, lambda: self._update(optimizer), lambda: tf.constant(False))
-
-    def finish_epoch(self, optimizer: Any) -> None:
-        if self._waiting is not None and self._waiting.num_batches.numpy() > 0:
-            self._update(optimizer)
-
-    def _update(self, optimizer: Any) -> tf.Tensor:
-        """Reduces and applies what waits. Returns a tensor, as a branch of a graph must."""
-        reduced = self._reduce(self._waiting.take())
-        optimizer.apply_gradients(zip(reduced, self._waiting.variables, strict=True))
-        return tf.constant(True)
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        optimizer.apply_gradients(zip(self._reduce(gradients), variables, strict=True))
 
     def _reduce(self, gradients: Sequence[Any]) -> list[Any]:
         return [
@@ -151,41 +127,3 @@ class Ring(Collective):
     def broadcast(self, variables: Sequence[Any]) -> None:
         if self.num_processes > 1:
             self._hvd.broadcast_variables(list(variables), root_rank=0)
-
-
-class _Waiting:
-    """Gradients of several batches of this rank, added up until they are applied together.
-
-    Each batch weighs as many as its rows: the result is the gradient of one batch of them all.
-    """
-
-    def __init__(self, variables: Sequence[Any]):
-        self.variables = list(variables)
-        self.sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self.variables]
-        self.num_batches = tf.Variable(0, trainable=False)
-        self._rows = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._has_gradient: list[bool] = []
-
-    def is_of(self, variables: Sequence[Any]) -> bool:
-        """Whether these gradients are of ``variables``, and not of those before a new compile."""
-        return [id(v) for v in self.variables] == [id(v) for v in variables]
-
-    def add(self, gradients: Sequence[Any], rows: tf.Tensor) -> None:
-        self._has_gradient = [gradient is not None for gradient in gradients]
-        for total, gradient in zip(self.sums, gradients, strict=True):
-            if gradient is not None:
-                gradient = tf.convert_to_tensor(gradient)
-                total.assign_add(gradient * tf.cast(rows, gradient.dtype))
-        self._rows.assign_add(rows)
-        self.num_batches.assign_add(1)
-
-    def take(self) -> list[tf.Tensor | None]:
-        """Returns the gradients and starts anew."""
-        taken = [
-            total / tf.cast(self._rows, total.dtype) if has_gradient else None
-            for total, has_gradient in zip(self.sums, self._has_gradient, strict=True)
-        ]
-        with tf.control_dependencies([gradient for gradient in taken if gradient is not None]):
-            for variable in (*self.sums, self._rows, self.num_batches):
-                variable.assign(tf.zeros_like(variable))
-        return taken

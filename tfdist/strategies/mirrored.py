@@ -50,9 +50,7 @@ class _Mirrors(OneProcess):
 
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
@@ -65,20 +63,13 @@ class Mirrored(DataParallel):
 
     Args:
         devices: how many devices; None takes all GPUs, or two logical CPUs.
-        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``devices``.
-        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
     name = "mirrored"
 
-    def __init__(
-        self,
-        *,
-        devices: int | None = None,
-        lr_scaling: str | None = None,
-        warmup_epochs: float = 0,
-    ):
-        super().__init__(lr_scaling, warmup_epochs)
+    def __init__(self, *, devices: int | None = None, **shared: Any):
+        super().__init__(**shared)
         choose_devices([], devices)
         self._devices = devices
         self._strategy: Any = None
@@ -106,7 +97,7 @@ class Mirrored(DataParallel):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        return ()
+        return self._step.approximations
 
     def connect(self) -> Collective:
         assert self._strategy is not None, "start() comes first"

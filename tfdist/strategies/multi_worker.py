@@ -24,11 +24,10 @@ class MultiWorker(DataParallel):
         communication: "ring" (gRPC), "nccl" (GPUs), or "auto".
         bytes_per_pack: gradients travel in packs of about so many bytes; None leaves it to
             TensorFlow.
-        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
-        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         start_timeout_s: seconds that a worker waits for the others to come up.
         stall_timeout_s: seconds that a step waits for the others before the job ends in an error.
         threads: threads that a worker computes with; None divides the cores among a host's workers.
+        shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
 
     name = "multi_worker"
@@ -38,13 +37,12 @@ class MultiWorker(DataParallel):
         *,
         communication: str = "auto",
         bytes_per_pack: int | None = None,
-        lr_scaling: str | None = None,
-        warmup_epochs: float = 0,
         start_timeout_s: float = 120,
         stall_timeout_s: float = 120,
         threads: int | None = None,
+        **shared: Any,
     ):
-        super().__init__(lr_scaling, warmup_epochs)
+        super().__init__(**shared)
         if communication not in _COMMUNICATIONS:
             raise unknown_choice("communication", communication, _COMMUNICATIONS)
         for option, value in (("bytes_per_pack", bytes_per_pack), ("threads", threads)):
@@ -112,7 +110,7 @@ class MultiWorker(DataParallel):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        return ()
+        return self._step.approximations
 
     def connect(self) -> Collective:
         assert self._collective is not None, "start() comes first"

@@ -99,15 +99,10 @@ class Tasks(Collective):
     def sum(self, tensor: Any, name: str) -> Any:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     # Between steps ------------------------------------------------------------------------------
-
-    def finish_epoch(self, optimizer: Any) -> None:
-        pass
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         if self.num_replicas == self.num_processes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.strategies.base import Strategy, save_atomically
 from tfdist.topology import Topology
+from tfdist.training.options import check_precision
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,11 +22,20 @@ class OneProcessStrategy(Strategy):
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         num_replicas: that share a global batch.
+        precision: what the layers that model_fn makes compute in; see ``StepOptions``.
     """
 
-    def __init__(self, lr_scaling: str | None, warmup_epochs: float, num_replicas: int):
+    def __init__(
+        self,
+        lr_scaling: str | None,
+        warmup_epochs: float,
+        num_replicas: int,
+        precision: str | None = None,
+    ):
         from tfdist.training.scaling import Scaling
 
+        check_precision(precision)
+        self.precision = precision
         self._scaling = Scaling(lr_scaling, warmup_epochs, num_replicas=num_replicas)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfdist.strategies.base import ModelOrFn, called
@@ -19,9 +20,7 @@ class Alone(OneProcess):
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
 
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
@@ -32,14 +31,14 @@ class Single(DataParallel):
     """One device, one process.
 
     Args:
-        lr_scaling: accepted as by the other strategies; one replica leaves the rate as it is.
-        warmup_epochs: epochs in which the learning rate climbs to its value.
+        shared: the options of all data-parallel strategies; see ``DataParallel``. There is no
+            other replica to scale the learning rate by, or to synchronize BatchNormalization with.
     """
 
     name = "single"
 
-    def __init__(self, *, lr_scaling: str | None = None, warmup_epochs: float = 0):
-        super().__init__(lr_scaling, warmup_epochs)
+    def __init__(self, **shared: Any):
+        super().__init__(**shared)
 
     def start(self) -> None:
         pass
@@ -53,7 +52,7 @@ class Single(DataParallel):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        return ()
+        return replace(self._step, sync_batch_norm=True).approximations
 
     def connect(self) -> Collective:
         return Alone()

@@ -20,25 +20,79 @@ from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
 from tfdist.training.nested import layers_in
 
-# The step that is being traced. Replicas of one process are traced in threads of their own, which
-# take turns.
-_step = threading.local()
+# The forward pass that is being traced. Replicas of one process are traced in threads of their
+# own, which take turns.
+_running = threading.local()
+
+
+class _Pass:
+    """A forward pass of a train step.
+
+    Attributes:
+        is_real: bool [], False when the rows are padding.
+        name: of this pass; the same on all replicas.
+        kept: the layers' statistics in the order of their calls, if they are needed once more.
+        known: those statistics, in a pass that repeats the first; else None.
+    """
+
+    def __init__(self, is_real: tf.Tensor, name: str, known: Iterator[Any] | None = None):
+        self.is_real, self.name, self.known = is_real, name, known
+        self.num_calls = 0
+        self.kept: list[tuple[str, tf.Tensor]] | None = None
 
 
 @contextlib.contextmanager
-def shared_step(*, is_real: tf.Tensor) -> Iterator[None]:
-    """Encloses the forward pass of one step on one replica.
+def shared_step(*, is_real: tf.Tensor, microbatch: int = 0) -> Iterator[None]:
+    """Encloses the forward pass of one microbatch on one replica.
 
     Args:
         is_real: bool [], False when the rows of this replica are padding, which the statistics
             leave out.
+        microbatch: its number in the step.
     """
-    _step.is_real = is_real
-    _step.num_calls = 0
+    with _run(_Pass(is_real, f"batch_norm.{microbatch}")):
+        yield
+
+
+@contextlib.contextmanager
+def _run(one: _Pass) -> Iterator[None]:
+    before = getattr(_running, "now", None)
+    _running.now = one
     try:
         yield
     finally:
-        del _step.is_real, _step.num_calls
+        _running.now = before
+
+
+class Repeatable:
+    """A part of a forward pass that is computed once more, with the statistics of the first time.
+
+    They are then neither summed over replicas nor moved into the moving ones a second time.
+    """
+
+    def __init__(self) -> None:
+        self._first: _Pass | None = None
+        self._kept: list[tuple[str, tf.Tensor]] = []
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        self._first = getattr(_running, "now", None)
+        if self._first is None:
+            yield
+            return
+        self._first.kept = self._kept
+        try:
+            yield
+        finally:
+            self._first.kept = None
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        if self._first is None:
+            yield
+            return
+        with _run(_Pass(self._first.is_real, self._first.name, iter(self._kept))):
+            yield
 
 
 def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]:
@@ -47,18 +101,34 @@ def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]
     return [layer for layer in layers_in(model) if isinstance(layer, kind)]
 
 
-def synchronize(model: tf.keras.Model, collective: Collective) -> None:
-    """Makes every BatchNormalization layer of ``model`` use the statistics of the global batch."""
+def install(model: tf.keras.Model, collective: Collective, *, synchronized: bool) -> None:
+    """Makes every BatchNormalization layer of ``model`` follow the shared train step.
+
+    Args:
+        synchronized: whether the statistics are those of the microbatches of all replicas
+            together. Otherwise each replica has its own; layers made with ``synchronized=True``
+            have those of all even then.
+    """
     for layer in layers_of(model):
-        layer.call = _Synchronized(layer, collective).as_method()
+        layer.call = _Shared(layer, collective, synchronized or _asks_for_all(layer)).as_method()
 
 
-class _Synchronized:
+def _asks_for_all(layer: tf.keras.layers.BatchNormalization) -> bool:
+    return bool(getattr(layer, "synchronized", False))
+
+
+class _Shared:
     """Replaces ``layer.call``: in a shared train step it reduces, anywhere else nothing changes."""
 
-    def __init__(self, layer: tf.keras.layers.BatchNormalization, collective: Collective):
+    def __init__(
+        self,
+        layer: tf.keras.layers.BatchNormalization,
+        collective: Collective,
+        synchronized: bool,
+    ):
         self._layer = layer
         self._collective = collective
+        self._synchronized = synchronized
         self._call_alone = layer.call
 
     def as_method(self) -> Callable:
@@ -67,10 +137,11 @@ class _Synchronized:
         def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
             if not self._layer.trainable:
                 training = False
-            if training is True and hasattr(_step, "is_real"):
+            if training is True and getattr(_running, "now", None) is not None:
                 if mask is not None and not self._layer.fused:  # Keras' fused code ignores it too.
                     raise ModelError(
-                        "BatchNormalization after a mask cannot be shared by several replicas",
+                        "BatchNormalization after a mask cannot be divided among replicas or "
+                        "microbatches",
                         received=f"layer '{self._layer.name}' with a mask",
                         mend="Use LayerNormalization, or strategy 'single'",
                     )
@@ -80,14 +151,48 @@ class _Synchronized:
         return types.MethodType(call, self._layer)
 
     def _train(self, inputs: tf.Tensor) -> tf.Tensor:
+        now = _running.now
         local = local_sums(self._layer, inputs)
-        local = tf.where(_step.is_real, local, tf.zeros_like(local))
+        local = tf.where(now.is_real, local, tf.zeros_like(local))
+        if now.known is not None:
+            return normalized(self._layer, inputs, self._as_known(local, *next(now.known)))
+        name = f"{now.name}.{now.num_calls}"
+        now.num_calls += 1
         # One reduction for all three: latency is what costs.
-        total = self._collective.sum(local, f"batch_norm.{_step.num_calls}")
-        _step.num_calls += 1
+        total = self._collective.sum(local, name) if self._synchronized else local
+        if now.kept is not None:
+            now.kept.append((name, total))
         output = normalized(self._layer, inputs, total)
         move_statistics(self._layer, total)
         return output
+
+    def _as_known(self, local: tf.Tensor, name: str, total: tf.Tensor) -> tf.Tensor:
+        """Returns ``total``, differentiable as the sum of all replicas' ``local`` that it is."""
+
+        def back(gradient: tf.Tensor) -> tf.Tensor:
+            if not self._synchronized:
+                return gradient
+            return self._collective.sum(gradient, f"{name}.again")
+
+        return tf.custom_gradient(lambda _: (tf.identity(total), back))(local)
+
+
+def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
+    """Gives all replicas the mean of the moving statistics that each has moved by itself."""
+    moving = [
+        variable
+        for layer in layers_of(model)
+        if layer.trainable and not _asks_for_all(layer)
+        for variable in (layer.moving_mean, layer.moving_variance)
+    ]
+    if not moving:
+        return
+    dtype = moving[0].dtype
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), dtype), [-1]) for v in moving]
+    mean = collective.sum(tf.concat(flat, 0), "batch_norm.moving") / collective.num_replicas
+    pieces = tf.split(mean, [v.shape.num_elements() for v in moving])
+    for variable, piece in zip(moving, pieces, strict=True):
+        variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))
 
 
 def local_sums(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tensor:
@@ -142,7 +247,9 @@ def move_statistics(layer: tf.keras.layers.BatchNormalization, total: tf.Tensor)
         (layer.moving_mean, mean),
         (layer.moving_variance, tf.reshape(kept_variance, shape)),
     ):
-        moving.assign_sub((moving - tf.stop_gradient(value)) * (1.0 - layer.momentum))
+        # Of a microbatch without rows on any replica there is nothing to move by.
+        part = tf.where(count > 0, tf.cast(1.0 - layer.momentum, value.dtype), 0)
+        moving.assign_sub((moving - tf.stop_gradient(value)) * part)
 
 
 def _statistics(
@@ -150,8 +257,9 @@ def _statistics(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     size = tf.size(layer.moving_mean)
     count = tf.stop_gradient(total[-1])
-    mean_deviation = total[:size] / count
-    variance = tf.nn.relu(total[size : 2 * size] / count - tf.square(mean_deviation))
+    divisor = tf.maximum(count, 1)
+    mean_deviation = total[:size] / divisor
+    variance = tf.nn.relu(total[size : 2 * size] / divisor - tf.square(mean_deviation))
     return mean_deviation, variance, count
 
 

@@ -52,7 +52,6 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._begun = False
         self._stop_wanted = False
         self.is_last_fit = True
-        self.steps_in_epoch = 0
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if not self._begun:
@@ -60,8 +59,6 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             super().on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if batch + 1 == self.steps_in_epoch:
-            self._collective.finish_epoch(self.model.optimizer)
         super().on_train_batch_end(batch, logs)
         if self._collective.num_processes > 1 and self.model.stop_training:
             self._stop_wanted = True

@@ -133,11 +133,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if self._every_steps is None:
             return
         step = self._steps_before + batch + 1
-        # An execution of several steps may pass over the one that was due. Gradients that wait
-        # for more batches are not in a checkpoint.
+        # An execution of several steps may pass over the one that was due.
         is_due = step // self._every_steps > self._last_saved_step // self._every_steps
-        is_whole = step % self._collective.batches_per_update == 0
-        if is_due and is_whole and step < self._state.data.steps_per_epoch:
+        if is_due and step < self._state.data.steps_per_epoch:
             self._last_saved_step = step
             state = self.model.get_metrics_result.merged_state()
             self._save(Position(self._current_epoch, step), state)

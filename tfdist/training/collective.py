@@ -41,8 +41,6 @@ class Collective(abc.ABC):
     #: Processes in the job, and this one among them.
     num_processes: int
     process: int
-    #: Batches whose gradients are gathered before one update of the weights.
-    batches_per_update: int = 1
     #: Whether variables are read by all processes together, so that all write, and one file stays.
     reads_together: bool = False
     #: What checkpoints need of the engine.
@@ -63,20 +61,10 @@ class Collective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
-        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``.
-
-        ``rows`` is int64 [], those of the global batch: the weight of these gradients where those
-        of several batches are gathered before an update.
-        """
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``."""
 
     # Between steps, on one process --------------------------------------------------------------
-
-    @abc.abstractmethod
-    def finish_epoch(self, optimizer: Any) -> None:
-        """Applies gradients that wait for more batches: the epoch has no more."""
 
     @abc.abstractmethod
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
@@ -108,9 +96,6 @@ class OneProcess(Collective):
 
     num_processes = 1
     process = 0
-
-    def finish_epoch(self, optimizer: Any) -> None:
-        pass
 
     def explain(self, error: Exception) -> Exception | None:
         return None

@@ -1,114 +1,36 @@
-"""The ``fit``, ``evaluate`` and ``predict`` of a model that a strategy has built.
-
-They are the model's own, replaced on the instance: the model keeps its class and its file format.
-"""
+"""The ``fit``, ``evaluate`` and ``predict`` of a model that a strategy has built."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training.batch_norm import synchronize
 from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
-from tfdist.training.metrics import MergedResults
 from tfdist.training.misfits import check_inputs, explain_label_error
+from tfdist.training.precision import loss_scale_state
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
-from tfdist.training.steps import SharedSteps
 
 # What Keras' loops take that a Feed has settled already.
 _SETTLED_BY_FEED = ("steps", "steps_per_epoch", "validation_batch_size", "validation_steps")
 _SETTLED_WITH_ARRAYS = ("y", "batch_size", "sample_weight", "shuffle", "validation_split")
 
 
-def install(
-    model: tf.keras.Model,
-    collective: Collective,
-    *,
-    scaling: Scaling,
-    strategy_name: str,
-    dataset: Callable[..., Feed],
-) -> tf.keras.Model:
-    """Makes ``model`` train over ``collective``; returns it.
+class Runs:
+    """Keras' three loops, given a ``Feed`` where Keras takes data.
 
     Args:
-        dataset: the strategy's own; arrays given to fit, evaluate or predict go through it.
+        check: refuses a model that has been compiled anew as it cannot be trained.
     """
-    model.get_metrics_result = MergedResults(model, collective)
-    if collective.num_replicas > 1:
-        refuse_custom_steps(model, strategy_name)
-        refuse_xla(model)
-        synchronize(model, collective)
-        steps = SharedSteps(model, collective)
-        model.train_step = steps.train_step
-        model.test_step = steps.test_step
-        model.predict_step = steps.predict_step
-    runs = _Runs(model, collective, scaling, strategy_name, dataset)
-    model.fit = runs.fit
-    model.evaluate = runs.evaluate
-    model.predict = runs.predict
-    if not collective.is_chief:
-        for save in ("save", "save_weights", "export"):
-            aside = _written_aside(getattr(model, save))
-            setattr(model, save, aside if collective.reads_together else _left_to_the_chief)
-    return model
-
-
-def _left_to_the_chief(*args: Any, **options: Any) -> None:
-    """Replaces Keras' ways to write a file where another process writes it already."""
-
-
-def _written_aside(save: Callable) -> Callable:
-    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
-
-    @functools.wraps(save)
-    def aside(path: Any, *args: Any, **options: Any) -> None:
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            save(os.path.join(folder, os.path.basename(path)), *args, **options)
-
-    return aside
-
-
-def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
-    """Raises:
-    ModelError: the model's class has a train, test or predict step of its own.
-    """
-    for step in ("train_step", "test_step", "predict_step"):
-        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
-            raise ModelError(
-                f"strategy '{strategy_name}' brings its own {step}: it makes the shares of the "
-                "replicas add up to one device's batch",
-                received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
-            )
-
-
-def refuse_xla(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the model is compiled with ``jit_compile=True``.
-    """
-    if model.jit_compile:
-        raise ModelError(
-            "XLA cannot compile a step that several replicas share",
-            received=f"model '{model.name}' compiled with jit_compile=True",
-            mend="Compile it without jit_compile, or use strategy 'single'",
-        )
-
-
-class _Runs:
-    """Keras' three loops, given a ``Feed`` where Keras takes data."""
 
     def __init__(
         self,
@@ -117,11 +39,13 @@ class _Runs:
         scaling: Scaling,
         strategy_name: str,
         dataset: Callable[..., Feed],
+        check: Callable[[tf.keras.Model], None] | None,
     ):
         self._model = model
         self._collective = collective
         self._strategy_name = strategy_name
         self._dataset = dataset
+        self._check = check
         self._keras_fit = model.fit
         self._keras_evaluate = model.evaluate
         self._keras_predict = model.predict
@@ -277,12 +201,11 @@ class _Runs:
         def run(first: int, last: int, skip_steps: int = 0) -> None:
             begun = feed.begun_by(start.parts) if skip_steps else feed
             chain.is_last_fit = last == epochs
-            chain.steps_in_epoch = feed.steps_per_epoch - skip_steps
             self._keras_fit(
                 self._batches(begun, first, last, skip_steps),
                 epochs=last,
                 initial_epoch=first,
-                steps_per_epoch=chain.steps_in_epoch,
+                steps_per_epoch=feed.steps_per_epoch - skip_steps,
                 callbacks=chain,
                 **options,
             )
@@ -332,8 +255,8 @@ class _Runs:
 
     def _prepare(self, feed: Feed, callbacks: Any) -> Start:
         model = self._model
-        if self._collective.num_replicas > 1:
-            refuse_xla(model)  # It may have been compiled anew.
+        if self._check is not None:
+            self._check(model)
         with model.distribute_strategy.scope():
             if hasattr(model.optimizer, "build"):  # The slots must exist to be restored or sent.
                 model.optimizer.build(model.trainable_variables)
@@ -350,10 +273,10 @@ class _Runs:
             start = keepers[0].bind(model, self._collective, data)
         variables = model.optimizer.variables
         optimizer_state = variables() if callable(variables) else variables
-        self._collective.broadcast([*model.variables, *optimizer_state])
+        scale = loss_scale_state(model.optimizer)
+        self._collective.broadcast([*model.variables, *optimizer_state, *scale])
         if self._scale is not None:
-            updates = -(-feed.steps_per_epoch // self._collective.batches_per_update)
-            self._scale.prepare(model.optimizer, updates)
+            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
             if self._collective.is_chief:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start

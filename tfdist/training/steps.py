@@ -3,46 +3,88 @@
 Both give one device's numbers on the global batch, whatever the shares of the replicas:
 
 * rows of padding are cut off before loss and metrics, so neither ever sees them;
-* each replica's loss is weighted by its true rows over those of the global batch;
+* each loss is weighted by its true rows over those of the global batch;
 * regularizers of weights are counted once, those of activations like the loss.
+
+A share can be divided further, into microbatches whose gradients are added up: they are to the
+step what replicas are.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.batch_norm import shared_step
+from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
+from tfdist.training.gradients import added, weight_losses, when_known
+from tfdist.training.microbatches import divide
+from tfdist.training.options import StepOptions
+from tfdist.training.precision import full_type, in_full
+from tfdist.training.recompute import Recomputation
 
 
 class SharedSteps:
-    """``train_step``, ``test_step`` and ``predict_step`` of a model on several replicas."""
+    """``train_step``, ``test_step`` and ``predict_step`` of a model on several replicas.
 
-    def __init__(self, model: tf.keras.Model, collective: Collective):
+    Data are ``(batch, share)``, as from a ``Feed``; on one replica plain batches.
+    """
+
+    def __init__(self, model: tf.keras.Model, collective: Collective, options: StepOptions):
         self._model = model
         self._collective = collective
+        self._options = options
+        self._recomputation: Recomputation | None = None
+        if options.recomputes:
+            self._recomputation = Recomputation(model, options.recomputed_layers)
         loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
         batch, share = self._batch(data)
-        with tf.GradientTape() as tape:
-            with shared_step(is_real=share[0] > 0):
-                y_pred = model(batch[0], training=True)
-            x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
-            loss = self._loss(x, y, y_pred, sample_weight, share)
-            loss = self._weigh(loss, share)
+        count = self._options.accumulate_steps
+        valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
         variables = model.trainable_variables
+        gradients: list[Any] = [None] * len(variables)
+        for number, (part, rows) in enumerate(divide(batch, share, count)):
+            with when_known(gradients):
+                found, results = self._microbatch(number, part, rows, variables, valid)
+                gradients = [added(*pair) for pair in zip(gradients, found, strict=True)]
+        self._collective.apply(optimizer, gradients, variables)
+        if self._collective.num_replicas > 1 and not self._options.sync_batch_norm:
+            average_statistics(model, self._collective)
+        return results
+
+    def _microbatch(
+        self, number: int, batch: Any, share: tf.Tensor, variables: list[Any], valid: Any
+    ) -> tuple[list[Any], dict[str, tf.Tensor]]:
+        """Returns the gradients of ``variables``, parts of those of the step, and the metrics."""
+        optimizer = self._model.optimizer
+        with tf.GradientTape() as tape:
+            with (
+                shared_step(is_real=share[0] > 0, microbatch=number),
+                self._recomputed(number),
+            ):
+                y_pred = self._model(batch[0], training=True)
+            x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
+            loss = self._loss(x, y, y_pred, sample_weight, share, valid)
+            loss = self._weigh(loss, share)
         if hasattr(optimizer, "compute_gradients"):  # It also undoes a loss scale.
             gradients = [g for g, _ in optimizer.compute_gradients(loss, variables, tape)]
         else:
             gradients = tape.gradient(loss, variables)
-        self._collective.apply(optimizer, gradients, variables, share[1])
-        return self._metrics(x, y, y_pred, sample_weight, share)
+        return gradients, self._metrics(x, y, y_pred, sample_weight, share)
+
+    def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:
+        if self._recomputation is None:
+            return contextlib.nullcontext()
+        # Neither ranks nor the replicas of one process are to drop the same units.
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return self._recomputation.of(self._collective.process + here, microbatch)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
@@ -56,8 +98,11 @@ class SharedSteps:
         return _true_rows(share[0], self._model(x, training=False))[0]
 
     def _batch(self, data: Any) -> tuple[tuple[Any, Any, Any], tf.Tensor]:
-        batch, share = data
-        return tf.keras.utils.unpack_x_y_sample_weight(batch), share
+        if self._collective.num_replicas > 1:
+            batch, share = data
+            return tf.keras.utils.unpack_x_y_sample_weight(batch), share
+        rows = tf.shape(tf.nest.flatten(data)[0], tf.int64)[0]
+        return tf.keras.utils.unpack_x_y_sample_weight(data), tf.stack([rows, rows])
 
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
@@ -76,12 +121,22 @@ class SharedSteps:
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
             return model.get_metrics_result()
 
-    def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
+    def _loss(
+        self,
+        x: Any,
+        y: Any,
+        y_pred: Any,
+        sample_weight: Any,
+        share: tf.Tensor,
+        valid: list[Any] | None = None,
+    ) -> tf.Tensor:
         model = self._model
         if loss_is_sum(model):
             sample_weight = _weights_of_sum(sample_weight, share)
         else:
-            y_pred, sample_weight = self._masks_as_weights(y_pred, sample_weight, share)
+            y_pred, sample_weight = self._masks_as_weights(
+                y_pred, sample_weight, share, valid or self._valid_positions(y_pred)
+            )
 
         def loss() -> tf.Tensor:
             return model.compute_loss(x, y, y_pred, sample_weight)
@@ -93,28 +148,47 @@ class SharedSteps:
         # Of no rows, a user's own mean would be NaN.
         return tf.cond(share[0] > 0, loss, lambda: tf.zeros([], _dtype_of(y_pred)))
 
-    def _masks_as_weights(self, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
+    def _valid_positions_of_all(self, x: Any, share: tf.Tensor) -> list[Any]:
+        """Returns what ``_valid_positions`` would of all microbatches together."""
+        model = self._model
+        symbolic = getattr(model, "output", None)  # Models of their own class have none.
+        if symbolic is not None and all(mask is None for mask in _masks(symbolic)):
+            return [None] * len(_masks(symbolic))
+        # TensorFlow computes what the masks need of it, and no more.
+        return self._valid_positions(_true_rows(share[0], model(x, training=False))[0])
+
+    def _valid_positions(self, y_pred: Any) -> list[Any]:
+        """Returns for each output the unmasked positions of the global batch; None: no mask."""
+        return [
+            None
+            if mask is None
+            else self._collective.sum(
+                tf.reduce_sum(tf.cast(mask, full_type(_dtype_of(y_pred)))), f"mask.{index}"
+            )
+            for index, mask in enumerate(_masks(y_pred))
+        ]
+
+    def _masks_as_weights(
+        self, y_pred: Any, sample_weight: Any, share: tf.Tensor, valid: list[Any]
+    ) -> Any:
         """Returns outputs without Keras' masks, and sample weights that say the same.
 
         Keras divides a masked loss by the unmasked positions of the batch it sees. The weights
         divide by those of the global batch.
         """
-        outputs = tf.nest.flatten(y_pred)
-        masks = [getattr(output, "_keras_mask", None) for output in outputs]
+        outputs, masks = tf.nest.flatten(y_pred), _masks(y_pred)
         if all(mask is None for mask in masks):
             return y_pred, sample_weight
         given = [sample_weight] * len(outputs)
         if len(tf.nest.flatten(sample_weight)) == len(outputs):
             given = tf.nest.flatten(sample_weight)
         weights = []
-        for index, (mask, weight) in enumerate(zip(masks, given, strict=True)):
+        for mask, all_valid, weight in zip(masks, valid, given, strict=True):
             if mask is None:
                 weights.append(weight)
                 continue
-            valid = tf.cast(mask, outputs[index].dtype)
-            all_valid = self._collective.sum(tf.reduce_sum(valid), f"mask.{index}")
             positions = tf.reduce_prod(tf.shape(mask)[1:]) * tf.cast(share[1], tf.int32)
-            own = valid * tf.cast(positions, valid.dtype) / all_valid
+            own = tf.cast(mask, all_valid.dtype) * tf.cast(positions, all_valid.dtype) / all_valid
             if weight is not None:
                 missing = own.shape.rank - weight.shape.rank
                 shape = tf.concat([tf.shape(weight), tf.ones([missing], tf.int32)], 0)
@@ -124,26 +198,21 @@ class SharedSteps:
         return tuple(tf.nest.pack_sequence_as(y_pred, flat) for flat in (bare, weights))
 
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Scales what depends on rows to this replica's part of the global batch."""
+        """Scales what depends on rows to this microbatch's part of the global batch.
+
+        What depends on weights alone counts once in a step, over all microbatches.
+        """
+        loss = in_full(loss)
         rows, of = tf.cast(share[0], loss.dtype), tf.cast(share[1], loss.dtype)
         # Such that the mean over replicas is one device's mean.
         part = rows * self._collective.num_replicas / of
-        of_weights = self._losses_of_weights(loss.dtype)
-        return (loss - of_weights) * part + of_weights
+        of_weights = tf.add_n([tf.zeros([], loss.dtype), *self._losses_of_weights(loss.dtype)])
+        return (loss - of_weights) * part + of_weights / self._options.accumulate_steps
 
-    def _losses_of_weights(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns the sum of those ``model.losses`` that do not depend on rows.
-
-        A regularizer of weights is computed anew whenever ``losses`` is read; what a forward pass
-        added (an activity regularizer, ``add_loss`` in a layer) is the same tensor each time.
-        """
-        model = self._model
-        total = tf.zeros([], dtype)
-        for once, again in zip(model.losses, model.losses, strict=True):
-            if once is not again:
-                total += tf.cast(once, dtype)
+    def _losses_of_weights(self, dtype: tf.DType) -> list[tf.Tensor]:
         # Keras has divided them by its own count of replicas.
-        return total / tf.distribute.get_strategy().num_replicas_in_sync
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return [tf.cast(loss, dtype) / replicas for loss in weight_losses(self._model)]
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:
@@ -158,6 +227,11 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
 
 def _in_order_of_outputs(model: tf.keras.Model, y: Any) -> Any:
     return tuple(y[name] for name in model.output_names) if isinstance(y, dict) else y
+
+
+def _masks(outputs: Any) -> list[Any]:
+    """Returns the mask that Keras has attached to each output, None where there is none."""
+    return [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs)]
 
 
 def _dtype_of(y_pred: Any) -> tf.DType:

@@ -22,44 +22,61 @@ import tfdist
 EPOCHS = 2
 
 
-def compare(case: str) -> dict[str, Any]:
-    """Returns what -> largest difference from plain Keras, and the devices of the weights."""
-    from tensorflow import keras
+class Reference:
+    """What plain Keras does with the model of a kind of cases, which differ in the pipeline."""
 
-    options = {"stages": 2, "microbatches": 4} | models.CASES[case]
-    keras.backend.set_floatx("float64" if case == "float64" else "float32")
-    keras.utils.set_random_seed(1)
-    reference = models.build(case)
-    x, y, weight = models.arrays(case)
-    with tfdist.strategy("pipeline", **options) as strategy:
-        model = strategy.build(lambda: models.build(case))
+    def __init__(self, case: str, feed: Any, held_out: Any):
+        from tensorflow import keras
+
+        keras.utils.set_random_seed(1)
+        model = models.build(case)
         if models.kind(case) == "frozen":
-            for layer in reference.layers[:3]:
+            for layer in model.layers[:3]:
                 layer.trainable = False
-            reference.compile(reference.optimizer, reference.loss, metrics=["accuracy"])
-        model.set_weights(reference.get_weights())
-        size = models.GLOBAL_BATCH_SIZE
-        feed = strategy.dataset((x, y, weight), global_batch_size=size)
-        held_out = strategy.dataset((x, y, weight), global_batch_size=size, training=False)
-        found = model.fit(feed, epochs=EPOCHS, validation_data=held_out, verbose=0).history
-        expected = reference.fit(
+            model.compile(model.optimizer, model.loss, metrics=["accuracy"])
+        self.start = model.get_weights()
+        self.history = model.fit(
             feed.on_one_device().epochs(0, EPOCHS),
             epochs=EPOCHS,
             steps_per_epoch=len(feed),
             validation_data=held_out.epochs(0, 1),
             verbose=0,
         ).history
+        self.weights = model.get_weights()
+        self.predictions = _flat(model.predict(models.arrays(case)[0], verbose=0))
+
+
+REFERENCES: dict[str, Reference] = {}
+
+
+def compare(case: str) -> dict[str, Any]:
+    """Returns what -> largest difference from plain Keras, and the devices of the weights."""
+    from tensorflow import keras
+
+    options = {"stages": 2, "microbatches": 4} | models.CASES[case]
+    kind = models.kind(case)
+    keras.backend.set_floatx("float64" if case == "float64" else "float32")
+    with tfdist.strategy("pipeline", **options) as strategy:
+        data, size = models.arrays(case), models.GLOBAL_BATCH_SIZE
+        feed = strategy.dataset(data, global_batch_size=size)
+        held_out = strategy.dataset(data, global_batch_size=size, training=False)
+        if kind not in REFERENCES:
+            REFERENCES[kind] = Reference(case, feed, held_out)
+        expected = REFERENCES[kind]
+        model = strategy.build(lambda: models.build(case))
+        model.set_weights(expected.start)
+        found = model.fit(feed, epochs=EPOCHS, validation_data=held_out, verbose=0).history
         predictions = zip(
-            _flat(model.predict(held_out, verbose=0)),
-            _flat(reference.predict(x, verbose=0)),
-            strict=True,
+            _flat(model.predict(held_out, verbose=0)), expected.predictions, strict=True
         )
         return {
             "devices": sorted({w.device.rpartition("/")[2] for w in model.weights}),
             "differences": {
-                "weights": max(map(_largest, model.get_weights(), reference.get_weights())),
+                "weights": max(map(_largest, model.get_weights(), expected.weights)),
                 "predictions": max(_largest(*pair) for pair in predictions),
-                **{name: _largest(found[name], expected[name]) for name in expected},
+                **{
+                    name: _largest(found[name], expected.history[name]) for name in expected.history
+                },
             },
         }
 

@@ -324,13 +324,13 @@ def test_size_is_told(capsys):
     ],
 )
 def test_options_that_do_not_go_together(options, part):
-    from tfdist.strategies.pipeline.graph import graph_of
     from tfdist.strategies.pipeline.plan import find_named
+    from tfdist.training.graph import graph_of
 
     def find() -> None:
         asked = {"microbatches": 2, "freeze_until": "backbone"} | options
         strategy = tfdist.strategy("pipeline", **asked)
-        find_named(graph_of(image_model()), strategy._options)
+        find_named(graph_of(image_model(), needed_by="it", otherwise="not"), strategy._options)
 
     with pytest.raises(OptionError) as caught:
         find()

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 from tfdist.errors import OptionError
-from tfdist.strategies.pipeline.graph import graph_of
 from tfdist.strategies.pipeline.measure import measure
+from tfdist.training.graph import graph_of
 
 layers = keras.layers
 ROWS = 3
@@ -31,7 +31,10 @@ class Nap(layers.Layer):
 
 
 def measured(*given: Any, shape: tuple = (6,)) -> Any:
-    return measure(graph_of(keras.Sequential([keras.Input(shape), *given])), ROWS).costs
+    return measure(
+        graph_of(keras.Sequential([keras.Input(shape), *given]), needed_by="it", otherwise="not"),
+        ROWS,
+    ).costs
 
 
 def test_time_is_that_of_the_layer():
@@ -44,7 +47,9 @@ def test_kept_bytes_are_those_that_the_way_back_reads():
     inputs = keras.Input((6,))
     x = layers.Dense(6, name="first")(inputs)
     outputs = layers.Dense(5, "tanh", name="last")(layers.Add(name="sum")([x, inputs]))
-    costs = measure(graph_of(keras.Model(inputs, outputs)), ROWS).costs
+    costs = measure(
+        graph_of(keras.Model(inputs, outputs), needed_by="it", otherwise="not"), ROWS
+    ).costs
     assert [cost.kept_bytes for cost in costs] == [0, 4 * ROWS * 6, 4 * ROWS * 5]
 
 

@@ -1,33 +1,11 @@
-"""Cutting a row of costs; no TensorFlow."""
+"""What a user may ask of the cuts; no TensorFlow."""
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 
 from tfdist.errors import OptionError
 from tfdist.strategies.pipeline import partition
-
-
-def largest(costs, cuts):
-    bounds = [0, *cuts, len(costs)]
-    return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(5))
-def test_no_cuts_balance_better(parts, seed):
-    costs = [float(cost) for cost in np.random.default_rng(seed).integers(0, 30, 9)]
-    best = min(largest(costs, cuts) for cuts in itertools.combinations(range(1, 9), parts - 1))
-    cuts = partition.balance(costs, [0.0] * 9, parts)
-    assert len(cuts) == parts - 1
-    assert largest(costs, cuts) == best
-
-
-def test_of_equal_cuts_the_one_with_less_to_send():
-    assert partition.balance([4, 0, 0, 4], [0, 9, 2, 9], 2) == (2,)
 
 
 def test_cuts_after_the_last_call_of_a_layer():

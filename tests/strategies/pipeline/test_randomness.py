@@ -12,7 +12,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import OptionError
-from tfdist.strategies.pipeline import randomness
+from tfdist.training import randomness
 
 layers = keras.layers
 NUM = 22
@@ -54,8 +54,8 @@ def expected():
 
 
 def test_recomputed_and_kept_activations_train_alike(expected):
-    assert largest(expected, fit(recompute=True)) < 1e-6
-    assert largest(expected, fit(recompute=True, schedule="1f1b")) < 1e-6
+    assert largest(expected, fit(recompute="blocks")) < 1e-6
+    assert largest(expected, fit(recompute="blocks", schedule="1f1b")) < 1e-6
     # Without dropout they would part.
     assert largest(expected, fit(microbatches=4)) > 1e-3
 
@@ -64,17 +64,17 @@ def test_recurrent_layers_drop_alike_too():
     def make() -> keras.Model:
         return model_fn(recurrent=True)
 
-    assert largest(fit(1, make=make), fit(1, make=make, recompute=True)) < 1e-6
+    assert largest(fit(1, make=make), fit(1, make=make, recompute="blocks")) < 1e-6
 
 
 def test_recompute_in_several_chunks():
     interleaved = {"schedule": "interleaved", "microbatches": 4}
-    assert largest(fit(**interleaved), fit(**interleaved, recompute=True)) < 1e-6
+    assert largest(fit(**interleaved), fit(**interleaved, recompute="blocks")) < 1e-6
 
 
 def test_dropout_after_frozen_layers_that_are_kept():
     frozen = {"freeze_until": "first"}
-    assert largest(fit(**frozen), fit(**frozen, frozen_cache="memory", recompute=True)) < 1e-6
+    assert largest(fit(**frozen), fit(**frozen, frozen_cache="memory", recompute="blocks")) < 1e-6
 
 
 def test_a_resumed_fit_draws_what_the_unbroken_one_would(expected, tmp_path):
@@ -122,4 +122,4 @@ def test_layers_that_draw_by_themselves_are_refused_with_recompute():
 
     fit(make=make)
     with pytest.raises(OptionError, match=r"own.*random_normal"):
-        fit(make=make, recompute=True)
+        fit(make=make, recompute="blocks")

@@ -10,10 +10,10 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.pipeline.graph import graph_of
 from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+from tfdist.training.graph import graph_of
 
 layers = keras.layers
 
@@ -28,7 +28,7 @@ def options(**chosen: Any) -> Options:
             "cut_after": None,
             "optimize": "speed",
             "balance": "estimated",
-            "recompute": False,
+            "recompute": "none",
             "batch_norm": "synchronized",
             "freeze_until": None,
             "frozen_cache": None,
@@ -40,7 +40,7 @@ def options(**chosen: Any) -> Options:
 
 def plan(model: keras.Model, **chosen: Any) -> Any:
     asked = options(**chosen)
-    graph = graph_of(model)
+    graph = graph_of(model, needed_by="it", otherwise="not")
     named = find_named(graph, asked)
     return make_plan(model, freeze(model, graph, named), asked, named)
 
@@ -147,7 +147,7 @@ def stateful() -> keras.Model:
         ),
         (
             lambda: sequential(layers.RandomFlip(name="flip"), layers.Flatten(), shape=(4, 4, 3)),
-            {"recompute": True},
+            {"recompute": "blocks"},
             OptionError,
             "flip",
         ),
@@ -177,7 +177,7 @@ def test_models_that_cannot_be_a_pipeline(make, chosen, error, part):
         ({"balance": "guessed"}, "Known: estimated, measured"),
         ({"optimize": "money"}, "Known: speed, memory"),
         ({"batch_norm": "none"}, "Known: synchronized, per_microbatch"),
-        ({"recompute": "yes"}, "True or False"),
+        ({"recompute": "yes"}, "unknown recompute"),
         ({"stages": 3, "cut_after": "a"}, "one layer fewer than there are parts, here 2"),
         ({"schedule": "interleaved", "microbatches": 3}, "Choose microbatches=4"),
     ],
@@ -205,7 +205,7 @@ def test_describe_needs_a_model_of_this_strategy():
 
 def test_measured_cuts_balance_what_was_measured():
     model = sequential(*(layers.Dense(6) for _ in range(4)))
-    graph = graph_of(model)
+    graph = graph_of(model, needed_by="it", otherwise="not")
     asked = options(balance="measured")
     costs = tuple(Cost(time_s, time_s, 0) for time_s in (5.0, 1.0, 1.0, 1.0))
     named = find_named(graph, asked)

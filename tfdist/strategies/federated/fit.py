@@ -19,7 +19,7 @@ from tfdist.training.callbacks import JobCallbacks, for_process
 from tfdist.training.checkpoint import Checkpoints, DataState
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
-from tfdist.training.fit import refuse_xla
+from tfdist.training.install import refuse_xla
 from tfdist.training.metrics import state_of
 from tfdist.training.misfits import check_inputs
 from tfdist.training.scaling import EffectiveLearningRate

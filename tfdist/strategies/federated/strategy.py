@@ -169,7 +169,7 @@ class Federated(OneProcessStrategy):
         from tfdist.strategies.federated.fit import FederatedFit
         from tfdist.strategies.federated.server import Server
         from tfdist.strategies.single import Alone
-        from tfdist.training.fit import install
+        from tfdist.training.install import install
 
         assert self._engine is not None, "start() comes first"
         model = (
@@ -338,7 +338,7 @@ class Federated(OneProcessStrategy):
 def check_model(model: Any, options: Options) -> None:
     """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
     from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
-    from tfdist.training.fit import refuse_custom_steps, refuse_xla
+    from tfdist.training.install import refuse_custom_steps, refuse_xla
 
     refuse_custom_steps(model, Federated.name)
     refuse_xla(model)

@@ -13,8 +13,8 @@ from tfdist.strategies.one_process import OneProcessStrategy
 class Mesh(OneProcessStrategy):
     """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
 
-    Keras' mixed precision is kept: the slices of weights and slots are float32, layers compute in
-    their policy's precision, a ``LossScaleOptimizer`` scales the loss.
+    With mixed precision the slices of weights and slots are float32, layers compute in their
+    policy's precision, and a ``LossScaleOptimizer`` scales the loss.
 
     Args:
         batch: parts that each batch is divided into.
@@ -24,6 +24,8 @@ class Mesh(OneProcessStrategy):
         layout: regular expression of a weight's path ("dense_1/kernel") -> the mesh axis of each
             dimension, as (None, "model"); weights that no rule matches are split automatically.
         keep_host_copy: False frees the whole weights of the host while they are not read.
+        precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
+            makes compute in; None leaves Keras' own policy.
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``batch``.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
     """
@@ -38,6 +40,7 @@ class Mesh(OneProcessStrategy):
         devices: Sequence[str] | None = None,
         layout: Mapping[str, Sequence[str | None]] | None = None,
         keep_host_copy: bool = True,
+        precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
@@ -48,7 +51,7 @@ class Mesh(OneProcessStrategy):
                 )
         if devices is not None:
             check_devices(batch, model, list(devices))
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=batch)
+        super().__init__(lr_scaling, warmup_epochs, num_replicas=batch, precision=precision)
         self._batch = batch
         self._model = model
         self._device_names = None if devices is None else list(devices)
@@ -118,13 +121,16 @@ class Mesh(OneProcessStrategy):
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
         from tfdist.strategies.single import Alone
-        from tfdist.training.fit import install
+        from tfdist.training.install import install
+        from tfdist.training.precision import check_follows, policy
 
         assert self._devices is not None, "start() comes first"
-        with tf.device("CPU:0"):  # The whole of a large model fits on the host only.
+        # The whole of a large model fits on the host only.
+        with tf.device("CPU:0"), policy(self.precision):
             model = called(model_fn)
             if model is model_fn:
                 model = clone(model)
+        check_follows(model, self.precision)
         if not getattr(model, "_is_graph_network", False):
             raise ModelError(
                 "strategy 'mesh' needs a Functional or Sequential model: it reads its graph",

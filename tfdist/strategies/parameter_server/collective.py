@@ -29,13 +29,8 @@ class Servers(Collective):
     def sum(self, tensor: Any, name: str) -> Any:
         raise AssertionError("a step of one replica has nothing to sum")
 
-    def apply(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], rows: Any
-    ) -> None:
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         raise AssertionError("workers take Keras' own steps")
-
-    def finish_epoch(self, optimizer: Any) -> None:
-        self._steps.settle()
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()

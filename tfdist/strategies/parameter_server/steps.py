@@ -90,7 +90,7 @@ class AsynchronousSteps:
         with self._tidied():
             for _ in range(int(self._model._steps_per_execution)):
                 self._begin(next(iterator))
-        return self._logs  # The epoch's own: what ends later is in it when Keras reads it.
+        return self._logs
 
     def _begin(self, batch: Any) -> None:
         optimizer = self._model.optimizer

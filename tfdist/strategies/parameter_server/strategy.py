@@ -10,6 +10,7 @@ from tfdist import topology
 from tfdist.errors import DataError, OptionError
 from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
 from tfdist.topology import Topology
+from tfdist.training.options import check_precision
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,6 +35,8 @@ class ParameterServer(Strategy):
             many bytes; None leaves every variable whole.
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the workers.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        precision: "float32" or "mixed_bfloat16": what the layers that model_fn makes compute in.
+            Weights stay float32. None leaves Keras' own policy.
         start_timeout_s: seconds that a task waits for the others to come up.
         stall_timeout_s: seconds that a task may be silent, and a step may take, before the job ends
             in an error.
@@ -49,6 +52,7 @@ class ParameterServer(Strategy):
         min_shard_bytes: int | None = 256 << 10,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
+        precision: str | None = None,
         start_timeout_s: float = 120,
         stall_timeout_s: float = 120,
         threads: int | None = None,
@@ -58,6 +62,14 @@ class ParameterServer(Strategy):
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
         self._warmup_epochs = warmup_epochs
+        check_precision(precision)
+        if precision == "mixed_float16":
+            raise OptionError(
+                "Keras does not scale losses on parameter servers, which mixed_float16 needs",
+                received="precision='mixed_float16'",
+                mend="Choose precision='mixed_bfloat16'",
+            )
+        self.precision = precision
         for option, value in (("min_shard_bytes", min_shard_bytes), ("threads", threads)):
             if value is not None and (type(value) is not int or value < 1):
                 raise OptionError(
@@ -153,15 +165,18 @@ class ParameterServer(Strategy):
         from tfdist.strategies.parameter_server.refusals import refuse_model
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps
         from tfdist.strategies.parameter_server.twin import Twin
-        from tfdist.training.fit import install
+        from tfdist.training.install import install
+        from tfdist.training.precision import check_follows, policy
 
         cluster = self._connected()
-        model = called(model_fn)
         is_made = isinstance(model_fn, tf.keras.Model)
-        if is_made:
-            model = clone(model_fn)
+        with policy(self.precision):
+            model = called(model_fn)
+            if is_made:
+                model = clone(model_fn)
+        check_follows(model, self.precision)
         refuse_model(model)
-        with cluster.engine.scope():
+        with cluster.engine.scope(), policy(self.precision):
             twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
         steps = AsynchronousSteps(
             model,

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 
 from tfdist.strategies.pipeline import gantt, schedule
-from tfdist.strategies.pipeline.graph import crossing_bytes
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
+from tfdist.training.graph import crossing_bytes
 
 
 @dataclass(frozen=True)

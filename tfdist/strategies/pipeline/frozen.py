@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.pipeline.chunks import Chunk
-from tfdist.strategies.pipeline.gradients import activity_losses
-from tfdist.strategies.pipeline.graph import Call, Graph
-from tfdist.strategies.pipeline.microbatches import Microbatch, inputs_of
+from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
+from tfdist.training.gradients import activity_losses
+from tfdist.training.graph import Call, Graph, inputs_of
 
 _NAME = "tfdist_frozen_{}"
 _MASK = "tfdist_frozen_mask_{}"

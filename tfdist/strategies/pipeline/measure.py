@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.strategies.pipeline.graph import Call, Graph
+from tfdist.training.graph import Call, Graph
 
 _REPEATS = 5
 # A layer that takes longer is timed less often.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +34,6 @@ class Microbatch:
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Returns the part of the global batch that this is."""
         return tf.cast(self.rows, dtype) / tf.cast(self.of, dtype)
-
-
-def inputs_of(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
-    """Returns the features in the order and the types of the model's inputs."""
-    flat = [x[name] for name in model.input_names] if isinstance(x, Mapping) else tf.nest.flatten(x)
-    fitted = []
-    for tensor, wanted in zip(flat, model.inputs, strict=True):
-        given = tf.cast(tensor, wanted.dtype)
-        if given.shape.rank == wanted.shape.rank - 1:  # As Keras does with a column of numbers.
-            given = tf.expand_dims(given, -1)
-        fitted.append(given)
-    return fitted
 
 
 def divide(inputs: list[tf.Tensor], y: Any, sample_weight: Any, count: int) -> list[Microbatch]:

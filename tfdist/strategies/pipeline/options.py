@@ -11,6 +11,7 @@ from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import partition, schedule, tables
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
+RECOMPUTE = ("none", "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Options:
     cut_after: Sequence[str] | str | None
     optimize: str
     balance: str
-    recompute: bool
+    recompute: str | None
     batch_norm: str
     freeze_until: str | None
     frozen_cache: str | None
@@ -45,11 +46,10 @@ class Options:
             ("optimize", self.optimize, partition.GOALS),
             ("balance", self.balance, partition.SOURCES),
             ("batch_norm", self.batch_norm, BATCH_NORMS),
+            ("recompute", self.recompute or "none", RECOMPUTE),
         ):
             if chosen not in known:
                 raise unknown_choice(what, chosen, known)
-        if not isinstance(self.recompute, bool):
-            raise OptionError("recompute is True or False", received=repr(self.recompute))
         if self.cut_names is not None and len(self.cut_names) != self.parts - 1:
             raise OptionError(
                 f"cut_after needs one layer fewer than there are parts, here {self.parts - 1}",
@@ -80,6 +80,10 @@ class Options:
                 received=str(folder),
                 mend=f"Make {folder.parent} first",
             )
+
+    @property
+    def recomputes(self) -> bool:
+        return self.recompute == "blocks"
 
     @property
     def frozen_folder(self) -> Path | None:

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline import norms, randomness
 from tfdist.strategies.pipeline.chunks import Chunk
-from tfdist.strategies.pipeline.gradients import Sums, activity_losses, added
 from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.training.batch_norm import local_sums
+from tfdist.training.gradients import Sums, activity_losses, added
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.steps import PipelineSteps

@@ -12,12 +12,13 @@ import tensorflow as tf
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import partition, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
-from tfdist.strategies.pipeline.graph import Call, Graph, crossing_bytes, normalizes
 from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
-from tfdist.strategies.pipeline.randomness import is_seeded
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
+from tfdist.training.graph import Call, Graph, crossing_bytes, normalizes
+from tfdist.training.partition import balance
+from tfdist.training.randomness import is_seeded
 
 # Costs of memory need a number of rows, and a model tells none: Keras' default batch.
 _ASSUMED_ROWS = 32
@@ -192,7 +193,7 @@ def make_plan(
     """
     calls = graph.calls
     check_model(model, calls, options.batch_norm)
-    if options.recompute:
+    if options.recomputes:
         _refuse_other_numbers(calls)
     partition.check_enough(len(calls), options.parts, options.stages, model.name)
     cuts = named.cuts
@@ -229,12 +230,12 @@ def _balanced(
         costs = [_measured_cost(call, cost, options) for call, cost in found]
     crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
     if options.frozen_cache is None:
-        return partition.balance(costs, crossing, options.parts)
+        return balance(costs, crossing, options.parts)
     # The frozen layers stay with the first of the others, and take no time.
     live = costs[num_frozen:]
     if options.optimize == "memory":
         live[0] += sum(call.weight_bytes for call in calls[:num_frozen])
-    cuts = partition.balance(live, crossing[num_frozen:], options.parts)
+    cuts = balance(live, crossing[num_frozen:], options.parts)
     return tuple(cut + num_frozen for cut in cuts)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.strategies.pipeline.graph import Call, normalizes
 from tfdist.strategies.pipeline.norms import masked_norm_error
-from tfdist.training.fit import refuse_custom_steps, refuse_xla
+from tfdist.training.graph import Call, normalizes
+from tfdist.training.install import refuse_custom_steps, refuse_xla
 from tfdist.training.nested import layers_in
 
 _ADDED = ("AddLoss", "AddMetric")

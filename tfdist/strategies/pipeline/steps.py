@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
-from tfdist.strategies.pipeline.gradients import Sums, weight_losses
-from tfdist.strategies.pipeline.graph import Graph
-from tfdist.strategies.pipeline.microbatches import Microbatch, divide, inputs_of
+from tfdist.strategies.pipeline.microbatches import Microbatch, divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
-from tfdist.strategies.pipeline.randomness import StepSeeds, is_seeded, refuse_unseeded
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_norm import move_statistics
+from tfdist.training.gradients import Sums, weight_losses
+from tfdist.training.graph import Graph, inputs_of
+from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.steps import loss_is_sum
 
 
@@ -100,7 +100,8 @@ class PipelineSteps:
             run = forward.run if task.is_forward else backward.run
             run(task.chunk, task.microbatch)
         if self.recompute and not tf.executing_eagerly():
-            refuse_unseeded(tf.compat.v1.get_default_graph())
+            graph = tf.compat.v1.get_default_graph()
+            refuse_unseeded(graph, graph.get_operations())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
         for number, total in forward.totals.items():

@@ -15,6 +15,7 @@ from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.single import Alone
+from tfdist.training.options import OfBatchNorm
 
 # Keras' own.
 _ASSUMED_GLOBAL_BATCH_SIZE = 32
@@ -33,8 +34,8 @@ class Pipeline(OneProcessStrategy):
         balance: "estimated" takes the time of a layer from its operations, and its memory from its
             outputs. "measured" runs each layer on a microbatch when the model is built, of the
             rows of the dataset that was made before, or of a batch of 32: a second or more.
-        recompute: compute activations once more on the way back instead of keeping them; Dropout
-            and noise draw the same numbers again.
+        recompute: "blocks" computes the activations of each part of the model once more on the way
+            back instead of keeping them, Dropout and noise drawing the same numbers again; "none".
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
             makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
             does not wait, and differs from one device.
@@ -45,6 +46,8 @@ class Pipeline(OneProcessStrategy):
             datasets with a map_fn, are refused.
         frozen_cache_dir: the folder for "disk". What another model or other data has left there
             is never used.
+        precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
+            makes compute in; None leaves Keras' own policy.
         lr_scaling: None, "linear" or "sqrt"; there is one replica, so nothing to scale by.
         warmup_epochs: epochs in which the learning rate climbs to its value.
     """
@@ -61,15 +64,16 @@ class Pipeline(OneProcessStrategy):
         cut_after: Sequence[str] | str | None = None,
         optimize: str = "speed",
         balance: str = "estimated",
-        recompute: bool = False,
+        recompute: str | None = "none",
         batch_norm: str = "synchronized",
         freeze_until: str | None = None,
         frozen_cache: str | None = None,
         frozen_cache_dir: str | os.PathLike | None = None,
+        precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=1)
+        super().__init__(lr_scaling, warmup_epochs, num_replicas=1, precision=precision)
         self._options = Options(
             stages=stages,
             microbatches=microbatches,
@@ -106,8 +110,10 @@ class Pipeline(OneProcessStrategy):
         causes = []
         if self._options.batch_norm == "per_microbatch":
             causes.append(
-                "batch_norm='per_microbatch' takes the statistics of BatchNormalization from each "
-                "microbatch"
+                OfBatchNorm(
+                    "batch_norm='per_microbatch' takes the statistics of BatchNormalization from "
+                    "each microbatch"
+                )
             )
         if self._options.freeze_until is not None:
             causes.append(
@@ -121,14 +127,15 @@ class Pipeline(OneProcessStrategy):
 
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
-        from tfdist.strategies.pipeline.graph import graph_of
         from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
-        from tfdist.strategies.pipeline.randomness import install as install_randomness
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training.fit import install
+        from tfdist.training.graph import graph_of
+        from tfdist.training.install import install
+        from tfdist.training.precision import check_follows, policy
+        from tfdist.training.randomness import install as install_randomness
 
         assert self._devices, "start() comes first"
 
@@ -137,8 +144,10 @@ class Pipeline(OneProcessStrategy):
         def make_model() -> tf.keras.Model:
             nonlocal graph, named
             is_model = isinstance(model_fn, tf.keras.Model)
-            model = clone(called(model_fn)) if is_model else called(model_fn)
-            graph = graph_of(model)
+            with policy(self.precision):
+                model = clone(called(model_fn)) if is_model else called(model_fn)
+            check_follows(model, self.precision)
+            graph = graph_of(model, needed_by="a pipeline", otherwise="use strategy 'mirrored'")
             named = named or find_named(graph, self._options)
             graph = freeze(model, graph, named)
             return model
@@ -167,7 +176,7 @@ class Pipeline(OneProcessStrategy):
             graph,
             chunks,
             plan.schedule,
-            recompute=self._options.recompute,
+            recompute=self._options.recomputes,
             frozen=cache and cache.frozen,
         )
         model.train_step = steps.train_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +30,9 @@ class Sums:
 
 
 def added(one: Any, other: Any) -> Any:
-    """Returns the sum of two gradients, the first of which may be None."""
-    if one is None:
-        return other
+    """Returns the sum of two gradients, either of which may be None."""
+    if one is None or other is None:
+        return other if one is None else one
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
         return tf.IndexedSlices(
             tf.concat([one.values, other.values], 0),
@@ -39,6 +40,20 @@ def added(one: Any, other: Any) -> Any:
             other.dense_shape,
         )
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def when_known(gradients: Sequence[Any]) -> contextlib.AbstractContextManager:
+    """Returns a context whose operations run after ``gradients`` are there.
+
+    Operations that do not wait would run side by side, and keep their activations all at once.
+    """
+    return tf.control_dependencies(
+        [
+            gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            for gradient in gradients
+            if gradient is not None
+        ]
+    )
 
 
 def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:

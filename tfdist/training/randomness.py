@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,8 +69,12 @@ def is_seeded(layer: tf.keras.layers.Layer) -> bool:
 
 
 def _draws_at_once(layer: Any) -> bool:
-    # Layers that augment images draw for one image after the other, in a loop.
-    return hasattr(layer, "_random_generator") and not type(layer).__name__.startswith("Random")
+    return hasattr(layer, "_random_generator") and not augments(layer)
+
+
+def augments(layer: tf.keras.layers.Layer) -> bool:
+    """Whether ``layer`` augments images: drawing for one after the other, in a loop."""
+    return type(layer).__name__.startswith("Random")
 
 
 def install(model: tf.keras.Model) -> None:
@@ -129,16 +133,38 @@ _DRAWS = {
 }
 
 
-def refuse_unseeded(graph: tf.Graph) -> None:
+def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
     """Raises:
-    OptionError: an operation of a traced step draws numbers that it would not draw again.
+    OptionError: one of ``operations`` of ``graph`` draws numbers that it would not draw again.
     """
-    functions = graph.as_graph_def().library.function
-    found = [op.name for op in graph.get_operations() if op.type in _UNSEEDED]
-    found += [n.name for function in functions for n in function.node_def if n.op in _UNSEEDED]
+    found = [op.name for op in operations if op.type in _UNSEEDED]
+    called = {
+        attribute.func.name
+        for op in operations
+        for attribute in op.node_def.attr.values()
+        if attribute.HasField("func")
+    }
+    if called and not found:
+        found = _unseeded_within(called, graph)
     if found:
         raise OptionError(
             "recompute runs layers twice, so they must draw the same random numbers twice",
             received=f"operation '{found[0]}'",
             mend="Draw with tf.keras.layers.Dropout or GaussianNoise, or leave recompute out",
         )
+
+
+def _unseeded_within(names: set[str], graph: tf.Graph) -> list[str]:
+    """Returns operations of the functions called ``names``, and of those that they call."""
+    library = {each.signature.name: each for each in graph.as_graph_def().library.function}
+    waiting, seen, found = list(names), set(), []
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            if node.op in _UNSEEDED:
+                found.append(node.name)
+            waiting += [a.func.name for a in node.attr.values() if a.HasField("func")]
+    return found

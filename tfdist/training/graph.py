@@ -1,10 +1,10 @@
-"""A Keras model as a row of layer calls, which a pipeline can cut between any two."""
+"""A Keras model as a row of layer calls, which can be cut between any two."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,18 +105,22 @@ class Graph:
         return replace(self, calls=tuple(self.calls[number] for number in (*numbers, *rest)))
 
 
-def graph_of(model: tf.keras.Model) -> Graph:
+def graph_of(model: tf.keras.Model, *, needed_by: str, otherwise: str) -> Graph:
     """Returns the calls of a Functional or Sequential model.
 
+    Args:
+        needed_by: what needs them, for people.
+        otherwise: what to do with other models.
+
     Raises:
-        ModelError: the model is of another kind, or holds what no stage can run by itself.
+        ModelError: the model is of another kind.
     """
     # Keras has no public reader of the graph of layers.
     if not getattr(model, "_nodes_by_depth", None):
         raise ModelError(
-            "a pipeline needs a Functional or Sequential model: it cuts between layers",
+            f"{needed_by} needs a Functional or Sequential model: it cuts between layers",
             received=f"model '{model.name}' of class {type(model).__name__}",
-            mend="Write it as keras.Model(inputs, outputs), or use strategy 'mirrored'",
+            mend=f"Write it as keras.Model(inputs, outputs), or {otherwise}",
         )
     calls: list[Call] = []
     tensors = {id(tensor): tensor for tensor in model.inputs}
@@ -204,3 +208,15 @@ def crossing_bytes(calls: Sequence[Call], cut: int) -> int:
     before = {id(t): t for call in calls[:cut] for t in call.outputs}
     needed = {id(t) for call in calls[cut:] for t in call.inputs}
     return sum(_elements(t) * t.dtype.size for key, t in before.items() if key in needed)
+
+
+def inputs_of(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
+    """Returns the features in the order and the types of the model's inputs."""
+    flat = [x[name] for name in model.input_names] if isinstance(x, Mapping) else tf.nest.flatten(x)
+    fitted = []
+    for tensor, wanted in zip(flat, model.inputs, strict=True):
+        given = tf.cast(tensor, wanted.dtype)
+        if given.shape.rank == wanted.shape.rank - 1:  # As Keras does with a column of numbers.
+            given = tf.expand_dims(given, -1)
+        fitted.append(given)
+    return fitted

@@ -1,0 +1,90 @@
+"""Runs all cases with plain Keras on one device and writes what it observes; once for all rows.
+
+Usage: python run_reference.py OUT_NPZ
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import conformance_cases as cases
+import conformance_observed as observed
+
+from tfdist.strategies.base import make_feed
+
+
+class OneDevice(observed.Side):
+    """Plain Keras, on the global batches that a strategy divides.
+
+    Args:
+        batches: of ``observed.BATCHES``; can be changed between cases.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = "one_process"
+
+    def build(self, model_fn: Any) -> Any:
+        return model_fn()
+
+    def fit(
+        self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
+    ) -> dict:
+        parts = observed.BATCHES[self.batches]
+        feed = make_feed(
+            data,
+            global_batch_size=cases.GLOBAL_BATCH_SIZE if parts else len(_first(data)),
+            training=True,
+            seed=cases.SHUFFLE_SEED,
+            map_fn=None,
+            parts=parts or 1,
+        )
+        batches = feed.on_one_device().epochs(0, epochs)
+        steps = feed.steps_per_epoch
+        return model.fit(
+            batches, epochs=epochs, steps_per_epoch=steps, verbose=0, **options
+        ).history
+
+    def evaluate(self, model: Any, data: tuple) -> dict[str, float]:
+        x, y, weight = data
+        return model.evaluate(x, y, 12, sample_weight=weight, return_dict=True, verbose=0)
+
+    def predict(self, model: Any, data: tuple) -> dict[str, Any]:
+        outputs = model.predict(data[0], verbose=0)
+        return {"dataset": outputs, "arrays": outputs}
+
+    def save(self, model: Any, x: Any) -> observed.Observed:
+        weights = observed.flat(model.get_weights())
+        return {"weights": weights, "predictions": model.predict(x, verbose=0)}
+
+    def resume(self, name: str, data: tuple, validation_data: tuple) -> tuple[Any, dict]:
+        """Nothing breaks here: a resumed fit must be as if nothing had."""
+        model = self.model(name, cases.optimizer_of(name))
+        epochs = observed.RESUMED_EPOCHS
+        history = self.fit(model, data, epochs=epochs, validation_data=validation_data)
+        return model, {name: values[1:] for name, values in history.items()}
+
+
+def _first(data: Any) -> Any:
+    while isinstance(data, (tuple, dict)):
+        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+    return data
+
+
+def main(out: str) -> None:
+    one_device = OneDevice()
+    results = {}
+    for one_device.batches in observed.BATCHES:
+        results[one_device.batches] = {
+            case: observed.observe(one_device, case) for case in cases.CASES
+        }
+    observed.write(Path(out), results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

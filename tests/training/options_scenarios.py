@@ -1,0 +1,512 @@
+"""The options of the train step, alone and together, against one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import ModelError, OptionError
+from tfdist.training.options import StepOptions
+
+TOLERANCE = 1e-5
+layers = keras.layers
+
+
+def given(strategy: Any, **options: Any) -> Any:
+    """Returns the same strategy with other options: a process connects to some engines once."""
+    other = copy.copy(strategy)
+    other._step = StepOptions(**options)
+    other.precision = options.get("precision")
+    return other
+
+
+def data(rows: int = 25, seed: int = 0, weighted: bool = True) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(rows, 5)).astype(np.float32), rng.integers(0, 3, rows)
+    return (x, y, rng.uniform(0.2, 3, rows).astype(np.float32)) if weighted else (x, y)
+
+
+def auc_of_class_zero() -> keras.metrics.Metric:
+    class AUC(keras.metrics.AUC):
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return super().update_state(y_true == 0, y_pred[:, 0], sample_weight)
+
+    return AUC(name="auc")
+
+
+def mlp(**compile_options: Any) -> keras.Model:
+    l2 = keras.regularizers.L2(0.05)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(8, "tanh", kernel_regularizer=l2, activity_regularizer=l2, name="one"),
+            layers.Dense(8, "tanh", name="two"),
+            layers.Dense(3, "softmax", name="three"),
+        ]
+    )
+    options = {
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy", auc_of_class_zero()],
+        "weighted_metrics": ["accuracy"],
+    }
+    model.compile(**(options | compile_options))
+    return model
+
+
+def convnet() -> keras.Model:
+    x = inputs = keras.Input((5,))
+    x = layers.Reshape((5, 1))(x)
+    for width in (4, 6):
+        x = layers.Conv1D(width, 3, padding="same", use_bias=False)(x)
+        x = layers.BatchNormalization(momentum=0.8)(x)
+        x = layers.Activation("tanh")(x)
+    x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+    model.compile(keras.optimizers.SGD(0.2, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+class Block(layers.Layer):
+    """A layer of layers, as people write them: with attention that respects a mask."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.supports_masking = True
+        self.attention = layers.MultiHeadAttention(2, 4)
+        self.norm = layers.LayerNormalization()
+        self.dense = layers.Dense(8, "gelu")
+
+    def call(self, x: Any, mask: Any = None) -> Any:
+        x = self.norm(x + self.attention(x, x))
+        return self.dense(x)
+
+
+def tagger() -> keras.Model:
+    """Tags words; its loss is a mean over the unmasked ones."""
+    model = keras.Sequential(
+        [
+            keras.Input((7,), dtype="int64"),
+            layers.Embedding(6, 8, mask_zero=True),
+            *(Block(name=f"block{number}") for number in range(3)),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01, epsilon=1e-3),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def words() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    lengths = np.where(np.arange(25) % 3, rng.integers(1, 8, 25), 0)  # Some have no word at all.
+    x = rng.integers(1, 6, (25, 7)) * (np.arange(7) < lengths[:, None])
+    return x, rng.integers(0, 3, (25, 7)), rng.uniform(0.5, 2, 25)
+
+
+def pair(strategy: Any, model_fn: Callable[[], keras.Model]) -> tuple[keras.Model, keras.Model]:
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    return model, reference
+
+
+def assert_near(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance)
+
+
+def assert_equals_one_device(
+    strategy: Any,
+    model_fn: Callable[[], keras.Model],
+    records: Any,
+    *,
+    global_batch_size: int = 8,
+    tolerance: float = TOLERANCE,
+) -> keras.Model:
+    """Trains, evaluates and predicts."""
+    model, reference = pair(strategy, model_fn)
+    feed = strategy.dataset(records, global_batch_size=global_batch_size, seed=2)
+    found = model.fit(feed, epochs=2, verbose=0).history
+    expected = reference.fit(
+        feed.on_one_device().epochs(0, 2),
+        epochs=2,
+        steps_per_epoch=feed.steps_per_epoch,
+        verbose=0,
+    ).history
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=tolerance, err_msg=name)
+    assert_near(model.get_weights(), reference.get_weights(), tolerance)
+    x, y, *weight = records
+    in_order = strategy.dataset(records, global_batch_size=9, training=False)
+    found = model.evaluate(in_order, verbose=0, return_dict=True)
+    expected = reference.evaluate(
+        x, y, sample_weight=weight[0] if weight else None, batch_size=9, verbose=0, return_dict=True
+    )
+    assert found == pytest.approx(expected, abs=tolerance)
+    predicted = model.predict(in_order, verbose=0)
+    np.testing.assert_allclose(predicted, reference.predict(x, verbose=0), atol=tolerance)
+    return model
+
+
+# accumulate_steps --------------------------------------------------------------------------------
+
+
+@scenario
+def microbatches_equal_one_batch(strategy, folder):
+    """Shares of 4 rows in microbatches of 2, 1 and 1; the tail is one row for all of them."""
+    three = given(strategy, accumulate_steps=3)
+    model = assert_equals_one_device(three, mlp, data())
+    assert int(model.optimizer.iterations) == 8
+    # 45 records: two batches of 16 and a tail of 13.
+    two = given(strategy, accumulate_steps=2)
+    model = assert_equals_one_device(two, mlp, data(45), global_batch_size=16)
+    assert int(model.optimizer.iterations) == 6
+
+
+@scenario
+def microbatches_of_sums(strategy, folder):
+    def model_fn():
+        loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+        return mlp(loss=loss, optimizer=keras.optimizers.SGD(0.01))
+
+    assert_equals_one_device(given(strategy, accumulate_steps=2), model_fn, data())
+
+
+@scenario
+def microbatches_of_masks_and_sparse_gradients(strategy, folder):
+    assert_equals_one_device(given(strategy, accumulate_steps=3), tagger, words())
+
+
+@scenario
+def microbatches_of_a_loss_of_ones_own(strategy, folder):
+    def own(y_true, y_pred):
+        return tf.reduce_mean(tf.square(tf.one_hot(y_true[:, 0], 3) - y_pred), -1)
+
+    def model_fn():
+        return mlp(loss=own, metrics=None, weighted_metrics=None)
+
+    assert_equals_one_device(given(strategy, accumulate_steps=2), model_fn, data())
+
+
+@scenario
+def microbatches_in_eager_steps(strategy, folder):
+    def model_fn():
+        return mlp(run_eagerly=True)
+
+    assert_equals_one_device(given(strategy, accumulate_steps=2), model_fn, data(17))
+
+
+@scenario
+def microbatches_of_arrays_and_class_weights(strategy, folder):
+    model, reference = pair(given(strategy, accumulate_steps=2), mlp)
+    options = {"batch_size": 8, "shuffle": False, "class_weight": {0: 0.25, 2: 3.0}, "verbose": 0}
+    for one in (model, reference):
+        one.fit(*data(weighted=False), **options)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def a_resumed_fit_of_microbatches(strategy, folder):
+    two = given(strategy, accumulate_steps=2, recompute="blocks")
+    feed = two.dataset(data(45), global_batch_size=8, seed=3)
+    unbroken, _ = pair(two, mlp)
+    unbroken.fit(feed, epochs=2, verbose=0)
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3:
+                raise KeyboardInterrupt
+
+    broken, _ = pair(two, mlp)
+    keep = tfdist.Checkpoints(folder, every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit(feed, epochs=2, callbacks=[keep, Break()], verbose=0)
+    strategy.from_chief(None)
+    resumed = two.build(mlp)
+    resume = tfdist.Checkpoints(folder, every_steps=2, resume=True)
+    resumed.fit(feed, epochs=2, callbacks=[resume], verbose=0)
+    assert_near(resumed.get_weights(), unbroken.get_weights(), 1e-6)
+
+
+@scenario
+def more_microbatches_than_rows_are_refused(strategy, folder):
+    with pytest.raises(OptionError, match=r"accumulate_steps=9.*it is what one update sees"):
+        given(strategy, accumulate_steps=9).dataset(data(), global_batch_size=8)
+    given(strategy, accumulate_steps=9).dataset(data(), global_batch_size=8, training=False)
+
+
+# BatchNormalization ------------------------------------------------------------------------------
+
+
+def train_by_hand(model: keras.Model, feed: Any, groups: list[np.ndarray], own: bool) -> None:
+    """One epoch in which each group of a batch's rows is normalized by itself.
+
+    Args:
+        own: whether the groups move the moving statistics side by side, and their mean is kept;
+            else one after the other.
+    """
+    trainable, moving = model.trainable_variables, model.non_trainable_variables
+    for x, y in feed.on_one_device().epochs(0, 1).take(feed.steps_per_epoch):
+        before, moved, total = [v.numpy() for v in moving], [], None
+        for rows in groups:
+            if own:
+                for variable, value in zip(moving, before, strict=True):
+                    variable.assign(value)
+            with tf.GradientTape() as tape:
+                y_pred = model(tf.gather(x, rows), training=True)
+                loss = model.compute_loss(None, tf.gather(y, rows), y_pred, None)
+                loss *= len(rows) / len(x)
+            found = tape.gradient(loss, trainable)
+            total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+            moved.append([v.numpy() for v in moving])
+        if own:
+            for variable, values in zip(moving, zip(*moved, strict=True), strict=True):
+                variable.assign(np.mean(values, axis=0))
+        model.optimizer.apply_gradients(zip(total, trainable, strict=True))
+
+
+@scenario
+def microbatches_are_normalized_over_all_replicas(strategy, folder):
+    two = given(strategy, accumulate_steps=2)
+    model, reference = pair(two, convnet)
+    feed = two.dataset(data(24, weighted=False), global_batch_size=8)
+    model.fit(feed, verbose=0)
+    shares = np.split(np.arange(8), strategy.num_replicas)
+    groups = [
+        np.concatenate(parts) for parts in zip(*(np.split(s, 2) for s in shares), strict=True)
+    ]
+    train_by_hand(reference, feed, groups, own=False)
+    assert_near(model.get_weights(), reference.get_weights())
+    assert "accumulate_steps=2" in " ".join(two.approximations)
+
+
+@scenario
+def rows_that_are_missing_are_in_no_statistics(strategy, folder):
+    """One row in a step that is divided by 3 on each replica: as if it were not divided."""
+    three = given(strategy, accumulate_steps=3)
+    model, reference = pair(three, convnet)
+    x, y = data(1, weighted=False)
+    model.fit(three.dataset((x, y), global_batch_size=8), verbose=0)
+    reference.fit(x, y, verbose=0)
+    # Keras' kernel and the shares round the variance of one row, near 0, in other ways.
+    assert_near(model.get_weights(), reference.get_weights(), 1e-4)
+
+
+@scenario
+def statistics_of_each_replica(strategy, folder):
+    own = given(strategy, sync_batch_norm=False)
+    model, reference = pair(own, convnet)
+    feed = own.dataset(data(24, weighted=False), global_batch_size=8)
+    model.fit(feed, verbose=0)
+    train_by_hand(reference, feed, np.split(np.arange(8), strategy.num_replicas), own=True)
+    assert_near(model.get_weights(), reference.get_weights())
+    if strategy.num_replicas > 1:
+        assert "sync_batch_norm=False" in " ".join(own.approximations)
+        report = tfdist.verify(convnet, data(weighted=False), own, steps=4, global_batch_size=8)
+        if strategy.topology.is_chief:
+            assert not report.exact
+            assert "sync_batch_norm=False" in str(report)
+    chiefs = strategy.from_chief(model.get_weights())
+    assert_near(model.get_weights(), chiefs, 0)
+
+
+# precision ---------------------------------------------------------------------------------------
+
+
+@scenario
+def mixed_precision_of_a_function_that_does_not_know(strategy, folder):
+    # Adam divides by small gradients: momentum shows the rounding and no more.
+    for precision, tolerance in (("mixed_bfloat16", 1e-2), ("mixed_float16", 2e-3)):
+        mixed = given(strategy, precision=precision)
+        model = mixed.build(mlp)
+        policy = keras.mixed_precision.global_policy().name
+        assert policy == "float32"
+        assert [layer.dtype_policy.name for layer in model.layers] == [precision] * 3
+        assert {v.dtype for v in model.trainable_variables} == {tf.float32}
+        report = tfdist.verify(mlp, data(), mixed, steps=5, global_batch_size=8)
+        if strategy.topology.is_chief:
+            assert report.exact, str(report)
+            assert report.float64_difference <= 1e-9
+            assert (report.precision, report.tolerance) == (precision, tolerance)
+            assert f"{precision})" in str(report)
+
+
+@scenario
+def mixed_precision_is_saved_as_keras_does(strategy, folder):
+    mixed = given(strategy, precision="mixed_float16", accumulate_steps=2, recompute="blocks")
+    keras.utils.set_random_seed(1)
+    model = mixed.build(lambda: mlp(metrics=None))
+    feed = mixed.dataset(data(), global_batch_size=8)
+    losses = model.fit(feed, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    strategy.save(model, folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    assert loaded.layers[0].dtype_policy.name == "mixed_float16"
+    assert type(loaded.optimizer).__name__.startswith("LossScaleOptimizer")
+    predicted = model.predict(data()[0], verbose=0)
+    np.testing.assert_allclose(loaded.predict(data()[0], verbose=0), predicted, atol=1e-3)
+
+
+@scenario
+def what_overflows_on_one_replica_updates_none(strategy, folder):
+    mixed = given(strategy, precision="mixed_float16", accumulate_steps=2)
+    model, _ = pair(mixed, mlp)
+    x, y, weight = data(8)
+    bad = x.copy()
+    bad[-1] = 1e30  # The last replica has it, in its last microbatch.
+
+    def fit(x: np.ndarray, **options: Any) -> tuple[list, float]:
+        before = model.get_weights()
+        feed = mixed.dataset((x, y, weight), global_batch_size=8, training=False)
+        model.fit(feed, verbose=0, **options)
+        scale = float(model.optimizer.loss_scale)
+        assert strategy.from_chief(scale) == scale
+        chiefs = strategy.from_chief(model.get_weights())
+        assert_near(model.get_weights(), chiefs, 0)
+        return [np.max(np.abs(a - b)) for a, b in zip(before, chiefs, strict=True)], scale
+
+    moved, scale = fit(bad)
+    assert not np.any(moved)
+    assert scale == 2.0**14
+    moved, scale = fit(x, callbacks=[tfdist.Checkpoints(folder)])
+    assert np.all(moved)
+    assert scale == 2.0**14
+    strategy.from_chief(None)
+
+    model = mixed.build(mlp)  # Its scale is 2 ** 15, until it goes on with the other's.
+    assert float(model.optimizer.loss_scale) == 2.0**15
+    moved, scale = fit(x, epochs=2, callbacks=[tfdist.Checkpoints(folder, resume=True)])
+    assert np.all(moved)
+    assert scale == 2.0**14
+
+
+@scenario
+def models_that_do_not_follow_the_precision_are_refused(strategy, folder):
+    mixed = given(strategy, precision="mixed_bfloat16")
+    with pytest.raises(ModelError, match=r"whose layers compute in float32.*Give a function"):
+        mixed.build(mlp(metrics=None))
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = mlp(metrics=None)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    mixed.build(model)
+
+
+# recompute ---------------------------------------------------------------------------------------
+
+
+def deep() -> keras.Model:
+    inner = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8, "tanh"), layers.BatchNormalization()], name="inner"
+    )
+    inputs = keras.Input((5,))
+    x = layers.Dense(8, "tanh", name="first")(inputs)
+    for number in range(3):
+        y = layers.Dense(8, "tanh", activity_regularizer="l2", name=f"dense{number}")(x)
+        y = layers.BatchNormalization(name=f"norm{number}")(y)
+        x = layers.Add(name=f"add{number}")([x, y])
+    x = inner(x)
+    model = keras.Model(inputs, [layers.Dense(3, name="left")(x), layers.Dense(3, name="right")(x)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), {"left": loss, "right": loss})
+    return model
+
+
+@scenario
+def recomputed_activations_equal_kept_ones(strategy, folder):
+    x, y = data(weighted=False)
+    records = x, {"left": y, "right": (y + 1) % 3}
+    kept, _ = pair(strategy, deep)
+    feed = strategy.dataset(records, global_batch_size=8, seed=2)
+    expected = kept.fit(feed, epochs=2, verbose=0).history
+    start = pair(strategy, deep)[1].get_weights()
+    for recompute in ("blocks", ["dense1", "norm1"], "inner,first"):
+        model, _ = pair(given(strategy, recompute=recompute), deep)
+        found = model.fit(feed, epochs=2, verbose=0).history
+        assert_near(model.get_weights(), kept.get_weights(), 1e-6)
+        np.testing.assert_allclose(found["loss"], expected["loss"], atol=1e-6)
+    assert max(np.max(np.abs(a - b)) for a, b in zip(start, kept.get_weights(), strict=True)) > 0.01
+
+
+@scenario
+def recomputed_layers_of_layers_masks_and_microbatches(strategy, folder):
+    for recompute in ("blocks", "block1"):
+        both = given(strategy, recompute=recompute, accumulate_steps=2)
+        assert_equals_one_device(both, tagger, words())
+
+
+@scenario
+def recompute_in_eager_steps(strategy, folder):
+    def model_fn():
+        return mlp(run_eagerly=True)
+
+    assert_equals_one_device(given(strategy, recompute="two"), model_fn, data(9))
+
+
+@scenario
+def recompute_in_mixed_precision(strategy, folder):
+    options = {"precision": "mixed_bfloat16", "accumulate_steps": 2}
+    weights = []
+    for recompute in ("none", "blocks"):
+        made = given(strategy, recompute=recompute, **options)
+        model, _ = pair(made, tagger)
+        model.fit(made.dataset(words(), global_batch_size=8), epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    assert_near(*weights, 1e-3)
+
+
+@scenario
+def layers_that_recompute_does_not_know_are_listed(strategy, folder):
+    with pytest.raises(
+        OptionError, match=r"layer in recompute.*Did you mean 'three'.*none, blocks"
+    ):
+        given(strategy, recompute=["two", "thre"]).build(mlp)
+    with pytest.raises(OptionError, match="Did you mean 'blocks'"):
+        given(strategy, recompute="block").build(mlp)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, "softmax")
+
+        def call(self, x):
+            return self.dense(x)
+
+    def of_its_own_class():
+        model = Own()
+        model.build((None, 5))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.raises(ModelError, match="recompute needs a Functional or Sequential model"):
+        given(strategy, recompute="blocks").build(of_its_own_class)
+    assert_equals_one_device(given(strategy, accumulate_steps=2), of_its_own_class, data())
+
+
+@scenario
+def a_step_of_ones_own_is_refused(strategy, folder):
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    def model_fn():
+        model = Own([keras.Input((5,)), layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.raises(ModelError, match="brings its own train_step"):
+        given(strategy, accumulate_steps=2).build(model_fn)

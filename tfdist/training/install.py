@@ -1,0 +1,104 @@
+"""What a strategy replaces on a model that it has built: its steps, its loops, its writers.
+
+They are the model's own, replaced on the instance: the model keeps its class and its file format.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training import batch_norm
+from tfdist.training.collective import Collective
+from tfdist.training.feed import Feed
+from tfdist.training.fit import Runs
+from tfdist.training.metrics import MergedResults
+from tfdist.training.options import StepOptions
+from tfdist.training.scaling import Scaling
+from tfdist.training.steps import SharedSteps
+
+
+def install(
+    model: tf.keras.Model,
+    collective: Collective,
+    *,
+    scaling: Scaling,
+    strategy_name: str,
+    dataset: Callable[..., Feed],
+    options: StepOptions | None = None,
+) -> tf.keras.Model:
+    """Makes ``model`` train over ``collective``; returns it.
+
+    Args:
+        dataset: the strategy's own; arrays given to fit, evaluate or predict go through it.
+        options: of the train step; None leaves it as it is.
+    """
+    options = options or StepOptions()
+    model.get_metrics_result = MergedResults(model, collective)
+    shares = collective.num_replicas > 1
+    if shares or options.changes_the_step:
+        refuse_custom_steps(model, strategy_name)
+        refuse_xla(model)
+        batch_norm.install(model, collective, synchronized=options.sync_batch_norm)
+        steps = SharedSteps(model, collective, options)
+        model.train_step = steps.train_step
+        if shares:
+            model.test_step = steps.test_step
+            model.predict_step = steps.predict_step
+    check = refuse_xla if shares or options.changes_the_step else None
+    runs = Runs(model, collective, scaling, strategy_name, dataset, check)
+    model.fit = runs.fit
+    model.evaluate = runs.evaluate
+    model.predict = runs.predict
+    if not collective.is_chief:
+        for save in ("save", "save_weights", "export"):
+            aside = _written_aside(getattr(model, save))
+            setattr(model, save, aside if collective.reads_together else _left_to_the_chief)
+    return model
+
+
+def _left_to_the_chief(*args: Any, **options: Any) -> None:
+    """Replaces Keras' ways to write a file where another process writes it already."""
+
+
+def _written_aside(save: Callable) -> Callable:
+    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
+
+    @functools.wraps(save)
+    def aside(path: Any, *args: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            save(os.path.join(folder, os.path.basename(path)), *args, **options)
+
+    return aside
+
+
+def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
+    """Raises:
+    ModelError: the model's class has a train, test or predict step of its own.
+    """
+    for step in ("train_step", "test_step", "predict_step"):
+        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
+            raise ModelError(
+                f"strategy '{strategy_name}' brings its own {step}: it makes the shares of the "
+                "replicas add up to one device's batch",
+                received=f"{type(model).__name__} with a {step} of its own",
+                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
+            )
+
+
+def refuse_xla(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the model is compiled with ``jit_compile=True``.
+    """
+    if model.jit_compile:
+        raise ModelError(
+            "XLA cannot compile a step that several replicas share",
+            received=f"model '{model.name}' compiled with jit_compile=True",
+            mend="Compile it without jit_compile, or use strategy 'single'",
+        )

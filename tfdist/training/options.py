@@ -1,0 +1,104 @@
+"""The options of the train step, shared by all strategies that divide batches.
+
+Nothing here knows TensorFlow: options are checked before it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import OptionError, unknown_choice
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+class OfBatchNorm(str):
+    """What makes a strategy differ from one device where a model has BatchNormalization."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a train step computes.
+
+    Attributes:
+        precision: that the layers of a model compute in: "float32", "mixed_bfloat16" or
+            "mixed_float16", the last with a loss scale that all replicas keep alike. Weights stay
+            float32. None leaves Keras' own policy.
+        accumulate_steps: microbatches that each replica divides its share of a global batch into,
+            one after the other; their gradients are added up for one update.
+        recompute: "none"; "blocks" computes activations once more on the way back instead of
+            keeping them, block by block; or the names of layers and nested models to do so with.
+        sync_batch_norm: whether BatchNormalization takes its statistics over all replicas.
+
+    Raises:
+        OptionError: a value that cannot hold.
+    """
+
+    precision: str | None = None
+    accumulate_steps: int = 1
+    recompute: str | Sequence[str] | None = "none"
+    sync_batch_norm: bool = True
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        if type(self.accumulate_steps) is not int or self.accumulate_steps < 1:
+            raise OptionError(
+                "accumulate_steps must be a whole number of at least 1",
+                received=repr(self.accumulate_steps),
+            )
+        if not isinstance(self.sync_batch_norm, bool):
+            raise OptionError(
+                "sync_batch_norm is True or False", received=repr(self.sync_batch_norm)
+            )
+        given = self.recompute
+        names = () if given is None else (given,) if isinstance(given, str) else given
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise OptionError(
+                "recompute is 'none', 'blocks', or names of layers", received=repr(given)
+            )
+
+    @property
+    def recomputes(self) -> bool:
+        return self.recompute not in (None, "none")
+
+    @property
+    def recomputed_layers(self) -> tuple[str, ...] | None:
+        """Names of layers; None leaves the choice of blocks to tfdist."""
+        if self.recompute == "blocks":
+            return None
+        # On the command line: -o recompute=encoder1,encoder2
+        is_text = isinstance(self.recompute, str)
+        return tuple(self.recompute.split(",") if is_text else self.recompute or ())
+
+    @property
+    def changes_the_step(self) -> bool:
+        """Whether one replica too needs a train step of tfdist's."""
+        return self.accumulate_steps > 1 or self.recomputes
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        found = []
+        if self.accumulate_steps > 1:
+            found.append(
+                OfBatchNorm(
+                    f"accumulate_steps={self.accumulate_steps} takes the statistics of "
+                    "BatchNormalization from each microbatch"
+                )
+            )
+        if not self.sync_batch_norm:
+            found.append(
+                OfBatchNorm(
+                    "sync_batch_norm=False takes the statistics of BatchNormalization on each "
+                    "replica"
+                )
+            )
+        return tuple(found)
+
+
+def check_precision(precision: str | None) -> None:
+    """Raises:
+    OptionError: there is no such precision.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise unknown_choice("precision", precision, PRECISIONS)
