@@ -226,11 +226,22 @@ def a_rule_for_the_learning_rate_counts_the_workers(strategy, folder):
 def layers_compute_in_the_precision_asked_for(strategy, folder):
     coarse = tfdist.strategy("parameter_server", precision="mixed_bfloat16")
     coarse._cluster = strategy._cluster
-    model = coarse.build(model_fn)
-    assert coarse._steps[-1]._twin.twin.layers[0].compute_dtype == "bfloat16"
-    history = model.fit(data_of(strategy), epochs=6, verbose=0).history
-    assert history["loss"][-1] < history["loss"][0]
+
+    def small():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(1, "sigmoid")(inputs))
+        model.compile("sgd", "binary_crossentropy")
+        return model
+
+    model = coarse.build(small)
+    assert coarse._steps[-1]._twin.twin.layers[-1].compute_dtype == "bfloat16"
+    history = model.fit(
+        strategy.dataset((X, (Y == 2).astype(np.float32)), global_batch_size=8), epochs=6, verbose=0
+    )
+    assert history.history["loss"][-1] < history.history["loss"][0]
     assert model.get_weights()[0].dtype == np.float32
+    with pytest.raises(ModelError, match="mixed precision with large variables"):
+        coarse.build(model_fn)
 
 
 @scenario

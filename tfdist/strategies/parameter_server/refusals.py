@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,6 +66,23 @@ def refuse_model(model: tf.keras.Model) -> None:
             received=f"{name} with a second one, {type(others[0]).__name__}",
             mend="Train it on strategy 'single'",
         )
+
+
+@contextlib.contextmanager
+def whole_in_mixed_precision() -> Iterator[None]:
+    """Raises:
+    ModelError: the twin that is made within is of mixed precision, and has divided variables.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "ShardedVariable" not in str(error):
+            raise
+        raise ModelError(
+            "Keras' mixed precision knows no variables that are divided among parameter servers",
+            received="a model of mixed precision with large variables",
+            mend=_WHOLE,
+        ) from error
 
 
 def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> None:

@@ -162,7 +162,10 @@ class ParameterServer(Strategy):
         import tensorflow as tf
 
         from tfdist.strategies.parameter_server.collective import Servers
-        from tfdist.strategies.parameter_server.refusals import refuse_model
+        from tfdist.strategies.parameter_server.refusals import (
+            refuse_model,
+            whole_in_mixed_precision,
+        )
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps
         from tfdist.strategies.parameter_server.twin import Twin
         from tfdist.training.install import install
@@ -176,7 +179,7 @@ class ParameterServer(Strategy):
                 model = clone(model_fn)
         check_follows(model, self.precision)
         refuse_model(model)
-        with cluster.engine.scope(), policy(self.precision):
+        with cluster.engine.scope(), policy(self.precision), whole_in_mixed_precision():
             twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
         steps = AsynchronousSteps(
             model,
