@@ -366,6 +366,13 @@ def what_would_be_wrong_is_refused(strategy, folder):
         model.compile("sgd", "mse")
         return model
 
+    def decays_in_part():
+        model = model_fn(optimizers.AdamW())
+        model.optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+        return model
+
+    with pytest.raises(ModelError, match="Give var_names instead"):
+        strategy.build(decays_in_part).fit(data_of(strategy), verbose=0)
     with pytest.raises(ModelError, match="UnitNorm"):
         strategy.build(unit_norm).fit(data_of(strategy), verbose=0)
 

@@ -108,6 +108,13 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
             received=f"clipnorm={optimizer.clipnorm}, and '{name}' divided among parameter servers",
             mend=f"{_WHOLE}; or give global_clipnorm",
         )
+    kept = getattr(optimizer, "_exclude_from_weight_decay", None) or []
+    if any(optimizer._var_key(variable) in kept for variable in divided):
+        raise ModelError(
+            "weights that do not decay are named, where they are divided among parameter servers",
+            received="exclude_from_weight_decay(var_list=...)",
+            mend=f"Give var_names instead; or: {_WHOLE}",
+        )
     for layer in layers_in(model):
         for kind, rule in _rules_of(layer, divided):
             raise ModelError(
