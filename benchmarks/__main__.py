@@ -18,7 +18,16 @@ from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows.
-MODULES = ("records", "horovod_fit", "mesh", "pipeline", "federated", "tflite")
+MODULES = (
+    "records",
+    "horovod_fit",
+    "multi_worker",
+    "step_options",
+    "mesh",
+    "pipeline",
+    "federated",
+    "tflite",
+)
 
 
 @click.command()
@@ -29,7 +38,7 @@ MODULES = ("records", "horovod_fit", "mesh", "pipeline", "federated", "tflite")
     "--only", type=click.Choice(MODULES), multiple=True, help="Leave out the others. Repeatable."
 )
 def main(quick: bool, only: tuple[str, ...]) -> None:
-    """Measures tfdist against code written by hand. Takes about 40 minutes on two idle cores."""
+    """Measures tfdist against code written by hand. Takes about 45 minutes on two idle cores."""
     console = Console()
     load_before = machine.load()
     rows: list[dict[str, Any]] = []

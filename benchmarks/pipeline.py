@@ -200,10 +200,10 @@ def memory(schedule: str, recompute: str) -> list[float]:
     with tfdist.strategy(
         "pipeline", stages=2, microbatches=8, schedule=schedule, recompute=recompute
     ) as strategy:
-        return [_peak(strategy.build(model_fn), x, x)]
+        return [peak_mb(strategy.build(model_fn), x, x)]
 
 
-def _peak(model: Any, x: Any, y: Any) -> float:
+def peak_mb(model: Any, x: Any, y: Any) -> float:
     """Returns the MB that two steps take at the peak, beside those at rest."""
     import threading
 
@@ -301,7 +301,7 @@ def frozen_memory(freeze: bool) -> list[float]:
     x = np.random.default_rng(0).normal(size=(256, 32, 32, 3)).astype(np.float32)
     chosen = {"freeze_until": "backbone"} if freeze else {"batch_norm": "per_microbatch"}
     with tfdist.strategy("pipeline", stages=2, microbatches=4, **chosen) as strategy:
-        return [_peak(strategy.build(_backbone_and_head), x, np.zeros(256, np.int64))]
+        return [peak_mb(strategy.build(_backbone_and_head), x, np.zeros(256, np.int64))]
 
 
 if __name__ == "__main__":

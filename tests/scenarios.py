@@ -41,7 +41,10 @@ def load(file: Path) -> dict[str, Callable[[Any, Path], None]]:
 
 @dataclass
 class Job:
-    """The scenarios of one file on one strategy; run when the first result is asked for."""
+    """The scenarios of one file on one strategy; run when the first result is asked for.
+
+    ``only`` names some of them; all without.
+    """
 
     file: Path
     folder: Path
@@ -51,6 +54,7 @@ class Job:
     #: Arguments of tfdist launch, where they do not follow from the ranks that report.
     launch: str | None = None
     timeout_s: float = 560
+    only: tuple[str, ...] = ()
     _results: list[dict[str, str]] | None = None
     _output: str = ""
 
@@ -69,6 +73,7 @@ class Job:
         launch = f"-m tfdist launch --strategy {self.strategy} {arguments} --"
         launcher = (sys.executable, *launch.split()) if arguments else ()
         script = [__file__, str(self.file), self.strategy, json.dumps(self.options), str(out)]
+        script += self.only
         done = subprocess.run(
             [*launcher, sys.executable, *script],
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},

@@ -12,6 +12,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
+_SHARED = {"__main__", "machine", "pairs"}
+
 _CONTRACT = """
 import importlib, inspect
 from benchmarks.__main__ import MODULES
@@ -46,7 +48,7 @@ def test_every_module_can_be_run_quickly_or_in_full(run_python):
     lines = run_python("-c", _CONTRACT).splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["[('quick', False)]"] * len(lines)
     modules = {line.partition(" ")[0] for line in lines}
-    assert modules == {path.stem for path in BENCHMARKS.glob("*.py")} - {"__main__", "machine"}
+    assert modules == {path.stem for path in BENCHMARKS.glob("*.py")} - _SHARED
 
 
 @pytest.mark.timeout(260)

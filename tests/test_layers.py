@@ -38,7 +38,7 @@ def test_no_import_climbs(copy):
 @pytest.mark.parametrize(
     ("lower", "upper"),
     [
-        ("topology", "tfdist.records"),
+        ("topology/slurm", "tfdist.records"),
         ("records/climb", "tfdist.strategies"),
         ("strategies/climb", "tfdist.launch.mpi"),
         ("launch/climb", "tfdist.cli.main"),

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # By precision. Sixteen bits round a gradient at its third or fourth figure, in other places on
 # each replica.
 TOLERANCES = {"float32": 1e-5, "mixed_float16": 2e-3, "mixed_bfloat16": 1e-2}
-_FLOAT64_TOLERANCE = 1e-6
 
 _ROUNDING = (
     "the rounding of float32, enlarged by the model itself (an input of ReLU or of a maximum that "
@@ -121,9 +120,14 @@ class Report:
         within = self.difference <= self.tolerance
         if self.float64_difference is None:
             return within
-        in_float64 = self.float64_difference <= _FLOAT64_TOLERANCE
         # What is as coarse as mixed precision hides faults; only float64 shows that there is none.
-        return in_float64 and (within or self.precision == "float32")
+        return self.exact_in_float64 and (within or self.precision == "float32")
+
+    @property
+    def exact_in_float64(self) -> bool:
+        # Layers that are float32 by themselves, as the last ones in mixed precision, stay so.
+        limit = 1e-6 if self.precision == "float32" else TOLERANCES["float32"]
+        return self.float64_difference is not None and self.float64_difference <= limit
 
     @property
     def passed(self) -> bool:
@@ -201,7 +205,7 @@ def verify(
     if report.losses is None and (is_mixed or not strategy.from_chief(report.exact)):
         if not report.causes and not isinstance(model_fn, tf.keras.Model):
             with _floatx("float64"):
-                again = compare(_FLOAT64_TOLERANCE)
+                again = compare(1e-6)
             report = replace(report, float64_difference=again.difference, causes=again.causes)
         if report.exact:
             if report.difference > report.tolerance:
@@ -212,8 +216,7 @@ def verify(
 
 
 def _unexplained(report: Report) -> str:
-    in_float64 = report.float64_difference
-    if report.precision == "float32" or in_float64 is None or in_float64 > _FLOAT64_TOLERANCE:
+    if report.precision == "float32" or not report.exact_in_float64:
         return "none known"
     return f"the rounding of {report.precision}, or updates that its loss scale has skipped"
 

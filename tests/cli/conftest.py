@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +41,23 @@ def tfdist(monkeypatch, capsys, tmp_path):
         return (ended.value.code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def over_ssh(tmp_path):
+    """The environment of a stand-in for ssh that runs the remote command here.
+
+    Its environment is as bare as sshd's, and each host has a temporary folder of its own, as on two
+    machines. Their names are short: that of a socket holds 107 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="h") as folder:
+        ssh = tmp_path / "ssh"
+        ssh.write_text(
+            "#!/bin/sh\n"
+            'while [ "${1#-}" != "$1" ]; do shift; done\n'
+            f'own="{folder}/$1"; mkdir "$own"; shift\n'
+            'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
+            'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
+        )
+        ssh.chmod(0o755)
+        yield {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
+
+from tfdist.launch import programs
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -109,6 +112,10 @@ def test_output_that_nobody_reads(script, traces):
         (["--workers", "1000", "--", "x"], "1000 workers for"),
         (["--workers", "0", "--", "x"], "--workers"),
         (["--hosts", "a:b", "--", "x"], "host1:2,host2:2"),
+        (
+            ["--strategy", "multi_worker", "--hosts", "localhost,node2", "--", "x"],
+            "reach each other",
+        ),
         (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
         (["--strategy", "mirrored", "--workers", "2", "--", "x"], "works inside one process"),
         (["--strategy", "horovod", "--ps", "1", "--", "x"], "has no parameter servers"),
@@ -146,28 +153,91 @@ def test_a_host_that_cannot_be_reached(run_cli):
     assert "tfdist: mpirun ended with exit code" in done.stderr
 
 
-@pytest.fixture
-def short_folder():
-    """A folder with a short name: that of a socket holds 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="h") as folder:
-        yield folder
-
-
-def test_hosts_reached_over_ssh(run_cli, script, tmp_path, short_folder):
-    # A stand-in for ssh that runs the remote command here, in an environment as bare as sshd's.
-    # Each host has a temporary folder of its own, as on two machines.
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
-        'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        f'own="{short_folder}/$1"; mkdir "$own"; shift\n'
-        'exec env -i TMPDIR="$own" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 '
-        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
-    )
-    ssh.chmod(0o755)
-    env = {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
+def test_hosts_reached_over_ssh(run_cli, script, over_ssh):
     body = "print(os.environ['OMPI_COMM_WORLD_LOCAL_RANK'], os.environ['TF_MARK'])\n"
     command = script(body + "assert 'SECRET' not in os.environ")
-    done = run_cli("launch", "--hosts", "node1,node2", "--", *command, env=env)
+    done = run_cli("launch", "--hosts", "node1,node2", "--", *command, env=over_ssh)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] 0 a b", "[1] 0 a b"]
+
+
+def test_a_tensorflow_cluster_on_hosts_reached_over_ssh(run_cli, script, over_ssh):
+    command = script("import json; print(json.loads(os.environ['TF_CONFIG']))")
+    where = ("--strategy", "multi_worker", "--hosts", "node1:2,node2", "--workers", "3")
+    done = run_cli("launch", *where, "--", *command, env=over_ssh)
+    assert done.returncode == 0, done.stderr
+    told = [ast.literal_eval(line[4:]) for line in sorted(done.stdout.splitlines())]
+    assert [config["task"] for config in told] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    [cluster] = {str(config["cluster"]) for config in told}
+    hosts, ports = zip(*re.findall(r"'(\w+):(\d+)'", cluster), strict=True)
+    assert hosts == ("node1", "node1", "node2")
+    first = int(ports[0])
+    assert first in range(12000, 32000, 20)
+    assert [int(port) for port in ports] == [first, first + 1, first + 2]
+
+
+def test_within_a_slurm_job_the_hosts_are_those_that_were_asked_for(run_cli, script):
+    """mpirun would otherwise take the job's nodes, which are other machines."""
+    job = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOBID": "77",
+        "SLURM_NODELIST": "node[01-02]",
+        "SLURM_JOB_NODELIST": "node[01-02]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",
+    }
+    done = run_cli("launch", "--", *script("print(rank)"), env={**os.environ, **job})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0", "[1] 1"]
+    assert "srun did not start this command" in done.stderr
+    done = run_cli("launch", "--workers", 1, "--", *script(""), env={**os.environ, **job})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_task_of_srun_is_a_rank(run_cli, script):
+    step = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_NODELIST": "node[01-02]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "1",
+    }
+    command = script("print('once'); sys.exit(4)")
+    done = run_cli("launch", "--", *command, env={**os.environ, **step})
+    assert (done.returncode, done.stdout) == (4, "[1] once\n")
+    assert "tfdist: rank 1 ended with exit code 4" in done.stderr
+
+
+def test_a_rank_of_mpirun_stays_one(script, tmp_path):
+    command = script(
+        "from mpi4py import MPI\n"
+        "print('rank', MPI.COMM_WORLD.Get_rank(), 'of', MPI.COMM_WORLD.Get_size())"
+    )
+    mpirun = programs.find("mpirun", "this test", os.environ)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [
+            *(
+                mpirun,
+                "-np",
+                "2",
+                "--bind-to",
+                "none",
+                "--oversubscribe",
+                "--mca",
+                "plm",
+                "isolated",
+            ),
+            *(sys.executable, "-m", "tfdist", "launch", "--", *command),
+        ],
+        env=programs.rank_environment(os.environ) | root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]

@@ -27,16 +27,16 @@ CLIPPED = ("clipnorm", "clipvalue", "global_clipnorm")
 #: (model, optimizer) -> data. Tracing costs more than steps: each is traced once for all its data.
 TRAINED = {
     ("mlp", "adam"): ("even", "tail_of_1", "weights"),
-    ("mlp", "momentum"): ("even", "tail_of_1", "weights"),
+    ("mlp", "momentum"): ("tail_of_1",),
     ("mlp", "clipnorm"): ("tail_of_1",),
     ("mlp", "clipvalue"): ("tail_of_1",),
     ("mlp", "global_clipnorm"): ("tail_of_1",),
     ("convnet", "adam"): ("even", "tail_of_1", "weights"),
-    ("convnet", "momentum"): ("even", "tail_of_1", "weights"),
+    ("convnet", "momentum"): ("tail_of_1",),
     ("two_inputs", "adam"): ("even", "tail_of_1", "weights"),
-    ("two_inputs", "nadam"): ("weights",),
-    ("dict_outputs", "rmsprop"): ("even", "tail_of_1", "weights", "weights_by_output"),
-    ("list_outputs", "adamw"): ("even", "tail_of_1", "weights"),
+    ("two_inputs", "adagrad"): ("weights",),
+    ("dict_outputs", "rmsprop"): ("tail_of_1", "weights_by_output"),
+    ("list_outputs", "adamw"): ("tail_of_1", "weights"),
 }
 MODELS = tuple(dict.fromkeys(model for model, _ in TRAINED))
 
@@ -140,7 +140,7 @@ def _optimizer(name: str) -> Any:
     return {
         "momentum": lambda: optimizers.SGD(0.05, momentum=0.9),
         "adam": lambda: optimizers.Adam(**adaptive),
-        "nadam": lambda: optimizers.Nadam(**adaptive),
+        "adagrad": lambda: optimizers.Adagrad(**adaptive),
         "rmsprop": lambda: optimizers.RMSprop(momentum=0.5, **adaptive),
     }[name]()
 

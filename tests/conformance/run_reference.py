@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import conformance_cases as cases
 import conformance_observed as observed
+import numpy as np
 
 from tfdist.strategies.base import make_feed
 
@@ -35,6 +36,7 @@ class OneDevice(observed.Side):
     def fit(
         self, model: Any, data: tuple, *, epochs: int = observed.EPOCHS, **options: Any
     ) -> dict:
+        data = _weighted(data, options.pop("class_weight", {}))
         parts = observed.BATCHES[self.batches]
         feed = make_feed(
             data,
@@ -68,6 +70,15 @@ class OneDevice(observed.Side):
         epochs = observed.RESUMED_EPOCHS
         history = self.fit(model, data, epochs=epochs, validation_data=validation_data)
         return model, {name: values[1:] for name, values in history.items()}
+
+
+def _weighted(data: tuple, class_weight: dict[int, float]) -> tuple:
+    """Keras takes no class weights beside the sample weights of batches whose size varies."""
+    if not class_weight:
+        return data
+    x, y, *weight = data
+    of_class = [class_weight.get(label, 1.0) for label in range(cases.NUM_CLASSES)]
+    return x, y, np.prod([np.take(of_class, y), *weight], axis=0)
 
 
 def _first(data: Any) -> Any:

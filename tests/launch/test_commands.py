@@ -12,6 +12,7 @@ import pytest
 
 from tfdist.errors import EngineMissingError, LaunchError, OptionError
 from tfdist.launch import gloo, hosts, jobs, mpi, programs, tf_cluster
+from tfdist.topology import Topology, from_environ
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
@@ -75,6 +76,10 @@ def test_programs_of_this_python_come_first():
     assert env["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     assert env["OPAL_PREFIX"] == sys.prefix
     assert programs.rank_environment(env)["PATH"] == env["PATH"]
+
+
+def test_a_rank_of_mpirun_keeps_to_the_parts_of_that_mpirun():
+    assert "OPAL_PREFIX" not in programs.rank_environment(ENVIRON | MPIRUN)
 
 
 @pytest.mark.parametrize(("module", "name"), [(mpi, "mpirun"), (gloo, "horovodrun")])
@@ -162,3 +167,64 @@ def test_a_strategy_of_one_process_refuses_several(several):
 def test_a_strategy_of_one_process_is_one_process():
     job = jobs.job_for("single", ["x", "y"], workers=1)
     assert (job.world_size, job.tags, job.command[-2:]) == (1, "none", ["x", "y"])
+
+
+SRUN = {
+    "SLURM_JOB_ID": "8",
+    "SLURM_STEP_NODELIST": "node[1-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+}
+TWO_HOSTS = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Gives this process the environment that something else would have started it with."""
+
+    def tell(environ: dict[str, str]) -> None:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+
+    return tell
+
+
+@pytest.mark.parametrize("environ", [SRUN, TWO_HOSTS, MPIRUN], ids=["srun", "sagemaker", "mpirun"])
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod", "auto"])
+def test_a_rank_that_was_started_already_takes_its_place(told, strategy, environ):
+    told(environ)
+    job = jobs.job_for(strategy, ["x", "y"])
+    assert (job.world_size, job.tags, job.command[-2:]) == (1, "none", ["x", "y"])
+    assert job.first_rank == (2 if environ is SRUN else 0)
+    assert environ.items() <= job.env.items()
+
+
+@pytest.mark.parametrize("anew", [{"workers": 2}, {"hosts": "a:2,b:2"}, {"controller": "mpi"}])
+def test_processes_that_are_asked_for_are_started_anew(told, anew):
+    told(SRUN)
+    assert jobs.standing(**anew) is None
+    assert jobs.job_for("horovod", ["x"], **anew).tags == "mpi"
+
+
+def test_one_task_and_sbatchs_own_step_are_no_ranks(told):
+    told({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "a", "SLURM_PROCID": "0"})
+    assert jobs.standing() is None
+    told({"SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "4"})
+    assert jobs.standing() is None
+
+
+def test_ranks_do_not_share_a_strategy_of_one_process(told):
+    told(SRUN)
+    with pytest.raises(LaunchError, match=r"rank 2 of 3, told by slurm.*--workers 1"):
+        jobs.job_for("mirrored", ["x"])
+    env = jobs.job_for("mirrored", ["x"], workers=1).env
+    assert from_environ(env) == Topology()
+    assert env["SLURM_JOB_ID"] == "8"
+
+
+def test_mpirun_takes_no_hosts_from_slurm():
+    for on_hosts in (None, "a:2"):
+        command = mpi.job(["x"], workers=2, on_hosts=on_hosts, environ=ENVIRON).command
+        assert ("ras", "^slurm") in pairs(command)

@@ -155,6 +155,17 @@ def test_several_inputs_and_weights():
         np.testing.assert_allclose(weight, y / (NUM - 1), rtol=1e-6)
 
 
+def test_weights_of_each_output():
+    labels = {"a": np.arange(NUM), "b": X}
+    weights = {"a": np.arange(NUM), "b": np.ones(NUM, bool)}
+    records = open_records((X, labels, weights))
+    (_, _, batch), *_ = records.batches(0, NUM, 7, shuffle=False, seed=0, epoch=0)
+    assert {name: leaf.dtype for name, leaf in batch.items()} == dict.fromkeys("ab", tf.float32)
+    np.testing.assert_array_equal(batch["a"], np.arange(7))
+    with pytest.raises(DataError, match="one number a record"):
+        open_records((X, labels, weights | {"b": X}))
+
+
 def test_a_dataset_of_unknown_length_is_counted():
     numbers = tf.data.Dataset.range(20).filter(lambda n: n % 2 == 0).map(lambda n: (n, n))
     assert open_records(numbers).num_records == 10

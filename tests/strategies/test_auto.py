@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tfdist
 from tfdist.strategies.auto import choose, choose_for
+from tfdist.topology import tf_config
 
 
 def test_the_number_of_gpus_decides():
@@ -18,6 +21,30 @@ def test_a_launcher_means_horovod(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     assert choose() == ("horovod", "mpi started this process as rank 1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"},
+            "sagemaker names this process as rank",
+        ),
+        ({"TF_CONFIG": tf_config([("worker", "a:1"), ("worker", "b:1")], 0)}, "tf_config names"),
+    ],
+    ids=["sagemaker", "tf_config"],
+)
+def test_addresses_mean_multi_worker(monkeypatch, environ, expected):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    name, reason = choose()
+    assert name == "multi_worker"
+    assert expected in reason
+
+
+def test_one_host_of_a_cluster_is_no_cluster(monkeypatch):
+    monkeypatch.setenv("SM_HOSTS", '["algo-1"]')
+    assert choose()[0] == "single"
 
 
 def test_it_prints_what_it_chose_and_why(capsys, monkeypatch):

@@ -10,6 +10,8 @@ import pytest
 
 import tfdist
 from tfdist.errors import OptionError
+from tfdist.strategies.multi_worker import check_place
+from tfdist.topology import Topology, from_environ, tf_config
 
 sys.path.append(str(Path(__file__).parents[1]))
 from scenarios import Job
@@ -28,7 +30,7 @@ _NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"stall_timeout_s": 0}, "stall_timeout_s must be at least 1"),
         ({"start_timeout_s": "soon"}, "start_timeout_s must be at least 1"),
-        ({"sync_batch_norm": False}, "unknown option of strategy 'multi_worker'"),
+        ({"comunication": "ring"}, "unknown option of strategy 'multi_worker'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
@@ -36,12 +38,18 @@ def test_options_that_mean_nothing_are_refused(options, message):
         tfdist.strategy("multi_worker", **options)
 
 
-def test_a_parameter_server_is_no_worker(monkeypatch):
-    from tfdist.topology import tf_config
-
-    monkeypatch.setenv("TF_CONFIG", tf_config([("worker", "a:1"), ("ps", "a:2")], 1))
+def test_places_without_workers_that_know_each_other_are_refused():
+    check_place(Topology())
     with pytest.raises(OptionError, match="has workers only"):
-        tfdist.strategy("multi_worker").start()
+        check_place(from_environ({"TF_CONFIG": tf_config([("worker", "a:1"), ("ps", "a:2")], 1)}))
+    with pytest.raises(OptionError, match="rank 1 of 2, started by mpi"):
+        check_place(Topology(world_size=2, rank=1, launcher="mpi"))
+
+
+def test_a_forgotten_srun_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("os.environ", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"})
+    check_place(Topology())
+    assert "srun did not start this process" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import pytest
 
 from tfdist.errors import LaunchError
 from tfdist.launch.tf_cluster import _free_ports
-from tfdist.strategies.rendezvous import meet, meet_and_stay
+from tfdist.strategies.rendezvous import check_port, meet, meet_and_stay
 from tfdist.topology import Topology
 
 pytestmark = pytest.mark.timeout(60)
@@ -76,6 +77,21 @@ def test_a_port_in_use_is_named(places):
         (error,) = met(places[:1], timeout_s=1)
     assert places[0].addresses[0] in error
     assert "free port" in error
+
+
+@pytest.mark.parametrize(
+    ("launcher", "mend"),
+    [("tf_config", "TF_CONFIG"), ("slurm", "srun --resv-ports"), ("sagemaker", "End what listens")],
+)
+def test_the_port_of_any_rank_is_named_where_another_program_has_it(places, launcher, mend):
+    place = dataclasses.replace(places[2], launcher=launcher)
+    check_port(place)
+    host, port = place.addresses[2].split(":")
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(LaunchError, match=rf"port {port} of rank 2 .*{mend}"),
+    ):
+        check_port(place)
 
 
 def test_one_task_has_nobody_to_meet():

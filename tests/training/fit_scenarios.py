@@ -191,8 +191,8 @@ def several_outputs_as_keras_takes_them(strategy, folder):
 
     def model_fn():
         inputs = keras.Input((5,))
-        outputs = [layers.Dense(3, "softmax", name="kind")(inputs), layers.Dense(1)(inputs)]
-        model = keras.Model(inputs, outputs)
+        heads = [layers.Dense(3, "softmax", name="kind"), layers.Dense(1, name="size")]
+        model = keras.Model(inputs, [head(inputs) for head in heads])
         model.compile("sgd", ["sparse_categorical_crossentropy", "mse"])
         return model
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from scenarios import Job
 # The first scenario of a job waits for all, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(580)
 _FILE = Path(__file__).with_name("options_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+_NAMES = tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE))
 _STEP = {"precision", "accumulate_steps", "recompute", "sync_batch_norm"}
 
 
@@ -71,20 +73,69 @@ def test_on_the_command_line():
     assert StepOptions(recompute=["a", "b"]).recomputed_layers == ("a", "b")
 
 
+@dataclass(frozen=True)
+class Engine:
+    """A strategy, and the scenarios that say most about it; ``mirrored`` has them all."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    names: tuple[str, ...] = _NAMES
+
+
+_ENGINES = {
+    "single": Engine(
+        names=(
+            "microbatches_equal_one_batch",
+            "microbatches_of_arrays_and_class_weights",
+            "rows_that_are_missing_are_in_no_statistics",
+            "recomputed_activations_equal_kept_ones",
+            "a_step_of_ones_own_is_refused",
+        )
+    ),
+    "mirrored": Engine({"devices": 2}),
+    "horovod": Engine(
+        {"stall_timeout_s": 20},
+        ranks=2,
+        names=(
+            "microbatches_equal_one_batch",
+            "microbatches_of_masks_and_sparse_gradients",
+            "a_resumed_fit_of_microbatches",
+            "microbatches_are_normalized_over_all_replicas",
+            "statistics_of_each_replica",
+            "mixed_precision_of_a_function_that_does_not_know",
+            "what_overflows_on_one_replica_updates_none",
+            "recomputed_activations_equal_kept_ones",
+        ),
+    ),
+    "multi_worker": Engine(
+        ranks=2,
+        names=(
+            "microbatches_equal_one_batch",
+            "microbatches_are_normalized_over_all_replicas",
+            "what_overflows_on_one_replica_updates_none",
+            "recomputed_activations_equal_kept_ones",
+        ),
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    def folder(name: str) -> Path:
-        return tmp_path_factory.mktemp(name)
-
     return {
-        "single": Job(_FILE, folder("single"), "single"),
-        "mirrored": Job(_FILE, folder("mirrored"), "mirrored", {"devices": 2}),
-        "horovod": Job(_FILE, folder("horovod"), "horovod", {"stall_timeout_s": 20}, ranks=2),
-        "multi_worker": Job(_FILE, folder("multi_worker"), "multi_worker", ranks=2),
+        name: Job(
+            _FILE,
+            tmp_path_factory.mktemp(name),
+            name,
+            engine.options,
+            ranks=engine.ranks,
+            only=engine.names,
+        )
+        for name, engine in _ENGINES.items()
     }
 
 
-@pytest.mark.parametrize("name", _NAMES)
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "horovod", "multi_worker"])
+@pytest.mark.parametrize(
+    ("strategy", "name"), [(s, name) for s, engine in _ENGINES.items() for name in engine.names]
+)
 def test_on(strategy, name, jobs):
     jobs[strategy].check(name)

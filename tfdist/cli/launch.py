@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from tfdist import topology
 from tfdist.launch import jobs, restarts, supervisor
 
 _EXIT_BROKEN_PIPE = 141
@@ -69,8 +70,11 @@ def command(
     """Run any script on several processes, and end them all.
 
     Each line of output begins with its rank. When a process fails, all are ended, and the exit code
-    is that of the first that failed.
+    is that of the first that failed. Where srun or mpirun has started this command once for each
+    rank, and neither --workers nor --hosts is given, it runs the script as that rank.
     """
+
+    warn_without_srun(workers, hosts)
 
     def make_job(attempt: int) -> supervisor.Job:
         return jobs.job_for(
@@ -97,6 +101,17 @@ def command(
     if outcome.exit_code != 0:
         complain(outcome)
     return outcome.exit_code
+
+
+def warn_without_srun(workers: int | None, hosts: str | None) -> None:
+    """Says on stderr that a Slurm job's other tasks are left idle, where nothing was said of it."""
+    if workers is None and hosts is None and topology.lacks_srun():
+        click.echo(
+            "tfdist: warning: this Slurm job has several tasks, but srun did not start this "
+            "command: its processes run on this machine only. Start it with srun, or give "
+            "--workers or --hosts",
+            err=True,
+        )
 
 
 def show(rank: int | None, stream: str, text: str) -> None:

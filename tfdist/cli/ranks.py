@@ -14,10 +14,11 @@ from typing import Any
 
 import click
 
-from tfdist.cli.launch import announce_restart, complain, ps_option, show
+from tfdist.cli.launch import announce_restart, complain, ps_option, show, warn_without_srun
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
+from tfdist.topology import Topology
 
 _USER_ERROR = 2
 
@@ -44,6 +45,16 @@ class Where:
     controller: str | None = None
     start_timeout_s: float = 120.0
     stall_timeout_s: float = 300.0
+
+    @property
+    def place(self) -> Topology | None:
+        """Where this process stands among ranks that something else has started; see ``jobs``."""
+        return jobs.standing(self.workers or self.ps, self.hosts, self.controller)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this command shows and keeps the results: one does of those that srun starts."""
+        return self.place is None or self.place.is_chief
 
     def job(self, command: list[str]) -> supervisor.Job:
         """Returns the job of ``command`` on these processes."""
@@ -86,6 +97,7 @@ def where_options(command: Callable) -> Callable:
         if strategy == "auto" and (workers or 1) > 1:
             click.echo(f"strategy 'horovod', because --workers {workers} was asked for")
             strategy = "horovod"
+        warn_without_srun(workers, hosts)
         where = Where(
             strategy=strategy,
             options=parse_options(strategy, option),
@@ -133,7 +145,8 @@ def where_options(command: Callable) -> Callable:
             "option",
             multiple=True,
             metavar="KEY=VALUE",
-            help="An option of the strategy; may be given several times.",
+            help="An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
+            "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
         ),
         click.option(
             "--strategy",
@@ -188,7 +201,7 @@ def run(
         announce_restart(number, max_restarts, reason)
         on_restart(number, reason)
 
-    num_ranks = make_job(0).world_size
+    num_ranks = where.place.world_size if where.place else make_job(0).world_size
 
     def print_line(rank: int | None, stream: str, text: str) -> None:
         if not mistakes:

@@ -89,6 +89,12 @@ def command(
             received=f"--strategy {where.strategy}, which is asynchronous",
             mend="Choose another strategy",
         )
+    if where.place is not None:
+        raise OptionError(
+            "a rehearsal starts its own processes",
+            received=f"rank {where.place.rank} of {where.place.world_size}",
+            mend="Start it once, or give --workers",
+        )
     faults = [
         *(_fault(text, "SIGKILL", "--kill") for text in kills),
         *(_fault(text, "SIGSTOP", "--stop") for text in stops),

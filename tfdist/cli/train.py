@@ -31,8 +31,11 @@ Examples:
   tfdist train ... --output runs/digits --resume
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
   tfdist train ... --strategy parameter_server --workers 2 --ps 1
+  tfdist train ... --strategy multi_worker --hosts node1:2,node2:2 --workers 4
+  srun --kill-on-bad-exit tfdist train ... --strategy multi_worker
 """
 
+_RANK = "tfdist.cli.train_rank"
 # Of an epoch's row: what its line tells in other words, and what only history.csv has.
 _TOLD_APART = ("epoch", "seconds", "samples_per_s", "round_seconds", "bytes_down", "bytes_up")
 
@@ -89,6 +92,9 @@ def command(
 
     The output folder holds model.keras, history.csv, metrics.json, curves.png, config.json and
     checkpoints/.
+
+    Where srun or mpirun has started this command once for each rank, or SageMaker on each host, and
+    neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
     """
     if resume and overwrite:
         raise OptionError("--resume and --overwrite exclude each other", received="both")
@@ -105,12 +111,15 @@ def command(
         keep=keep,
         resume=resume,
     )
+    if not where.is_chief:
+        ranks.run(_RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
+        return
     folder = RunFolder(output)
     folder.open(config, resume=resume, overwrite=overwrite)
     done = {row["epoch"] for row in read_history(folder.history)}
     try:
         with shown(epochs) as on_event:
-            ranks.run("tfdist.cli.train_rank", config, where, on_event, max_restarts=max_restarts)
+            ranks.run(_RANK, config, where, on_event, max_restarts=max_restarts)
     except (TfdistError, click.exceptions.Exit, KeyboardInterrupt, SystemExit):
         folder.discard_if_untrained()
         raise

@@ -43,6 +43,8 @@ def command(
     Both take the same steps from the same start on the same global batches, the last of each epoch
     an uneven one. Exit code 0 when the weights agree to 1e-5 in float32, 1 when they do not. Of an
     asynchronous strategy only the loss is checked: it must gain what one device gains, to a half.
+
+    Started by srun or mpirun as one of several ranks, it verifies as that rank.
     """
     model_path.check(model)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
@@ -58,6 +60,8 @@ def command(
         }
         with stdout().status("training on the strategy, and on one device"):
             ranks.run("tfdist.cli.verify_rank", config, where, lambda rank, event: None)
+        if not where.is_chief:
+            return 0
         return _print_report(json.loads(Path(config["report"]).read_text()))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+from tfdist import topology
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY
+from tfdist.topology import Topology
 
 # strategy -> controller -> what builds its job, the default controller first.
 # A strategy that is not listed works inside one process.
@@ -20,6 +24,20 @@ _WITH_SERVERS = ("parameter_server",)
 CONTROLLERS = ("mpi", "gloo")
 
 
+def standing(
+    workers: int | None = None, hosts: str | None = None, controller: str | None = None
+) -> Topology | None:
+    """Returns the place of this process when others of its job have been started beside it.
+
+    Such as by srun, by mpirun, or by SageMaker on each host. None when it is the only one, and
+    where the arguments (see ``job_for``) ask for processes anew.
+    """
+    if not (workers is None and hosts is None and controller is None):
+        return None
+    place = topology.current()
+    return place if place.world_size > 1 else None
+
+
 def job_for(
     strategy: str,
     command: list[str],
@@ -32,6 +50,8 @@ def job_for(
     stall_timeout_s: float | None = None,
 ) -> Job:
     """Returns the job that runs ``command`` as the processes that ``strategy`` needs.
+
+    In a process that is one of several ranks already, see ``standing``, it is the job of that rank.
 
     Args:
         strategy: a registered name, or "auto", which chooses inside one process.
@@ -59,9 +79,19 @@ def job_for(
             mend=f"Leave that out, or choose {' or '.join(_WITH_SERVERS)}",
         )
     controllers = _CONTROLLERS.get(strategy)
+    place = standing(workers or ps, hosts, controller)
+    if place is not None:
+        if controllers is None and strategy != "auto":
+            raise _one_process(
+                strategy,
+                f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
+                "give --workers 1 for a training of its own in each process",
+            )
+        return local.job(command, rank=place.rank, **timeouts)
     if controllers is None:
         _refuse_several(strategy, workers, hosts, controller)
-        return local.job(command, **timeouts)
+        environ = os.environ if workers is None else topology.alone(os.environ)
+        return local.job(command, environ=environ, **timeouts)
     name = controller or next(iter(controllers))
     if name not in controllers:
         raise unknown_choice("controller", name, list(controllers))
@@ -81,8 +111,12 @@ def _refuse_several(
     if controller is not None:
         given.append(f"--controller {controller}")
     if given:
-        raise LaunchError(
-            f"strategy '{strategy}' works inside one process",
-            received=" ".join(given),
-            mend=f"Leave that out, or choose one of: {', '.join(_CONTROLLERS)}",
-        )
+        raise _one_process(strategy, " ".join(given), "leave that out")
+
+
+def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
+    return LaunchError(
+        f"strategy '{strategy}' works inside one process",
+        received=received,
+        mend=f"Choose one of {', '.join(_CONTROLLERS)}, or {otherwise}",
+    )

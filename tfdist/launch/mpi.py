@@ -67,6 +67,10 @@ def job(
     )
 
 
+# Within a Slurm job mpirun would take the job's hosts and slots, not those that were asked for.
+_ONLY_THESE_HOSTS = ["--mca", "ras", "^slurm"]
+
+
 def _local_arguments(workers: int, cores: int) -> list[str]:
     # "isolated": no ssh is looked for. Loopback: nothing listens on a network.
     loopback = ["--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo"]
@@ -75,13 +79,13 @@ def _local_arguments(workers: int, cores: int) -> list[str]:
         binding = ["--bind-to", "core", "--map-by", f"slot:PE={per_rank}"]
     else:
         binding = ["--bind-to", "none", "--oversubscribe"]
-    return ["--mca", "plm", "isolated", *loopback, *binding]
+    return ["--mca", "plm", "isolated", *_ONLY_THESE_HOSTS, *loopback, *binding]
 
 
 def _remote_arguments(places: list[hosts.Host], env: Mapping[str, str]) -> list[str]:
     # Not bound: the cores of the other hosts are not known here.
     arguments = ["-H", ",".join(f"{host.name}:{host.slots}" for host in places)]
-    arguments += ["--bind-to", "none"]
+    arguments += ["--bind-to", "none", *_ONLY_THESE_HOSTS]
     if "OPAL_PREFIX" in env:
         arguments += ["--prefix", env["OPAL_PREFIX"]]
     for name in sorted(env):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfdist import topology
 from tfdist.errors import EngineMissingError
 
 
@@ -38,7 +39,9 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if path.split(os.pathsep)[0] != here:
         env["PATH"] = os.pathsep.join([here, path])
     prefix = Path(sys.prefix)
-    # The wheel was built for another folder, where Open MPI would look for its own parts.
-    if os.access(prefix / "bin" / "mpirun", os.X_OK):
+    # The wheel was built for another folder, where Open MPI would look for its own parts. A rank
+    # keeps to the parts of the mpirun that has started it: with others it hangs.
+    is_mpi_rank = topology.from_environ(environ).launcher == "mpi"
+    if not is_mpi_rank and os.access(prefix / "bin" / "mpirun", os.X_OK):
         env["OPAL_PREFIX"] = str(prefix)
     return env

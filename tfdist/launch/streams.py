@@ -26,10 +26,12 @@ class LineSorter:
     """Takes the bytes of a launcher's two pipes as they come, and yields lines with their rank.
 
     Args:
-        tags: whose tags the output carries: "mpi", "gloo", or "none" for a single process, rank 0.
+        tags: whose tags the output carries: "mpi", "gloo", or "none" for a single process.
+        single_rank: the rank of a single process.
     """
 
-    def __init__(self, tags: str):
+    def __init__(self, tags: str, single_rank: int = 0):
+        self._single_rank = single_rank
         self._tag = TAGS.get(tags)
         self._raw: dict[str, bytes] = defaultdict(bytes)
         self._partial: dict[tuple[int, str], bytes] = defaultdict(bytes)
@@ -60,8 +62,8 @@ class LineSorter:
 
     def _line(self, pipe: str, raw: bytes, ended: bool) -> Iterator[Line]:
         if self._tag is None:
-            self._partial[0, pipe] += raw
-            key = (0, pipe)
+            key = (self._single_rank, pipe)
+            self._partial[key] += raw
         else:
             own, *tagged = self._tag.split(raw)
             if own or not tagged:

@@ -39,6 +39,7 @@ class Job:
         env: the whole environment of the command.
         world_size: number of ranks, >= 1.
         tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
+        first_rank: the lowest rank; above 0 for a single process among others of another launcher.
         start_timeout_s: seconds until every rank must have shown a sign of life.
         stall_timeout_s: longest silence between two events of the job; None for no limit.
     """
@@ -47,6 +48,7 @@ class Job:
     env: dict[str, str]
     world_size: int
     tags: str = "none"
+    first_rank: int = 0
     start_timeout_s: float = 120.0
     stall_timeout_s: float | None = None
 
@@ -100,7 +102,7 @@ class _Watch:
         self._job = job
         self._on_line = on_line
         self._on_event = on_event
-        self._sorter = LineSorter(job.tags)
+        self._sorter = LineSorter(job.tags, job.first_rank)
         self._verdict = VERDICTS[job.tags]()
         self._last: dict[int | None, deque[str]] = {}
         self._started_at = time.monotonic()
@@ -132,7 +134,7 @@ class _Watch:
         if exit_code == 0:
             return Outcome(0)
         if failure is None and self._job.tags == "none":
-            return self._failed(0, exit_code)
+            return self._failed(self._job.first_rank, exit_code)
         if failure is None:
             name = os.path.basename(self._job.command[0])
             lines = list(self._last.get(None, ()))
@@ -170,7 +172,8 @@ class _Watch:
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        missing = sorted(set(range(self._job.world_size)) - self._alive)
+        first = self._job.first_rank
+        missing = sorted(set(range(first, first + self._job.world_size)) - self._alive)
         if missing and now - self._started_at > self._job.start_timeout_s:
             raise LaunchError(
                 f"every rank must start within {self._job.start_timeout_s:g} s",

@@ -1,18 +1,25 @@
-"""Builds the job of a TensorFlow cluster: mpirun starts its tasks, TF_CONFIG connects them."""
+"""Builds the job of a TensorFlow cluster: mpirun starts its tasks, TF_CONFIG connects them.
+
+On this machine alone the ports are free ones. On other hosts none can be tried out from here: their
+ports are one of the rows of ``tfdist.topology.ports``, drawn anew for each start. Where another
+program has one, the rank that finds it taken names it and ends the job.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import sys
 from collections.abc import Mapping
 
+from tfdist.errors import OptionError
 from tfdist.launch import hosts, mpi
 from tfdist.launch.supervisor import Job
+from tfdist.topology import ports
 
-# On other hosts no port can be tried out: those of a job stand in a row from here on.
-_FIRST_REMOTE_PORT = 12300
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def job(
@@ -24,7 +31,11 @@ def job(
     stall_timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Job:
-    """Returns the job that runs ``command`` as ``workers`` tasks; arguments as ``mpi.job``."""
+    """Returns the job that runs ``command`` as ``workers`` tasks; arguments as ``mpi.job``.
+
+    Raises:
+        OptionError: of several hosts one has a name that means another host to the others.
+    """
     places = hosts.parse(on_hosts)
     hosts.check_slots(workers, places)
     tasks = [("worker", address) for address in _addresses(workers, places)]
@@ -80,7 +91,14 @@ def _addresses(workers: int, places: list[hosts.Host]) -> list[str]:
     if all(place.is_local for place in places):
         return [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     names = [place.name for place in places for _ in range(place.slots)][:workers]
-    return [f"{name}:{_FIRST_REMOTE_PORT + rank}" for rank, name in enumerate(names)]
+    if _LOOPBACK & set(names):
+        raise OptionError(
+            "the hosts of a cluster have names by which they reach each other",
+            received=", ".join(sorted(_LOOPBACK & set(names))),
+            mend=f"Name this machine as the others know it, such as {socket.gethostname()}",
+        )
+    first = ports.first_port(random.randrange(ports.NUMBERS))
+    return [f"{name}:{first + rank}" for rank, name in enumerate(names)]
 
 
 def _free_ports(count: int) -> list[int]:

@@ -153,7 +153,7 @@ def _described(spec: Any) -> str:
 
 def class_ids(arrays: tuple[Any, ...]) -> np.ndarray | None:
     """Returns int64 [records] when ``arrays``, (x, y, ...), have one label of class ids."""
-    if len(arrays) < 2 or isinstance(arrays[1], Mapping):
+    if len(arrays) < 2 or isinstance(arrays[1], (Mapping, tuple)):
         return None
     labels = np.asarray(arrays[1])
     if labels.dtype.kind not in "iu" or labels.shape not in ((len(labels),), (len(labels), 1)):

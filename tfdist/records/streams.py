@@ -114,11 +114,7 @@ class ArraySource(Source):
         if lengths[0] == 0:
             raise DataError("data has at least one record", received="empty arrays")
         if len(arrays) == 3:
-            arrays = (*arrays[:2], arrays[2].astype(np.float32))
-            if arrays[2].ndim != 1:
-                raise DataError(
-                    "a sample weight is one number a record", received=f"shape {arrays[2].shape}"
-                )
+            arrays = (*arrays[:2], tf.nest.map_structure(_to_weights, arrays[2]))
         self.arrays = arrays
         self.num_records = lengths[0]
         self.spec = tf.nest.map_structure(
@@ -151,6 +147,14 @@ def _to_array(value: Any) -> np.ndarray:
     if array.dtype.kind not in "biufSU":
         raise DataError("arrays hold numbers or strings", received=f"dtype {array.dtype}")
     return array
+
+
+def _to_weights(array: np.ndarray) -> np.ndarray:
+    """Returns the weights of records, float32 [records]; a model of several outputs may have some
+    for each."""
+    if array.ndim != 1:
+        raise DataError("a sample weight is one number a record", received=f"shape {array.shape}")
+    return array.astype(np.float32)
 
 
 class DatasetSource(Source):

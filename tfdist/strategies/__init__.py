@@ -28,7 +28,7 @@ REGISTRY = {
     "multi_worker": (
         "tfdist.strategies.multi_worker",
         "MultiWorker",
-        "one process per machine or core, connected by TF_CONFIG, in step",
+        "one process per machine or core, connected by TensorFlow, in step",
     ),
     "parameter_server": (
         "tfdist.strategies.parameter_server.strategy",
@@ -59,8 +59,9 @@ def strategy(name: str, **options: Any) -> Strategy:
     """Returns the strategy called ``name``.
 
     Args:
-        name: one of the registered names, or "auto": Horovod under mpirun or horovodrun, mirrored
-            with several GPUs, else single; it prints what it chose and why.
+        name: one of the registered names, or "auto": Horovod under mpirun or horovodrun,
+            multi_worker under srun, on several SageMaker hosts or with TF_CONFIG, mirrored with
+            several GPUs, else single; it prints what it chose and why.
         options: those of the strategy; ``known_options(name)`` lists them.
 
     Raises:

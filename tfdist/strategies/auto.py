@@ -8,8 +8,11 @@ from tfdist import topology
 def choose() -> tuple[str, str]:
     """Returns the name of a strategy and the reason for it."""
     place = topology.current()
-    if place.launcher != "none":
+    if place.launcher in ("mpi", "gloo"):
         return "horovod", f"{place.launcher} started this process as rank {place.rank}"
+    if place.world_size > 1:
+        where = f"rank {place.rank} of {place.world_size}"
+        return "multi_worker", f"{place.launcher} names this process as {where}"
     import tensorflow as tf
 
     return choose_for(len(tf.config.list_physical_devices("GPU")))

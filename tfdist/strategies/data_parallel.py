@@ -105,12 +105,14 @@ class DataParallel(Strategy):
         map_fn: Callable | None = None,
     ) -> Feed:
         collective = self.connect()
-        microbatches = collective.num_replicas * self._step.accumulate_steps
-        if training and isinstance(global_batch_size, int) and global_batch_size < microbatches:
+        of_each = self._step.accumulate_steps
+        microbatches = collective.num_replicas * of_each
+        is_size = isinstance(global_batch_size, int) and global_batch_size > 0
+        if training and of_each > 1 and is_size and global_batch_size < microbatches:
             raise OptionError(
                 "a global batch needs a row for each microbatch of each replica",
                 received=f"global_batch_size={global_batch_size}, {collective.num_replicas} "
-                f"replicas with accumulate_steps={self._step.accumulate_steps}",
+                f"replicas with accumulate_steps={of_each}",
                 mend=f"Choose a global batch size of {microbatches} or more: it is what one "
                 "update sees",
             )

@@ -90,6 +90,12 @@ class Horovod(DataParallel):
                 mend="Run make setup, or pip install tfdist[horovod]",
             ) from error
         hvd.init()
+        if place.addresses and hvd.size() != place.world_size:
+            raise OptionError(
+                "Horovod's ranks are started by mpirun or horovodrun, or by srun with MPI",
+                received=f"{hvd.size()} ranks, where {place.launcher} names {place.world_size}",
+                mend="Use tfdist launch --hosts, srun --mpi=pmix, or strategy 'multi_worker'",
+            )
         self._hvd = hvd
         self._take_devices(place)
 
@@ -98,7 +104,8 @@ class Horovod(DataParallel):
 
         try:
             gpus = tf.config.list_physical_devices("GPU")
-            mine = choose_gpu([gpu.name for gpu in gpus], place.local_rank)
+            number = 0 if place.has_own_gpus else place.local_rank
+            mine = choose_gpu([gpu.name for gpu in gpus], number)
             if mine is not None:
                 pinned = next(gpu for gpu in gpus if gpu.name == mine)
                 tf.config.set_visible_devices(pinned, "GPU")
@@ -145,6 +152,7 @@ def _prepare_environment(
     stall = max(1, int(stall_timeout_s))
     environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, stall // 2)))
     environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall))
-    if place.launcher == "none":  # One process without a launcher: MPI could not start.
+    # One process without a launcher: MPI could not start.
+    if place.world_size == 1 and place.launcher not in ("mpi", "gloo"):
         environ.setdefault("HOROVOD_CONTROLLER", "gloo")
         environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")

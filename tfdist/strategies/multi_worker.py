@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from tfdist import topology
@@ -15,10 +16,38 @@ from tfdist.training.collective import Collective
 _COMMUNICATIONS = ("auto", "ring", "nccl")
 
 
+def check_place(place: Topology) -> None:
+    """Refuses a place whose workers do not know each other; warns where srun was forgotten.
+
+    Raises:
+        OptionError: a parameter server, or one of several ranks without addresses.
+    """
+    if place.role == "ps":
+        raise OptionError(
+            "strategy 'multi_worker' has workers only",
+            received="a TF_CONFIG whose task is a parameter server",
+            mend="Leave ps out of the cluster in TF_CONFIG",
+        )
+    if place.world_size > 1 and not place.addresses:
+        raise OptionError(
+            "the workers of strategy 'multi_worker' know each other's addresses",
+            received=f"rank {place.rank} of {place.world_size}, started by {place.launcher}",
+            mend="Start them with tfdist launch --strategy multi_worker, or with Slurm's srun",
+        )
+    if topology.lacks_srun():
+        print(
+            "tfdist: warning: this Slurm job has several tasks, but srun did not start this "
+            "process: it trains alone. Start it with srun",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 class MultiWorker(DataParallel):
     """One worker for each machine or core; gradients are added up by ring all-reduce or NCCL.
 
-    A worker finds the others in TF_CONFIG, which ``tfdist launch`` and ``tfdist train`` write.
+    A worker finds the others in TF_CONFIG, which ``tfdist launch`` and ``tfdist train`` write, or
+    in what Slurm's srun or SageMaker tells: see ``tfdist.topology``.
 
     Args:
         communication: "ring" (gRPC), "nccl" (GPUs), or "auto".
@@ -67,12 +96,7 @@ class MultiWorker(DataParallel):
         from tfdist.strategies.multi_worker_tasks import Tasks, connect
 
         place = topology.current()
-        if place.role == "ps":
-            raise OptionError(
-                "strategy 'multi_worker' has workers only",
-                received="a TF_CONFIG whose task is a parameter server",
-                mend="Leave ps out of the cluster in TF_CONFIG",
-            )
+        check_place(place)
         self._take_devices(place)
         strategy = connect(
             place, self._communication, self._bytes_per_pack, timeout_s=self._start_timeout_s
@@ -89,7 +113,7 @@ class MultiWorker(DataParallel):
 
         try:
             gpus = tf.config.list_physical_devices("GPU")
-            if place.local_size > 1 and gpus:
+            if place.local_size > 1 and gpus and not place.has_own_gpus:
                 tf.config.set_visible_devices(gpus[place.local_rank :: place.local_size], "GPU")
             threads = take_threads(self._threads, place)
             # Collectives occupy threads while they wait for the others.

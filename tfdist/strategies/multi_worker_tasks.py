@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.rendezvous import meet
+from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
@@ -39,8 +39,28 @@ def connect(
     options = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=bytes_per_pack or 0, implementation=implementation
     )
-    meet(place, timeout_s=timeout_s)
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    if place.world_size > 1:
+        check_port(place)
+        meet(place, timeout_s=timeout_s)
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=_resolver(place), communication_options=options
+    )
+
+
+def _resolver(place: Topology) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Tells TensorFlow of the cluster, whatever it was found from; it knows TF_CONFIG alone.
+
+    Every rank is a "worker", a chief too: rank and number of the task are then the same.
+    """
+    is_alone = place.world_size == 1
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({} if is_alone else {"worker": list(place.addresses)}),
+        task_type=None if is_alone else "worker",
+        task_id=None if is_alone else place.rank,
+        # Unlike that of TF_CONFIG this one does not count them.
+        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
+        rpc_layer="grpc",
+    )
 
 
 class Tasks(Collective):
@@ -114,11 +134,12 @@ class Tasks(Collective):
         is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in text for w in _LOST)
         if self._stall is None and not is_lost:
             return None
-        lost = re.search(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text)
+        named = map(int, re.findall(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text))
+        lost = next((rank for rank in named if rank != self.process), None)
         if self._stall is not None:
             received = self._stall
-        elif lost:
-            received = f"rank {self.process} has lost rank {lost[1]}"
+        elif lost is not None:
+            received = f"rank {self.process} has lost rank {lost}"
         else:
             received = text.splitlines()[0]
         return LaunchError(

@@ -19,6 +19,12 @@ _RETRY_S = 0.1
 # Beyond the deadline, for the words of rank 0 about who is missing.
 _GRACE_S = 2.0
 _GO = "go"
+_FREE_PORTS = {
+    "tf_config": "Choose a free port of this host in TF_CONFIG; tfdist launch, started anew, takes "
+    "other ones",
+    "slurm": "End what listens there, have Slurm reserve ports (srun --resv-ports), or start anew",
+    "sagemaker": "End what listens there",
+}
 
 
 def meet(place: Topology, *, timeout_s: float) -> None:
@@ -130,3 +136,19 @@ def _rank_of(caller: socket.socket) -> int | None:
 def _line(connection: socket.socket) -> str:
     with connection.makefile() as words:
         return words.readline().strip()
+
+
+def check_port(place: Topology) -> None:
+    """Raises LaunchError when another program has this rank's port: TensorFlow names none."""
+    address = place.addresses[place.rank]
+    port = int(address.rpartition(":")[2])
+    try:
+        with socket.socket() as own:  # Bound as TensorFlow binds it, but nobody listens.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(("", port))
+    except OSError as error:
+        raise LaunchError(
+            "each rank of a cluster listens on a port of its own",
+            received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
+            mend=_FREE_PORTS[place.launcher],
+        ) from error

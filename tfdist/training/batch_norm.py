@@ -12,6 +12,7 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -25,20 +26,29 @@ from tfdist.training.nested import layers_in
 _running = threading.local()
 
 
+@dataclass(frozen=True)
+class _Used:
+    """What a layer has normalized with: the moving mean of then, and the sums around it."""
+
+    name: str
+    center: tf.Tensor
+    total: tf.Tensor
+
+
 class _Pass:
     """A forward pass of a train step.
 
     Attributes:
         is_real: bool [], False when the rows are padding.
         name: of this pass; the same on all replicas.
-        kept: the layers' statistics in the order of their calls, if they are needed once more.
-        known: those statistics, in a pass that repeats the first; else None.
+        kept: what the layers have used, in the order of their calls, if it is needed once more.
+        known: that, in a pass that repeats the first; else None.
     """
 
     def __init__(self, is_real: tf.Tensor, name: str, known: Iterator[Any] | None = None):
         self.is_real, self.name, self.known = is_real, name, known
         self.num_calls = 0
-        self.kept: list[tuple[str, tf.Tensor]] | None = None
+        self.kept: list[_Used] | None = None
 
 
 @contextlib.contextmanager
@@ -72,7 +82,7 @@ class Repeatable:
 
     def __init__(self) -> None:
         self._first: _Pass | None = None
-        self._kept: list[tuple[str, tf.Tensor]] = []
+        self._kept: list[_Used] = []
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
@@ -151,30 +161,32 @@ class _Shared:
         return types.MethodType(call, self._layer)
 
     def _train(self, inputs: tf.Tensor) -> tf.Tensor:
-        now = _running.now
-        local = local_sums(self._layer, inputs)
+        now, layer = _running.now, self._layer
+        used = None if now.known is None else next(now.known)
+        center = tf.identity(layer.moving_mean) if used is None else used.center
+        local = local_sums(layer, inputs, center)
         local = tf.where(now.is_real, local, tf.zeros_like(local))
-        if now.known is not None:
-            return normalized(self._layer, inputs, self._as_known(local, *next(now.known)))
+        if used is not None:
+            return normalized(layer, inputs, self._as_known(local, used), center)
         name = f"{now.name}.{now.num_calls}"
         now.num_calls += 1
         # One reduction for all three: latency is what costs.
         total = self._collective.sum(local, name) if self._synchronized else local
         if now.kept is not None:
-            now.kept.append((name, total))
-        output = normalized(self._layer, inputs, total)
-        move_statistics(self._layer, total)
+            now.kept.append(_Used(name, center, total))
+        output = normalized(layer, inputs, total, center)
+        move_statistics(layer, total)
         return output
 
-    def _as_known(self, local: tf.Tensor, name: str, total: tf.Tensor) -> tf.Tensor:
-        """Returns ``total``, differentiable as the sum of all replicas' ``local`` that it is."""
+    def _as_known(self, local: tf.Tensor, used: _Used) -> tf.Tensor:
+        """Returns the total, differentiable as the sum of all replicas' ``local`` that it is."""
 
         def back(gradient: tf.Tensor) -> tf.Tensor:
             if not self._synchronized:
                 return gradient
-            return self._collective.sum(gradient, f"{name}.again")
+            return self._collective.sum(gradient, f"{used.name}.again")
 
-        return tf.custom_gradient(lambda _: (tf.identity(total), back))(local)
+        return tf.custom_gradient(lambda _: (tf.identity(used.total), back))(local)
 
 
 def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
@@ -195,15 +207,20 @@ def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
         variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))
 
 
-def local_sums(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor) -> tf.Tensor:
+def local_sums(
+    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, center: tf.Tensor | None = None
+) -> tf.Tensor:
     """Returns what parts of a batch add up to its statistics: float [2 * channels + 1].
 
     The sums of deviations from the moving mean, of their squares, and the count. Around the moving
     mean E[d^2] - E[d]^2 cancels little.
+
+    Args:
+        center: the moving mean when it is not the present one.
     """
     shape, reduced = _axes(layer, inputs)
     x = tf.cast(inputs, layer.moving_mean.dtype)
-    deviation = x - _center(layer, shape)
+    deviation = x - _center(layer, shape, center)
     count = tf.cast(tf.size(x) // tf.size(layer.moving_mean), x.dtype)
     return tf.concat(
         [
@@ -216,18 +233,22 @@ def local_sums(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor) -> 
 
 
 def normalized(
-    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, total: tf.Tensor
+    layer: tf.keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    total: tf.Tensor,
+    center: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns what ``layer`` makes of ``inputs`` with the statistics in ``total``.
 
     Args:
         total: the ``local_sums`` of all parts of the batch, added up.
+        center: as in ``local_sums``.
     """
     shape, _ = _axes(layer, inputs)
     mean_deviation, variance, _ = _statistics(layer, total)
     output = tf.nn.batch_normalization(
         tf.cast(inputs, layer.moving_mean.dtype),
-        tf.reshape(mean_deviation, shape) + _center(layer, shape),
+        tf.reshape(mean_deviation, shape) + _center(layer, shape, center),
         tf.reshape(variance, shape),
         tf.reshape(layer.beta, shape) if layer.center else None,
         tf.reshape(layer.gamma, shape) if layer.scale else None,
@@ -274,5 +295,8 @@ def _axes(
     return shape, [axis for axis in range(rank) if axis not in kept]
 
 
-def _center(layer: tf.keras.layers.BatchNormalization, shape: Any) -> tf.Tensor:
-    return tf.reshape(tf.stop_gradient(tf.convert_to_tensor(layer.moving_mean)), shape)
+def _center(
+    layer: tf.keras.layers.BatchNormalization, shape: Any, given: tf.Tensor | None = None
+) -> tf.Tensor:
+    moving_mean = tf.convert_to_tensor(layer.moving_mean) if given is None else given
+    return tf.reshape(tf.stop_gradient(moving_mean), shape)

@@ -101,7 +101,7 @@ class ClientFeed:
         )
         if len(batched) < 2:
             raise DataError("a federated fit needs labels", received="records of inputs alone")
-        spec = OrderedDict(zip(("x", "y", "w"), batched, strict=False))
+        spec = OrderedDict(zip(("x", "y", "w"), _by_name(batched), strict=False))
         if self.class_weight:
             spec["w"] = tf.TensorSpec([None], tf.float32)
         spec[SLOT] = tf.TensorSpec([None], tf.int32)
@@ -116,7 +116,7 @@ class ClientFeed:
         loaded = self.clients.load(client)
         if self.limit is not None:
             loaded = tf.nest.map_structure(lambda array: array[: self.limit], loaded)
-        arrays = OrderedDict(zip(("x", "y", "w"), loaded, strict=False))
+        arrays = OrderedDict(zip(("x", "y", "w"), _by_name(loaded), strict=False))
         if self.class_weight:
             arrays["w"] = _weigh_by_class(arrays["y"], arrays.get("w"), self.class_weight)
         return arrays
@@ -236,6 +236,14 @@ class _OneDevice:
         spec = OrderedDict(feed.batch_spec)
         spec.pop(SLOT)
         return tf.data.Dataset.from_generator(steps, output_signature=tuple(spec.values()))
+
+
+def _by_name(structure: Any) -> Any:
+    """Returns inputs, labels and weights with their dicts in the order of names: TFF takes no
+    other."""
+    if isinstance(structure, Mapping):
+        return OrderedDict((name, _by_name(structure[name])) for name in sorted(structure))
+    return tuple(map(_by_name, structure)) if isinstance(structure, tuple) else structure
 
 
 def _weigh_by_class(

@@ -11,9 +11,10 @@ from tfdist.errors import ModelError
 
 _K = tf.keras.optimizers
 #: Each element's update depends on that element alone, so a slice is updated like the whole.
+#: Not so Nadam's: it tells by a count of variables when a step begins (keras 2.14,
+#: ``Nadam.update_step``), and a mesh has more of them.
 _ELEMENTWISE = (
-    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.Nadam, _K.RMSprop, _K.Ftrl,
-    _K.Lion,
+    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
 )  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def check_optimizer(optimizer: Any) -> None:
     if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
         raise ModelError(
             "an optimizer on a mesh updates each element of a weight by itself; one that works on "
-            "whole layers (LAMB, Adafactor), or a class of your own, does not see them there",
+            "whole layers (LAMB, Adafactor), that counts its variables (Nadam), or a class of your "
+            "own, does not see them there",
             received=type(optimizer).__module__.partition(".src")[0]
             + f" {type(optimizer).__name__}",
             mend=f"Choose one of tf.keras.optimizers: {known}",

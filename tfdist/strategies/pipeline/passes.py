@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.strategies.pipeline import norms, randomness
+from tfdist.strategies.pipeline import norms
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.microbatches import Microbatch
+from tfdist.training import randomness
 from tfdist.training.batch_norm import local_sums
 from tfdist.training.gradients import Sums, activity_losses, added
 

@@ -15,6 +15,14 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_NODELIST": "a",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+}
+SAGEMAKER = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"}
+GLOO = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_RANK": "1"}
 TASKS = [("chief", "a:1"), ("worker", "a:2"), ("worker", "b:1"), ("ps", "b:2")]
 
 
@@ -31,10 +39,35 @@ def test_mpirun():
     assert not place.is_chief
 
 
-def test_horovodrun_comes_before_mpirun():
-    gloo = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_RANK": "1"}
-    place = from_environ(MPIRUN | gloo)
-    assert (place.launcher, place.world_size, place.rank) == ("gloo", 2, 1)
+def test_what_stands_closest_to_the_process_tells_its_place():
+    """All five at once, and each of the others as the one before it is taken away."""
+    sources = {
+        "tf_config": {"TF_CONFIG": tf_config(TASKS, 0)},
+        "gloo": GLOO,
+        "mpi": MPIRUN,
+        "sagemaker": SAGEMAKER,
+        "slurm": SLURM,
+    }
+    for launcher in list(sources):
+        everything = {key: value for source in sources.values() for key, value in source.items()}
+        assert from_environ(everything).launcher == launcher
+        del sources[launcher]
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "many"}, "OMPI_COMM_WORLD_SIZE"),
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        (MPIRUN | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is less"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "no OMPI_COMM_WORLD_RANK"),
+        (GLOO | {"HOROVOD_RANK": "1.0"}, "HOROVOD_RANK"),
+        (GLOO | {"HOROVOD_SIZE": "0"}, "HOROVOD_SIZE"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_named(environ, variable):
+    with pytest.raises(OptionError, match=variable):
+        from_environ(environ)
 
 
 @pytest.mark.parametrize("rank", range(len(TASKS)))

@@ -1,11 +1,12 @@
-"""tfdist's Horovod strategy: ``tfdist_horovod.py STEPS EPOCHS [CORE]``, bound to CORE if given."""
+"""A fit with tfdist: ``tfdist_fit.py STRATEGY STEPS EPOCHS [CORE]``, bound to CORE if given."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-steps, epochs, *core = map(int, sys.argv[1:])
+name = sys.argv[1]
+steps, epochs, *core = map(int, sys.argv[2:])
 if core:
     os.sched_setaffinity(0, core)  # Before TensorFlow counts the cores.
 
@@ -18,7 +19,7 @@ from benchmarks.programs.workload import (  # noqa: E402
     report,
 )
 
-with tfdist.strategy("horovod") as strategy:
+with tfdist.strategy(name) as strategy:
     model = strategy.build(model_fn)
     global_batch_size = ROWS_PER_REPLICA * strategy.num_replicas
     train = strategy.dataset(arrays(steps * global_batch_size), global_batch_size=global_batch_size)

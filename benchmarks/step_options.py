@@ -1,0 +1,113 @@
+"""The options of the train step: what they save in memory, and what that costs in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+_WIDTH, _DEPTH, _ROWS = 256, 16, 8192
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    cases = (
+        ("accumulate_steps=4", {"accumulate_steps": 4}, 2.0),
+        ("recompute=blocks", {"recompute": "blocks"}, 1.5),
+        ("both", {"accumulate_steps": 4, "recompute": "blocks"}, 2.0),
+    )
+    rows = []
+    for name, options, target in cases:
+        kept, ours = (_peak_mb(given, quick) for given in ({}, options))
+        rows.append(
+            _row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
+        )
+        plain, ours = _seconds(options, steps=3 if quick else 15)
+        rows.append(_row(f"seconds of that step, {name}", plain, ours, None))
+    return rows
+
+
+def _row(work: str, baseline: float, ours: float, target: float | None) -> dict[str, Any]:
+    return {
+        "work": work,
+        "baseline": round(baseline, 3),
+        "ours": round(ours, 3),
+        "ratio": round(baseline / ours, 3),
+        "target": target,
+    }
+
+
+def _peak_mb(options: dict[str, Any], quick: bool) -> float:
+    return _in_process("peak", options=options, rows=_ROWS // 8 if quick else _ROWS)
+
+
+def _seconds(options: dict[str, Any], steps: int) -> list[float]:
+    return _in_process("seconds", options=options, steps=steps)
+
+
+def _in_process(what: str, **arguments: Any) -> Any:
+    """Returns what a function below gives: memory is that of a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.step_options", what, json.dumps(arguments)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _model(options: dict[str, Any]) -> Any:
+    import tensorflow as tf
+
+    import tfdist
+
+    def model_fn() -> Any:
+        layers = tf.keras.layers
+        hidden = [layers.Dense(_WIDTH, "gelu") for _ in range(_DEPTH)]
+        model = tf.keras.Sequential([tf.keras.Input((_WIDTH,)), *hidden])
+        model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    return tfdist.strategy("single", **options).build(model_fn)
+
+
+def peak(options: dict[str, Any], rows: int) -> float:
+    """Returns the MB that two steps take at the peak, beside those at rest."""
+    import numpy as np
+
+    from benchmarks.pipeline import peak_mb
+
+    x = np.ones((rows, _WIDTH), np.float32)
+    return peak_mb(_model(options), x, x)
+
+
+def seconds(options: dict[str, Any], steps: int) -> list[float]:
+    """Returns the median seconds of a step without and with ``options``, taken in turns."""
+    import numpy as np
+    import tensorflow as tf
+
+    x = np.ones((_ROWS // 4, _WIDTH), np.float32)
+    batches = [iter(tf.data.Dataset.from_tensors((x, x)).repeat()) for _ in range(2)]
+    models = [_model({}), _model(options)]
+    train = [model.make_train_function() for model in models]
+    times: list[list[float]] = [[], []]
+    for number in range(steps + 2):
+        for which in (0, 1):
+            start = time.perf_counter()
+            train[which](batches[which])["loss"].numpy()
+            if number >= 2:
+                times[which].append(time.perf_counter() - start)
+    return [statistics.median(each) for each in times]
+
+
+if __name__ == "__main__":
+    function, arguments = sys.argv[1:]
+    print(json.dumps({"peak": peak, "seconds": seconds}[function](**json.loads(arguments))))
