@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks import machine
 
 _RESULTS = Path(__file__).parent / "results"
-# Each module has run(quick: bool) -> list of rows.
+# Each module has run(quick: bool) -> list of rows; and table(rows) where they are no ratios.
 MODULES = (
     "records",
     "horovod_fit",
@@ -27,6 +27,7 @@ MODULES = (
     "pipeline",
     "federated",
     "tflite",
+    "survival",
 )
 
 
@@ -38,16 +39,25 @@ MODULES = (
     "--only", type=click.Choice(MODULES), multiple=True, help="Leave out the others. Repeatable."
 )
 def main(quick: bool, only: tuple[str, ...]) -> None:
-    """Measures tfdist against code written by hand. Takes about 45 minutes on two idle cores."""
+    """Measures tfdist against code written by hand. Takes about an hour on two idle cores."""
     console = Console()
     load_before = machine.load()
     rows: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+    own_tables: list[Table] = []
     for name in only or MODULES:
+        module = importlib.import_module(f"benchmarks.{name}")
         with console.status(f"measuring: {name}"):
             if not quick:
                 machine.wait_until_quiet()
-            rows += importlib.import_module(f"benchmarks.{name}").run(quick=quick)
-    console.print(_table(rows))
+            found = module.run(quick=quick)
+        rows += found
+        if hasattr(module, "table"):
+            own_tables.append(module.table(found))
+        else:
+            ratios += found
+    for table in ([_table(ratios)] if ratios else []) + own_tables:
+        console.print(table)
     facts = {
         "cores": psutil.cpu_count(logical=False),
         "machine": platform.machine(),

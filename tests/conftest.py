@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import subprocess
 import sys
@@ -70,7 +72,7 @@ def run_cli() -> Callable[..., subprocess.CompletedProcess]:
 
 
 class Traces:
-    """Finds the processes that carry this test's token in their arguments."""
+    """Finds the processes that carry this test's token in an argument, as in a path."""
 
     def __init__(self) -> None:
         self.token = f"token-{uuid.uuid4().hex}"
@@ -79,10 +81,23 @@ class Traces:
         found = []
         for process in psutil.process_iter():
             try:
-                if self.token in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                carries = any(self.token in argument for argument in process.cmdline())
+                if carries and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
+        return found
+
+    def listening_on_all(self) -> set[str]:
+        """Returns the programs among them that listen on more than the loopback interface."""
+        found = set()
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                for connection in process.net_connections(kind="tcp"):
+                    if connection.status != psutil.CONN_LISTEN:
+                        continue
+                    if not ipaddress.ip_address(connection.laddr.ip).is_loopback:
+                        found.add(os.path.basename(process.cmdline()[0]))
         return found
 
     def wait_for(self, count: int, timeout_s: float = 30) -> list[psutil.Process]:

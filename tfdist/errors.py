@@ -60,8 +60,24 @@ class CheckpointError(TfdistError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class WriteError(TfdistError):
+    """A file that could not be written whole, as on a full disk. Nothing half-written is left."""
+
+
 class ExportError(TfdistError):
     """A model that cannot be written for another runtime, or is not the same there."""
+
+
+def cannot_write(path: object, error: BaseException) -> WriteError:
+    """The error for a file that the system did not let us write."""
+    reason = (
+        getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    )
+    return WriteError(
+        f"{path} must be written whole",
+        received=reason,
+        mend="Make room, then go on: what was written before is untouched",
+    )
 
 
 def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ...]) -> OptionError:

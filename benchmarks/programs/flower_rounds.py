@@ -62,7 +62,7 @@ class Timed(flwr.server.strategy.FedAvg):
 
 
 def main(data: str, out: str) -> None:
-    given = np.load(data)
+    given = np.load(data, allow_pickle=False)
     x, y, number = given["x"], given["y"], len(given["x"])
     batch_size, rate = int(given["batch_size"]), float(given["learning_rate"])
     strategy = Timed(

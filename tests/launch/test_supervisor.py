@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import socket
 import sys
 
 import pytest
@@ -64,11 +65,12 @@ def test_lines_and_events_come_with_their_rank():
             (rank, "stderr", f"err {rank}"),
         ]
     )
-    assert sorted(sink.events, key=str) == [
-        (0, {"event": "progress", "step": 0}),
-        (0, {"event": "started"}),
-        (1, {"event": "progress", "step": 1}),
-        (1, {"event": "started"}),
+    told = sorted((rank, event["event"], event.get("step")) for rank, event in sink.events)
+    assert told == [
+        (0, "progress", 0),
+        (0, "started", None),
+        (1, "progress", 1),
+        (1, "started", None),
     ]
 
 
@@ -141,15 +143,17 @@ def test_a_rank_that_does_not_start_is_named(traces):
 def test_a_rank_that_falls_silent_is_named(traces):
     code = RANK + (
         "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
-        "steps = range(10 if rank == 0 else 0); "
-        "[(emit({'event': 'progress', 'step': i}), time.sleep(0.2)) for i in steps]; "
+        "steps = range(10 if rank == 0 else 1); "
+        "[(emit({'event': 'progress', 'epoch': 1, 'step': i}), time.sleep(0.2)) for i in steps]; "
         "print('waiting', flush=True); time.sleep(600)"
     )
     job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=3)
     sink = Sink()
-    with pytest.raises(LaunchError, match=r"first of rank 1, \d+ s ago \(last words: waiting\)"):
+    place = rf"rank 1 on {socket.gethostname()} was last heard of in epoch 2, step 0 \(progress\)"
+    words = rf"first of rank 1, \d+ s ago: {place} \(last words: waiting\)"
+    with pytest.raises(LaunchError, match=words):
         sink.run(job)
-    assert (0, {"event": "progress", "step": 9}) in sink.events
+    assert (0, {"event": "progress", "epoch": 1, "step": 9}) in sink.events
     assert traces.alive() == []
 
 
@@ -159,7 +163,7 @@ def test_a_task_that_serves_is_not_called_silent(traces):
         "emit({'event': 'serving' if rank else 'ready'}); time.sleep(600)"
     )
     job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=2)
-    with pytest.raises(LaunchError, match="first of rank 0,"):
+    with pytest.raises(LaunchError, match="silence, first of rank 0,"):
         Sink().run(job)
 
 
@@ -174,9 +178,37 @@ def test_only_a_rank_that_is_killed_may_be_lost(end, exit_code):
     assert (0, "stdout", "rank 0") in sink.lines or exit_code
 
 
+def test_a_stopped_rank_is_named_though_all_fall_silent_at_once(traces):
+    code = RANK + (
+        "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
+        "os.kill(os.getpid(), 19) if rank == 1 else time.sleep(600)"
+    )
+    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=2)
+    with pytest.raises(
+        LaunchError, match=r"silence of rank 1, .*last heard of \(ready\), and is stopped"
+    ):
+        Sink().run(job)
+    assert traces.alive() == []
+
+
+def test_what_takes_long_is_waited_for_longer(traces):
+    """The import, the first step, the writing of a checkpoint: but not without end."""
+    code = (
+        "import time; from tfdist.launch.events import emit; "
+        "emit({'event': 'writing', 'long': True}); time.sleep(3); emit({'event': 'written'}); "
+        "time.sleep(600)"
+    )
+    job = local.job(python(code, traces.token), start_timeout_s=60, stall_timeout_s=1)
+    with pytest.raises(LaunchError, match=r"every 1 s.*last heard of \(written\)"):
+        Sink().run(job)
+    job = local.job(python("import time; time.sleep(600)"), start_timeout_s=1, stall_timeout_s=1)
+    with pytest.raises(LaunchError, match=r"every 2 s.*last heard of \(started\)"):
+        Sink().run(job)
+
+
 def test_output_is_no_progress(traces):
     code = "import time\nwhile True: print('waiting', flush=True); time.sleep(0.1)"
-    job = local.job(python(code, traces.token), stall_timeout_s=2)
+    job = local.job(python(code, traces.token), start_timeout_s=1, stall_timeout_s=1)
     with pytest.raises(LaunchError, match="must report progress"):
         Sink().run(job)
     assert traces.alive() == []

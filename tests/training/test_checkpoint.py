@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError
+from tfdist.errors import CheckpointError, OptionError, WriteError
 from tfdist.strategies import strategy
-from tfdist.training.checkpoint import Checkpoints
+from tfdist.strategies.single import Alone
+from tfdist.training.checkpoint import Checkpoints, DataState, Position
 
 keras = tf.keras
 _RNG = np.random.default_rng(0)
@@ -172,18 +174,99 @@ def test_options():
         Checkpoints("folder", keep=0)
 
 
-@pytest.mark.parametrize("name", ["single", "horovod"])
-def test_a_killed_fit_goes_on_to_the_same_weights(name, tmp_path):
-    program = [sys.executable, str(Path(__file__).with_name("killed_fit.py"))]
-    options = {}
-    if name == "horovod":
-        launch = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
-        program = [sys.executable, *launch, *program]
-        options = {"stall_timeout_s": 20}
+def restored(folder):
+    """Returns where a fit would go on, and with which weights."""
+    data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)
+    model = new_model()
+    model.optimizer.build(model.trainable_variables)
+    start = Checkpoints(folder, resume=True).bind(model, Alone(), data)
+    optimizer = [variable.numpy() for variable in model.optimizer.variables]
+    return start.position, [*model.get_weights(), *optimizer]
+
+
+def test_a_damaged_byte_is_found_wherever_it_is(tmp_path):
+    broken_fit(tmp_path)
+    newest, weights = restored(tmp_path)
+    before = Position(1, newest.step - 2)
+    rng = np.random.default_rng(0)
+    found = []
+    for suffix in (".index", ".data-00000-of-00001"):
+        path = tmp_path / f"ckpt-{STEPS + 4}{suffix}"
+        sound = path.read_bytes()
+        for place in rng.integers(0, len(sound), 20):
+            damaged = bytearray(sound)
+            damaged[place] ^= 1 << rng.integers(8)
+            path.write_bytes(damaged)
+            position, own = restored(tmp_path)
+            found.append(position)
+            if position == newest:  # It was a byte that nothing reads.
+                for mine, expected in zip(own, weights, strict=True):
+                    np.testing.assert_array_equal(mine, expected)
+        path.write_bytes(sound)
+    assert set(found) <= {before, newest}
+    assert found.count(before) > 30
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", None], ids=["empty", "no text", "gone"])
+def test_without_their_list_checkpoints_are_found_by_their_names(tmp_path, content):
+    broken_fit(tmp_path)
+    newest = restored(tmp_path)[0]
+    listed = tmp_path / "checkpoint"
+    if content is None:
+        listed.unlink()
+    else:
+        listed.write_bytes(content)
+    assert restored(tmp_path)[0] == newest
+    with pytest.raises(CheckpointError, match="resume=True"):
+        fit(Checkpoints(tmp_path))
+
+
+def test_a_list_that_was_cut_short_hides_none(tmp_path):
+    broken_fit(tmp_path)
+    newest = restored(tmp_path)[0]
+    listed = tmp_path / "checkpoint"
+    lines = listed.read_text().splitlines(keepends=True)
+    listed.write_text("".join(lines[:2]))  # The newest, and of all the oldest.
+    assert restored(tmp_path)[0] == newest
+
+
+def test_what_a_dead_writer_left_is_removed_and_nothing_else(tmp_path):
+    broken_fit(tmp_path)
+    whole = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "ckpt-11_temp").mkdir()
+    (tmp_path / "ckpt-11_temp" / "part-00000-of-00001.index").write_bytes(b"half")
+    (tmp_path / "ckpt-11.data-00000-of-00001").write_bytes(b"half")
+    (tmp_path / "checkpoint.tmp0123456789abcdef").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("the user's")
+    restored(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*whole, "notes.txt"}
+
+
+@pytest.mark.parametrize("limit", [1, 1000])
+def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, limit):
+    broken_fit(tmp_path)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(WriteError, match=r"ckpt-12 must be written whole.*too large"):
+            fit(Checkpoints(tmp_path, resume=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+    resumed, _ = fit(Checkpoints(tmp_path, resume=True))
+    assert_same(resumed, fit()[0])
+
+
+def test_a_killed_script_goes_on_to_the_same_weights(tmp_path):
+    """Under tfdist launch; tests/faults has what tfdist train makes of it, on every strategy."""
+    launch = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
+    script = (sys.executable, str(Path(__file__).with_name("killed_fit.py")))
+    options = json.dumps({"stall_timeout_s": 20})
 
     def run(mode):
         return subprocess.run(
-            [*program, name, json.dumps(options), str(tmp_path), mode],
+            [sys.executable, *launch, *script, "horovod", options, str(tmp_path), mode],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

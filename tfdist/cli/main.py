@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
 
 import click
 
 from tfdist import __version__
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, cannot_write
 
 EXIT_USER_ERROR = 2
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # verb -> (module, one line for --help): the listing needs no import of the verbs.
 _VERBS = {
@@ -59,8 +65,10 @@ def tfdist() -> None:
 
 def main() -> None:
     """Runs the command; a user's mistake is one line on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, _leave)
     try:
         code = tfdist.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         _complain(error.format_message())
         code = EXIT_USER_ERROR
@@ -69,8 +77,24 @@ def main() -> None:
         code = EXIT_USER_ERROR
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
-        code = 130
+        code = _EXIT_INTERRUPTED
+    except SystemExit as ended:
+        if ended.code == _EXIT_TERMINATED:
+            _complain("ended by SIGTERM")
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        # Nothing with a name: what could not be written to is our own output.
+        _complain(str(cannot_write("standard output", error)))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_USER_ERROR
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """Turns SIGTERM into SystemExit, so that every ``finally`` runs."""
+    sys.exit(128 + number)
 
 
 def _complain(text: str) -> None:

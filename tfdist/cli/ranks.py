@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from tfdist.strategies import REGISTRY, parse_options
 from tfdist.topology import Topology
 
 _USER_ERROR = 2
+_ENGINE_ERROR = 1
+# The end of one rank ends all others, who may be about to tell the cause.
+_OTHERS_FIRST_S = 1.0
 
 model_option = click.option(
     "--model",
@@ -179,13 +183,16 @@ def run(
         on_restart: called with the number of a restart and the reason for it.
 
     Raises:
-        TfdistError: a rank met a mistake of the user's; the message is the rank's.
+        TfdistError: a rank met a mistake of the user's, which no restart mends; the message is the
+            rank's.
         click.exceptions.Exit: a rank failed otherwise; its last lines have been shown.
     """
     mistakes: dict[int, str] = {}
+    # What ranks say that were left alone by another, which tells the cause if it can.
+    left_alone: dict[int, str] = {}
 
     def make_job(attempt: int) -> supervisor.Job:
-        again = {"resume": True, "attempt": attempt} if attempt else {}
+        again = {"resume": True} if attempt else {}
         job = where.job([sys.executable, "-m", module, json.dumps(config | again)])
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -194,28 +201,50 @@ def run(
     def take(rank: int, event: dict) -> None:
         if event["event"] == "mistake":
             mistakes[rank] = event["text"]
+        elif event["event"] == "left alone":
+            left_alone[rank] = event["text"]
         else:
             on_event(rank, event)
 
+    def tell() -> None:
+        """Tells what the ranks of the last attempt have said of its failure."""
+        if mistakes:
+            raise TfdistError(mistakes[min(mistakes)])
+        for rank, text in sorted(left_alone.items()):
+            show(rank, "stderr", f"tfdist: {text}")
+
     def restarted(number: int, reason: str) -> None:
+        if mistakes:
+            raise TfdistError(mistakes[min(mistakes)])
+        for rank, text in left_alone.items():
+            if reason.startswith(f"rank {rank} ended"):  # The text says why.
+                reason = text
+        left_alone.clear()
         announce_restart(number, max_restarts, reason)
         on_restart(number, reason)
 
     num_ranks = where.place.world_size if where.place else make_job(0).world_size
 
     def print_line(rank: int | None, stream: str, text: str) -> None:
-        if not mistakes:
-            show(rank if num_ranks > 1 else None, stream, text)
+        if mistakes:
+            return
+        if num_ranks > 1:
+            show(rank, stream, text)
+        else:  # A prefix would tell nothing, and its output is the command's own.
+            click.echo(text, err=stream == "stderr")
 
-    outcome = restarts.run(
-        make_job,
-        max_restarts=max_restarts,
-        on_restart=restarted,
-        on_line=print_line,
-        on_event=take,
-    )
-    if mistakes:
-        raise TfdistError(mistakes[min(mistakes)])
+    try:
+        outcome = restarts.run(
+            make_job,
+            max_restarts=max_restarts,
+            on_restart=restarted,
+            on_line=print_line,
+            on_event=take,
+        )
+    except LaunchError:
+        tell()
+        raise
+    tell()
     if outcome.exit_code != 0:
         complain(outcome)
         raise click.exceptions.Exit(outcome.exit_code)
@@ -226,9 +255,12 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
     try:
         body(json.loads(sys.argv[1]))
     except TfdistError as error:
-        if isinstance(error, LaunchError):  # The cause is another rank's, which tells it itself.
-            print(f"tfdist: {error}", file=sys.stderr, flush=True)
-            sys.exit(1)
-        events.emit({"event": "mistake", "text": str(error)[:3000]})
+        # The cause of a LaunchError is another rank's, which tells it itself if it can.
+        is_left = isinstance(error, LaunchError)
+        kind = "left alone" if is_left else "mistake"
+        events.emit({"event": kind, "text": str(error)[:3000]})
         sys.stdout.flush()
-        os._exit(_USER_ERROR)  # At once: other ranks may never come to a common end.
+        if is_left:
+            time.sleep(_OTHERS_FIRST_S)
+        # Without a farewell: other ranks may never come to a common end.
+        os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)

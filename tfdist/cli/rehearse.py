@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import time
@@ -17,17 +18,18 @@ from tfdist.cli.console import stdout
 from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
 from tfdist.cli.train import shown, training_config
-from tfdist.errors import OptionError
+from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.strategies import strategy_class
 
 TOLERANCE = 1e-6
-_FAULT = re.compile(r"rank=(\d+),step=([1-9]\d*)")
+_KEYS = ("rank", "step")
 
 _EPILOG = """\b
 Examples:
   tfdist rehearse --model examples/digits.py:model_fn --data data/digits --strategy horovod
       --workers 2 --kill rank=1,step=20
   tfdist rehearse ... --strategy multi_worker --workers 2 --stop rank=0,step=15 --stall-timeout 10
+  tfdist rehearse ... --strategy single --kill rank=0,step=5 --kill rank=0,step=30
 """
 
 
@@ -40,7 +42,7 @@ Examples:
     "kills",
     multiple=True,
     metavar="rank=R,step=S",
-    help="SIGKILL rank R after its step S, counted from 1 over all epochs; several may be given.",
+    help="SIGKILL rank R after step S, counted from 1 over all epochs; several may be given.",
 )
 @click.option(
     "--stop",
@@ -66,6 +68,7 @@ Examples:
     help="Steps between checkpoints: what a fault can cost.",
 )
 @seed_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
     where: Where,
     model: str,
@@ -76,11 +79,13 @@ def command(
     global_batch_size: int,
     checkpoint_every: int,
     seed: int,
+    as_json: bool,
 ) -> int:
     """Trains your model twice, unbroken and with the faults, and compares the weights.
 
-    The broken training is started again from its last checkpoint, as --max-restarts does. Exit code
-    0 when it ends with the weights of the unbroken one, 1 when it does not. Nothing is kept.
+    The broken training is started again from its last checkpoint, as --max-restarts does, once for
+    each fault. Exit code 0 when it ends with the weights of the unbroken one, 1 when it does not.
+    Nothing is kept.
     """
     model_path.check(model)
     if where.strategy != "auto" and strategy_class(where.strategy).is_asynchronous:
@@ -99,8 +104,8 @@ def command(
         *(_fault(text, "SIGKILL", "--kill") for text in kills),
         *(_fault(text, "SIGSTOP", "--stop") for text in stops),
     ]
-    if not faults:
-        raise OptionError("a rehearsal needs a fault", mend="Give --kill rank=1,step=20")
+    faults.sort(key=lambda fault: fault["step"])
+    _check_ranks(faults, where)
     with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
         unbroken, broken = (
             training_config(
@@ -113,56 +118,148 @@ def command(
                 checkpoint_every=checkpoint_every,
                 keep=3,
                 seed=seed,
-                faults=given,
+                faults=list(faults),
+                strike=name == "broken",
             )
-            for name, given in (("unbroken", []), ("broken", faults))
+            for name in ("unbroken", "broken")
         )
-        click.echo("unbroken")
-        _train(unbroken, where, Story())
-        click.echo("with faults")
-        story = Story()
-        _train(broken, where, story, max_restarts=len(faults))
-        difference = _largest_difference(
-            RunFolder(unbroken["output"]).model, RunFolder(broken["output"]).model
+        story = Story(broken["faults"])
+        _train(unbroken, where, Story([]), "" if as_json else "unbroken")
+        try:
+            _train(broken, where, story, "" if as_json else "with faults", len(faults))
+        except (LaunchError, click.exceptions.Exit) as error:
+            difference = None
+            if isinstance(error, LaunchError):
+                click.echo(f"tfdist: {error}", err=True)
+        else:
+            difference = _largest_difference(
+                RunFolder(unbroken["output"]).model, RunFolder(broken["output"]).model
+            )
+    verdict = story.verdict(where.strategy, difference)
+    if as_json:
+        click.echo(json.dumps(verdict, indent=2))
+    else:
+        _print_verdict(verdict)
+    return 0 if verdict["survived"] else 1
+
+
+def _fault(text: str, signal_name: str, option: str) -> dict[str, Any]:
+    parts = [part.partition("=") for part in text.split(",")]
+    for key, _, _ in parts:
+        if key not in _KEYS:
+            raise unknown_choice(f"part of {option}", key, _KEYS)
+    given = {key: value for key, _, value in parts}
+    numbers = all(re.fullmatch(r"\d+", given.get(key, ""), re.ASCII) for key in _KEYS)
+    if len(parts) != len(_KEYS) or not numbers or int(given["step"]) == 0:
+        raise OptionError(
+            f"{option} names a rank, and a step counted from 1",
+            received=repr(text),
+            mend=f"Write {option} rank=1,step=20",
         )
-    return _print_verdict(where.strategy, faults, story, difference)
+    return {"rank": int(given["rank"]), "step": int(given["step"]), "signal": signal_name}
+
+
+def _check_ranks(faults: list[dict[str, Any]], where: Where) -> None:
+    if not faults:
+        raise OptionError("a rehearsal needs a fault", mend="Give --kill rank=1,step=20")
+    num_ranks = where.job([]).world_size
+    for fault in faults:
+        if fault["rank"] >= num_ranks:
+            ranks_known = "rank 0" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
+            raise OptionError(
+                f"a fault strikes one of {ranks_known} of strategy '{where.strategy}'",
+                received=f"rank={fault['rank']}",
+                mend="Choose one of these, or more --workers where the strategy has them",
+            )
+
+
+@dataclass
+class Blow:
+    """A fault that struck, and what came of it.
+
+    Attributes:
+        fault: rank, step and signal.
+        struck_at: when, in seconds of the monotonic clock.
+        reason: why the training was started again; None when it was not.
+        ended_s: seconds from the fault until it was noticed and all processes were ended.
+        going_on_s: seconds from the fault until the next step was done.
+    """
+
+    fault: dict[str, Any]
+    struck_at: float
+    reason: str | None = None
+    ended_s: float | None = None
+    going_on_s: float | None = None
 
 
 @dataclass
 class Story:
-    """What happened in a training, in seconds since the epoch.
+    """What happens in a training.
 
     Attributes:
-        fault_at: when the last fault struck; None when none did.
-        noticed_at: when all processes had been ended for it.
-        going_on_at: when the first step after it was done.
-        reasons: why it was started again, each time.
+        to_come: the faults that have not struck yet. A restarted training gets these.
+        blows: those that have, in their order.
     """
 
-    fault_at: float | None = None
-    noticed_at: float | None = None
-    going_on_at: float | None = None
-    reasons: list[str] = field(default_factory=list)
+    to_come: list[dict[str, Any]]
+    blows: list[Blow] = field(default_factory=list)
 
     def take(self, rank: int, event: dict) -> None:
+        now = time.monotonic()
         if event["event"] == "fault":
-            self.fault_at = event["at"]
-        elif event["event"] == "step" and self.noticed_at and not self.going_on_at:
-            self.going_on_at = time.time()
+            self.to_come.remove(event["fault"])
+            self.blows.append(Blow(event["fault"], now))
+        elif event["event"] == "step":
+            for blow in self.blows:
+                if blow.ended_s is not None and blow.going_on_s is None:
+                    blow.going_on_s = now - blow.struck_at
 
     def restarted(self, number: int, reason: str) -> None:
-        self.noticed_at = time.time()
-        self.going_on_at = None
-        self.reasons.append(reason)
+        for blow in self.blows:
+            if blow.ended_s is None:
+                blow.ended_s = time.monotonic() - blow.struck_at
+                blow.reason = reason
+
+    def verdict(self, strategy: str, difference: float | None) -> dict[str, Any]:
+        """Returns what is printed: JSON-able.
+
+        Args:
+            difference: the largest one between two weights; None when the training did not end.
+        """
+        return {
+            "strategy": strategy,
+            "faults": [
+                {
+                    **blow.fault,
+                    "reason": blow.reason,
+                    "ended_s": _rounded(blow.ended_s),
+                    "going_on_s": _rounded(blow.going_on_s),
+                }
+                for blow in self.blows
+            ],
+            "did_not_strike": self.to_come,
+            "largest_difference": difference,
+            "survived": difference is not None and difference <= TOLERANCE and not self.to_come,
+        }
 
 
-def _train(config: dict[str, Any], where: Where, story: Story, max_restarts: int = 0) -> None:
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
+
+
+def _train(
+    config: dict[str, Any], where: Where, story: Story, title: str, max_restarts: int = 0
+) -> None:
+    """Trains; shows it below ``title``, or not at all."""
     RunFolder(config["output"]).open(config, resume=False, overwrite=False)
+    if title:
+        click.echo(title)
     with shown(config["epochs"]) as show:
 
         def on_event(rank: int, event: dict) -> None:
             story.take(rank, event)
-            show(rank, event)
+            if title:
+                show(rank, event)
 
         ranks.run(
             "tfdist.cli.train_rank",
@@ -174,17 +271,6 @@ def _train(config: dict[str, Any], where: Where, story: Story, max_restarts: int
         )
 
 
-def _fault(text: str, signal_name: str, option: str) -> dict[str, Any]:
-    found = _FAULT.fullmatch(text)
-    if found is None:
-        raise OptionError(
-            f"{option} names a rank and one of its steps, counted from 1",
-            received=repr(text),
-            mend=f"Write {option} rank=1,step=20",
-        )
-    return {"rank": int(found[1]), "step": int(found[2]), "signal": signal_name}
-
-
 def _largest_difference(a: Path, b: Path) -> float:
     """Returns the largest difference between the weights of two Keras files."""
     import h5py
@@ -194,7 +280,8 @@ def _largest_difference(a: Path, b: Path) -> float:
         found = {}
 
         def keep(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and "optimizer" not in name:
+            # A metric holds what its own process has seen last.
+            if isinstance(item, h5py.Dataset) and not name.startswith(("optimizer", "metrics")):
                 found[name] = np.asarray(item[()], np.float64)
 
         with (
@@ -209,26 +296,32 @@ def _largest_difference(a: Path, b: Path) -> float:
     return float(max(np.max(np.abs(ours[name] - theirs[name]), initial=0.0) for name in ours))
 
 
-def _print_verdict(strategy: str, faults: list[dict], story: Story, difference: float) -> int:
+def _print_verdict(verdict: dict[str, Any]) -> None:
     from rich.table import Table
 
+    table = Table("fault", "noticed by", "all ended after", "went on after")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for blow in verdict["faults"]:
+        seconds = (blow["ended_s"], blow["going_on_s"])
+        shown_seconds = ("" if each is None else f"{each:.1f} s" for each in seconds)
+        table.add_row(_named(blow), blow["reason"] or "", *shown_seconds)
+    for fault in verdict["did_not_strike"]:
+        table.add_row(_named(fault), "it did not strike", "", "")
     console = stdout()
-    if story.fault_at is None:
-        console.print("no fault struck: the training has fewer steps, or no such rank")
-        return 1
-    table = Table("what happened", "")
-    for fault, reason in zip(faults, [*story.reasons, *[""] * len(faults)], strict=False):
-        name = f"{fault['signal']} of rank {fault['rank']} after its step {fault['step']}"
-        table.add_row(name, reason)
-    if story.noticed_at is not None:
-        table.add_row("all processes ended", f"{story.noticed_at - story.fault_at:.1f} s after it")
-    if story.going_on_at is not None:
-        table.add_row("training went on", f"{story.going_on_at - story.fault_at:.1f} s after it")
-    table.add_row("weights differ from the unbroken training's by", f"{difference:.1e}")
     console.print(table)
-    survived = difference <= TOLERANCE
+    difference, strategy = verdict["largest_difference"], verdict["strategy"]
+    if difference is None:
+        console.print(f"{strategy} does NOT survive this: the training did not end")
+        return
+    console.print(f"weights differ from the unbroken training's by {difference:.1e}")
+    survived = verdict["survived"]
     console.print(
-        f"{strategy} {'survives this' if survived else 'does NOT survive this'}: the weights are "
-        f"{'those' if survived else 'not those'} of the unbroken training"
+        f"{strategy} {'survives this' if survived else 'does NOT survive this'}: "
+        + ("all weights are" if difference <= TOLERANCE else "not all weights are")
+        + " those of the unbroken training"
     )
-    return 0 if survived else 1
+
+
+def _named(fault: dict[str, Any]) -> str:
+    return f"{fault['signal']} of rank {fault['rank']} after step {fault['step']}"

@@ -7,10 +7,12 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import DataError, OptionError, WriteError, cannot_write
+from tfdist.training import checkpoint_files
 
 # What a resumed training must share with the one it goes on from.
 _SAME_ON_RESUME = ("model", "data", "global_batch_size", "seed")
@@ -20,7 +22,7 @@ class RunFolder:
     """One training's folder.
 
     Files: config.json, history.csv (a row per epoch), metrics.json, curves.png, model.keras, and
-    checkpoints/. Each is written under a temporary name and renamed.
+    checkpoints/. Each is written under a temporary name, ".NAME-...", and renamed.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -50,6 +52,7 @@ class RunFolder:
                 shutil.rmtree(self.path)
             elif resume:
                 self._check_same(config)
+                self.remove_unfinished()
             else:
                 raise OptionError(
                     "--output must be a new folder",
@@ -62,15 +65,34 @@ class RunFolder:
             raise OptionError(
                 "--output must be a folder that can be made", received=error
             ) from None
-        write_json(self.config, config)
+        try:
+            write_json(self.config, config)
+        except WriteError:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # When it is new, and so empty.
+            raise
+
+    def remove_unfinished(self) -> None:
+        """Removes what killed processes have left half-written; they have all ended."""
+        for path in (self.config, self.history, self.metrics, self.curves, self.model):
+            for left in self.path.glob(f".{path.name}-*"):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
+        checkpoint_files.remove_unfinished(self.checkpoints)
 
     def discard_if_untrained(self) -> None:
         """Removes the folder of a training that ended before it had anything to keep."""
-        if not self.history.exists() and not self.checkpoints.exists():
+        is_empty = not self.checkpoints.is_dir() or not any(self.checkpoints.iterdir())
+        if not self.history.exists() and is_empty:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        before = json.loads(self.config.read_text())
+        try:
+            before = json.loads(self.config.read_text())
+        except ValueError as error:
+            raise _damaged(self.config, error) from None
         changed = [key for key in _SAME_ON_RESUME if before.get(key) != config.get(key)]
         if changed:
             raise OptionError(
@@ -84,11 +106,22 @@ def read_history(path: Path) -> list[dict[str, float]]:
     """Returns the rows of a history.csv, none when there is no such file."""
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        return [
-            {key: _number(key, value) for key, value in row.items() if value not in ("", None)}
-            for row in csv.DictReader(file)
-        ]
+    try:
+        with path.open(newline="") as file:
+            return [
+                {key: _number(key, value) for key, value in row.items() if value not in ("", None)}
+                for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} must be as tfdist train wrote it",
+        received=error,
+        mend="Restore it, or train anew with --overwrite",
+    )
 
 
 def _number(column: str, text: str) -> float:
@@ -109,11 +142,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path):
-    """Yields a temporary path beside ``path`` that takes its place when all went well."""
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside ``path`` that takes its place when all went well.
+
+    Raises:
+        WriteError: it cannot be written, as on a full disk.
+    """
+    # The suffix stays last: some writers choose their format by it.
+    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from tfdist.cli.ranks import (
     where_options,
 )
 from tfdist.cli.run_folder import RunFolder, read_history
-from tfdist.errors import DataError, OptionError, TfdistError
+from tfdist.errors import DataError, OptionError
 
 _EPILOG = """\b
 Examples:
@@ -120,9 +120,11 @@ def command(
     try:
         with shown(epochs) as on_event:
             ranks.run(_RANK, config, where, on_event, max_restarts=max_restarts)
-    except (TfdistError, click.exceptions.Exit, KeyboardInterrupt, SystemExit):
+    except BaseException:
+        folder.remove_unfinished()
         folder.discard_if_untrained()
         raise
+    folder.remove_unfinished()  # An attempt before the last one may have been killed.
     _print_results(folder, resumed_from=len(done))
 
 

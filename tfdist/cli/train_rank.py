@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +14,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import RunFolder, read_history, write_history, write_json
+from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.topology import current
 
@@ -28,6 +31,8 @@ class _Report(tf.keras.callbacks.Callback):
         self._records = records
         self._steps = steps
         self._told_at = 0.0
+        self._epoch = 0
+        self._has_tested = False
         self.rows = read_history(folder.history) if is_chief else []
         self.new_rows: list[dict[str, float]] = []
 
@@ -41,6 +46,11 @@ class _Report(tf.keras.callbacks.Callback):
         self._trained_at = time.perf_counter()
         self._batches = batch + 1
         self._tell(batch + 1)
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        # The first one traces.
+        emit({"event": "step", "epoch": self._epoch, "step": None, "long": not self._has_tested})
+        self._has_tested = True
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._tell(None)
@@ -67,36 +77,57 @@ class _Report(tf.keras.callbacks.Callback):
             emit({"event": "step", "epoch": self._epoch, "step": step})
 
 
-class _Fault(tf.keras.callbacks.Callback):
-    """Sends this process a signal after a step: what ``tfdist rehearse`` is about."""
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Encloses the writing of a file: that may take longer than a step."""
+    emit({"event": "writing", "long": True})
+    yield
+    emit({"event": "written"})
 
-    def __init__(self, step: int, signal_name: str):
+
+class _Faults(tf.keras.callbacks.Callback):
+    """Sends this process a signal after a step: what ``tfdist rehearse`` is about.
+
+    Args:
+        faults: of this rank, each with a "step", counted from 1 over all epochs, and a "signal".
+        checkpoints: knows where a resumed training has begun.
+        steps_per_epoch: as callbacks are told of them.
+    """
+
+    def __init__(
+        self, faults: list[dict[str, Any]], checkpoints: tfdist.Checkpoints, steps_per_epoch: int
+    ):
         super().__init__()
-        self._steps_left = step
-        self._signal = signal.Signals[signal_name]
+        self._faults = faults
+        self._checkpoints = checkpoints
+        self._steps_per_epoch = steps_per_epoch
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        begun = self._checkpoints.start.position
+        resumed = begun.step if epoch == begun.epoch else 0
+        self._steps_before = epoch * self._steps_per_epoch + resumed
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._steps_left -= 1
-        if self._steps_left == 0:
-            emit({"event": "fault", "at": time.time()})
-            os.kill(os.getpid(), self._signal)
+        for fault in self._faults:
+            if fault["step"] <= self._steps_before + batch + 1:
+                emit({"event": "fault", "fault": fault})
+                os.kill(os.getpid(), signal.Signals[fault["signal"]])
 
 
-def _faults(config: dict[str, Any], rank: int) -> list[_Fault]:
-    """Returns the faults of this rank; a training that was started again has none."""
-    if config.get("attempt"):
-        return []
-    return [
-        _Fault(fault["step"], fault["signal"])
-        for fault in config.get("faults", ())
-        if fault["rank"] == rank
-    ]
+def _check_faults(faults: list[dict[str, Any]], steps: int) -> None:
+    for fault in faults:
+        if fault["step"] > steps:
+            raise OptionError(
+                f"a fault strikes after one of the {steps} steps of the training",
+                received=f"rank={fault['rank']},step={fault['step']}",
+                mend=f"Choose a step of at most {steps}, or more epochs",
+            )
 
 
 def train(config: dict[str, Any]) -> None:
     folder = RunFolder(config["output"])
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
-        emit({"event": "ready"})
+        emit({"event": "ready", "long": True})
         tf.keras.utils.set_random_seed(config["seed"])
         model = strategy.build(model_path.load(config["model"]))
 
@@ -118,21 +149,31 @@ def train(config: dict[str, Any]) -> None:
             keep=config["keep"],
             resume=config["resume"],
         )
-        emit({"event": "data", "steps": feed.callback_steps, "replicas": strategy.num_replicas})
+        checkpoints.writing = _writing
+        callbacks = [report, checkpoints]
+        if "faults" in config:
+            _check_faults(config["faults"], feed.callback_steps * config["epochs"])
+            own = [f for f in config["faults"] if f["rank"] == strategy.topology.rank]
+            if config["strike"]:
+                callbacks.append(_Faults(own, checkpoints, feed.callback_steps))
+        emit({"event": "data", "steps": feed.callback_steps, "long": True})
         model.fit(
             feed,
             epochs=config["epochs"],
             validation_data=validation,
-            callbacks=[report, checkpoints, *_faults(config, strategy.topology.rank)],
+            callbacks=callbacks,
             verbose=0,
         )
         test = None
         if "test" in config["splits"]:
-            test = model.evaluate(dataset("test", False), verbose=0, return_dict=True)
-        strategy.save(model, folder.model)
+            data = dataset("test", False)
+            test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
+        with _writing():
+            strategy.save(model, folder.model)
         if is_chief:
             summary = _summary(config, strategy, model.metrics_names, report, test)
             write_json(folder.metrics, summary)
+    emit({"event": "done", "long": True})  # Engines take seconds to part.
 
 
 def _summary(

@@ -20,7 +20,8 @@ def emit(event: dict) -> None:
 
     Args:
         event: JSON-able, with a string "event" that names it, such as
-            ``{"event": "progress", "epoch": 0, "step": 12}``. At most 4 kB.
+            ``{"event": "progress", "epoch": 0, "step": 12}``. At most 4 kB. With ``"long": True``
+            the silence after it may be longer: see ``Job.stall_timeout_s``.
     """
     if os.environ.get(VARIABLE) != "1":
         return

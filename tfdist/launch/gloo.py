@@ -34,12 +34,13 @@ def job(
     env[events.VARIABLE] = "1"
     listed = ",".join(f"{host.name}:{host.slots}" for host in places)
     local = all(place.is_local for place in places)
+    program = [sys.executable, "-m", "tfdist.launch.gloo_here"] if local else [horovodrun]
     loopback = ["--network-interfaces", "lo"] if local else []
     timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     return Job(
         command=[
-            *(horovodrun, "--gloo", "-np", str(workers), "-H", listed),
+            *(*program, "--gloo", "-np", str(workers), "-H", listed),
             *(*loopback, *timeout, *rank),
         ],
         env=env,

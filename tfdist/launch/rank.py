@@ -26,7 +26,8 @@ def main() -> None:
     split = sys.argv.index("--")
     options, command = sys.argv[1:split], sys.argv[split + 1 :]
     linux.die_with_parent(signal.SIGTERM)
-    events.emit({"event": "started"})
+    where = {"host": os.uname().nodename, "pid": os.getpid()}
+    events.emit({"event": "started", **where, "long": True})
     guard = Guard(command, lifeline=None, orphan_signal=signal.SIGKILL)
     code = guard.watch()
     sys.exit(0 if code > _KILLED and _may_be_lost(options) else code)

@@ -24,6 +24,7 @@ from tfdist.launch.guard import TERM_GRACE_S
 from tfdist.launch.streams import Line, LineSorter
 from tfdist.launch.verdict import VERDICTS
 
+_LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun"}
 _LAST_LINES = 20
 _TICK_S = 0.2
 # After its grace the guard only kills; a guard that takes longer than this is ended itself.
@@ -41,7 +42,9 @@ class Job:
         tags: how the output names its rank: "mpi", "gloo", or "none" for a single process.
         first_rank: the lowest rank; above 0 for a single process among others of another launcher.
         start_timeout_s: seconds until every rank must have shown a sign of life.
-        stall_timeout_s: longest silence between two events of the job; None for no limit.
+        stall_timeout_s: longest silence between two events of the job; None for no limit. After an
+            event that says so (``"long": True``: imports, the first step, the writing of a
+            checkpoint) ``start_timeout_s`` is added.
     """
 
     command: list[str]
@@ -108,6 +111,9 @@ class _Watch:
         self._started_at = time.monotonic()
         self._alive: set[int] = set()
         self._heard_at: dict[int, float] = {}
+        self._last_event: dict[int, dict] = {}
+        self._last_step: dict[int, dict] = {}
+        self._started: dict[int, dict] = {}
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -136,7 +142,7 @@ class _Watch:
         if failure is None and self._job.tags == "none":
             return self._failed(self._job.first_rank, exit_code)
         if failure is None:
-            name = os.path.basename(self._job.command[0])
+            name = _LAUNCHERS.get(self._job.tags, os.path.basename(self._job.command[0]))
             lines = list(self._last.get(None, ()))
             return Outcome(exit_code, None, lines, f"{name} ended with {_ending(exit_code)}")
         return self._failed(failure.rank, failure.exit_code or exit_code)
@@ -165,6 +171,11 @@ class _Watch:
                 self._heard_at.pop(rank, None)
             else:
                 self._heard_at[rank] = time.monotonic()
+            self._last_event[rank] = event
+            if "step" in event:
+                self._last_step[rank] = event
+            if event["event"] == "started":
+                self._started[rank] = event
             self._on_event(rank, event)
 
     def _remember(self, rank: int | None, line: str) -> None:
@@ -181,18 +192,58 @@ class _Watch:
                 + _quoted(self._last.get(None)),
                 mend="Check that the hosts can be reached, or raise --start-timeout",
             )
-        limit = self._job.stall_timeout_s
-        if limit is not None and self._heard_at and now - max(self._heard_at.values()) > limit:
-            oldest = min(self._heard_at.values())
-            # Ranks work in step: those that fell silent first hold the others up.
-            first = sorted(r for r, at in self._heard_at.items() if at - oldest < 2 * _TICK_S)
-            raise LaunchError(
-                f"a running job must report progress at least every {limit:g} s",
-                received=f"silence, first of {_ranks(first)}, {now - oldest:.0f} s ago"
-                + _quoted(self._last.get(first[0])),
-                mend="Look for a rank that waits for data or for another rank, "
-                "or raise the stall timeout",
-            )
+        if self._job.stall_timeout_s is not None and self._heard_at:
+            limits = {rank: self._patience(rank) for rank in self._heard_at}
+            if all(now - at > limits[rank] for rank, at in self._heard_at.items()):
+                raise self._stalled(now, min(limits.values()))
+
+    def _patience(self, rank: int) -> float:
+        """Returns how long a rank may be silent after its last event, in seconds."""
+        more = self._job.start_timeout_s if self._last_event[rank].get("long") else 0.0
+        return self._job.stall_timeout_s + more
+
+    def _stalled(self, now: float, limit: float) -> LaunchError:
+        oldest = min(self._heard_at.values())
+        stopped = self._stopped()
+        # Ranks work in step: those that fell silent first hold the others up.
+        first = stopped or sorted(
+            rank for rank, at in self._heard_at.items() if at - oldest < 2 * _TICK_S
+        )
+        silence = "silence" if stopped else "silence, first"
+        return LaunchError(
+            f"a running job must report progress at least every {limit:g} s",
+            received=f"{silence} of {_ranks(first)}, {now - oldest:.0f} s ago: "
+            + self._place(first[0])
+            + (", and is stopped (SIGSTOP)" if stopped else "")
+            + _quoted(self._last.get(first[0])),
+            mend="Look for a rank that waits for data or for another rank, "
+            "or raise the stall timeout",
+        )
+
+    def _place(self, rank: int) -> str:
+        """Returns where a rank was last heard of: host, epoch and step, and its last event."""
+        host = self._started.get(rank, {}).get("host")
+        place = f"rank {rank}{f' on {host}' if host else ''} was last heard of"
+        if event := self._last_step.get(rank):
+            step = "validation" if event["step"] is None else f"step {event['step']}"
+            epoch = f"epoch {event['epoch'] + 1}, " if "epoch" in event else ""
+            place += f" in {epoch}{step}"
+        return f"{place} ({self._last_event[rank]['event']})"
+
+    def _stopped(self) -> list[int]:
+        """Returns the ranks of this host one of whose processes is stopped."""
+        import psutil  # here, because few jobs stall
+
+        found = []
+        for rank, started in sorted(self._started.items()):
+            if started.get("host") != os.uname().nodename:
+                continue
+            with contextlib.suppress(psutil.Error):
+                own = psutil.Process(started["pid"])
+                states = [process.status() for process in own.children(recursive=True)]
+                if psutil.STATUS_STOPPED in states:
+                    found.append(rank)
+        return found
 
 
 def _ranks(ranks: list[int]) -> str:

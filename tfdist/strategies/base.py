@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import ModelError, OptionError, cannot_write
 from tfdist.topology import Topology
 
 if TYPE_CHECKING:
@@ -193,15 +192,24 @@ def check_folder(path: str | os.PathLike) -> None:
 
 
 def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
-    """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it."""
+    """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it.
+
+    Raises:
+        WriteError: it cannot be written, as on a full disk; what stood there before still does.
+    """
+    import tensorflow as tf
+
     target = Path(path)
     check_folder(target)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
-        written = Path(folder) / target.name
-        model.save(written)
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(written, target)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+            written = Path(folder) / target.name
+            model.save(written)
+            if target.is_dir():  # No folder takes the place of another: the old one steps aside.
+                os.replace(target, Path(folder) / "before")
+            os.replace(written, target)
+    except (OSError, tf.errors.OpError) as error:
+        raise cannot_write(target, error) from error
 
 
 def make_feed(

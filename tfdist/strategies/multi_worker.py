@@ -20,12 +20,12 @@ def check_place(place: Topology) -> None:
     """Refuses a place whose workers do not know each other; warns where srun was forgotten.
 
     Raises:
-        OptionError: a parameter server, or one of several ranks without addresses.
+        OptionError: a cluster with parameter servers, or one of several ranks without addresses.
     """
-    if place.role == "ps":
+    if "ps" in place.roles:
         raise OptionError(
             "strategy 'multi_worker' has workers only",
-            received="a TF_CONFIG whose task is a parameter server",
+            received="a TF_CONFIG with parameter servers",
             mend="Leave ps out of the cluster in TF_CONFIG",
         )
     if place.world_size > 1 and not place.addresses:

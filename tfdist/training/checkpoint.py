@@ -6,15 +6,18 @@ read without unpickling anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError
+from tfdist.errors import CheckpointError, OptionError, cannot_write
+from tfdist.training import checkpoint_files
 from tfdist.training.collective import Collective
 
 # TensorFlow's reader raises plain Python errors for a file that is cut short.
@@ -34,13 +37,24 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     Give it to ``model.fit(callbacks=[...])`` of a model from ``strategy.build``. With
     ``resume=True`` the fit starts where the last checkpoint was written, in the middle of an epoch
-    too, and reaches the weights that an unbroken fit would have reached.
+    too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
+    named, and the one before it is taken.
 
     Args:
         directory: folder of the checkpoints; made when missing.
         every_steps: also write after this many steps within an epoch; each epoch's end always is.
         keep: the last so many are kept.
         resume: go on from the last checkpoint, if there is one.
+
+    Attributes:
+        directory, resume: as given.
+        start: where the fit has begun, once it has.
+        writing: returns a context that encloses the writing of a checkpoint; an empty one unless
+            replaced.
+
+    Raises:
+        CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
+        WriteError: in the fit, when a checkpoint cannot be written, as on a full disk.
     """
 
     def __init__(
@@ -58,6 +72,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise OptionError("keep must be at least 1", received=keep)
         self.directory = Path(directory)
         self.resume = resume
+        self.start = Start()
+        self.writing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._every_steps = every_steps
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
@@ -73,50 +89,55 @@ class Checkpoints(tf.keras.callbacks.Callback):
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
         self._collective = collective
-        self._start = Start()
+        self.start = Start()
         self._state = _State(data)
         checkpoint = tf.train.Checkpoint(
             model=model, state=self._state.trackable(), **collective.saving.beside(model)
-        )
-        self._manager = tf.train.CheckpointManager(
-            checkpoint, str(self.directory), max_to_keep=self._keep
         )
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018
         problem = None
         if collective.is_chief:
+            checkpoint_files.remove_unfinished(self.directory)
             try:
-                self._start = self._restore(checkpoint, data)
+                self.start = self._restore(checkpoint, data)
             except CheckpointError as error:
                 problem = error
-        problem, self._start = collective.gather((problem, self._start))[0]
+        problem, self.start = collective.gather((problem, self.start))[0]
         if problem is not None:
             raise problem
-        return self._start
+        self._manager = tf.train.CheckpointManager(
+            checkpoint,
+            str(self.directory),
+            max_to_keep=self._keep,
+            checkpoint_name=checkpoint_files.PREFIX,
+        )
+        return self.start
 
     def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:
-        paths = list(reversed(self._manager.checkpoints))
-        if not paths:
+        names = checkpoint_files.finished(self.directory)
+        if not names:
             return Start()
         if not self.resume:
             raise CheckpointError(
                 "a new fit needs a folder without checkpoints",
-                received=f"{self.directory} with {len(paths)} of them",
+                received=f"{self.directory} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
         damaged = []
-        for path in paths:
+        for name in reversed(names):
+            path = str(self.directory / name)
             try:
                 with self._collective.saving.restored():
                     _read(checkpoint, path)
             except _DAMAGED as error:
-                damaged.append(Path(path).name)
-                reason = str(error).splitlines()[0]
+                damaged.append(name)
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
                 continue
             return self._state.start(data, path)
         raise CheckpointError(
-            "resuming needs a checkpoint that can be read",
+            f"resuming needs a checkpoint in {self.directory} that can be read",
             received=f"damaged: {', '.join(damaged)}",
             mend=f"Remove {self.directory} and train from the start",
         )
@@ -125,8 +146,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
-        resumed = epoch == self._start.position.epoch
-        self._steps_before = self._start.position.step if resumed else 0
+        resumed = epoch == self.start.position.epoch
+        self._steps_before = self.start.position.step if resumed else 0
         self._last_saved_step = self._steps_before
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
@@ -148,11 +169,23 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return
         assert self._manager is not None, "bind() comes before the fit"
         self._state.assign(position, metric_state)
+        number = position.epoch * self._state.data.steps_per_epoch + position.step
+        try:
+            with self.writing():
+                self._write(number)
+        except (OSError, tf.errors.OpError) as error:
+            if self._collective.explain(error) is not None:
+                raise  # A rank was lost while all were reading the weights.
+            name = f"{checkpoint_files.PREFIX}-{number}"
+            if self._collective.is_chief:
+                checkpoint_files.remove_unfinished(self.directory, failed=name)
+            raise cannot_write(self.directory / name, error) from error
+
+    def _write(self, number: int) -> None:
         if not self._collective.is_chief:
             with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
                 self._manager.checkpoint.write(f"{folder}/checkpoint")
             return
-        number = position.epoch * self._state.data.steps_per_epoch + position.step
         with self._collective.saving.written():
             self._manager.save(checkpoint_number=number)
 

@@ -97,9 +97,12 @@ def _attempt(case: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    import tensorflow as tf
+
     from tfdist.strategies.mirrored import make_logical_cpus
 
     make_logical_cpus(4)  # Once for all cases: the largest number of stages.
+    tf.config.list_logical_devices()  # They are made by first use.
     chosen = sys.argv[2:] or models.CASES
     results = {}
     for case in chosen:

@@ -1,0 +1,250 @@
+"""What each strategy survives: real faults to real trainings, which then resume.
+
+Each fault strikes ``tfdist train`` from outside, in its second epoch. Measured are the seconds
+until the command has ended, with all its processes, and whether the resumed training reaches the
+weights of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.table import Table
+
+_MODEL = f"{Path(__file__).parent / 'programs' / 'slow_model.py'}:model_fn"
+_STALL_TIMEOUT_S = 10
+_REPEATS = 3
+# Past the checkpoint of the first epoch, whose writing has a longer deadline.
+_INTO_EPOCH_S = 0.5
+_TIMEOUT_S = 300
+_TOLERANCE = 1e-5
+# strategy -> options of tfdist train, and the rank that is struck.
+STRATEGIES: dict[str, tuple[tuple[str, ...], int]] = {
+    "single": ((), 0),
+    "mirrored": (("-o", "devices=2"), 0),
+    "horovod": (("--workers", "2"), 1),
+    "multi_worker": (("--workers", "2"), 1),
+}
+
+
+def run(quick: bool = False) -> list[dict]:
+    """Returns rows: strategy, fault, exit_code, seconds, said, weights_equal."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-survival-") as folder:
+        root = Path(folder)
+        shards = _write_shards(root / "shards")
+        rows = []
+        for name in ("single",) if quick else STRATEGIES:
+            unbroken = _Training(name, shards, root / f"{name}-unbroken")
+            assert unbroken.finish() == 0, unbroken.said()
+            for fault, strike in FAULTS.items():
+                if strike is _kill_last and unbroken.rank == 0:
+                    continue  # It is the first, too.
+                tries = [
+                    _measure(name, strike, shards, root / f"{name}-{fault}-{number}", unbroken)
+                    for number in range(1 if quick else _REPEATS)
+                ]
+                rows.append(_row(name, fault, tries))
+        return rows
+
+
+def table(rows: list[dict]) -> Table:
+    """Returns what the command prints of the rows."""
+    shown = Table(title="faults: what happens, and what is lost", title_justify="left")
+    for column in ("strategy", "fault", "exit code", "seconds", "weights equal", "said"):
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        equal = "yes" if row["weights_equal"] else "NO"
+        seconds = "on resume" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        cells = (row["strategy"], row["fault"], str(row["exit_code"]), seconds, equal, row["said"])
+        shown.add_row(*cells)
+    return shown
+
+
+@dataclass
+class _Try:
+    exit_code: int
+    seconds: float | None
+    said: str
+    difference: float
+
+
+class _Training:
+    """``tfdist train`` in one folder."""
+
+    def __init__(self, strategy: str, shards: Path, folder: Path):
+        options, self.rank = STRATEGIES[strategy]
+        self.shards, self.folder = shards, folder
+        self._error = folder.with_suffix(".stderr")
+        self._printed = folder.with_suffix(".stdout")
+        self._command = [
+            *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *options),
+            *("--model", _MODEL, "--data", str(shards), "--output", str(folder), "--resume"),
+            *("--epochs", "3", "--global-batch-size", "20", "--checkpoint-every", "3"),
+            *("--stall-timeout", str(_STALL_TIMEOUT_S)),
+        ]
+
+    def start(self) -> None:
+        with open(self._error, "w") as error, open(self._printed, "w") as printed:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=error,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+
+    def start_into_second_epoch(self) -> None:
+        self.start()
+        deadline = time.monotonic() + _TIMEOUT_S
+        while "epoch 1/" not in self._printed.read_text():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, "the first epoch does not end"
+            time.sleep(0.05)
+        time.sleep(_INTO_EPOCH_S)
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=_TIMEOUT_S)
+
+    def finish(self) -> int:
+        self.start()
+        return self.wait()
+
+    def said(self) -> str:
+        """The lines that tell the cause, without the last lines of a rank."""
+        lines = self._error.read_text() + self._printed.read_text()
+        return " ".join(line for line in lines.splitlines() if line.startswith("tfdist: "))
+
+    def rank_process(self, rank: int) -> psutil.Process:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            place = process.environ().get("OMPI_COMM_WORLD_RANK", "0")
+            if process.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"] and place == str(rank):
+                return process
+        raise AssertionError(f"no rank {rank}")
+
+    def weights(self) -> dict[str, np.ndarray]:
+        import h5py
+
+        found = {}
+        with (
+            zipfile.ZipFile(self.folder / "model.keras") as archive,
+            archive.open("model.weights.h5") as member,
+            h5py.File(member) as file,
+        ):
+            file.visititems(
+                lambda name, item: (
+                    found.update({name: np.asarray(item[()], np.float64)})
+                    if isinstance(item, h5py.Dataset)
+                    else None
+                )
+            )
+        return found
+
+
+# Faults ------------------------------------------------------------------------------------------
+# Each strikes a training in its second epoch, and returns what mends it before it is resumed.
+
+
+def _kill_first(training: _Training) -> None:
+    training.rank_process(0).kill()
+
+
+def _kill_last(training: _Training) -> None:
+    training.rank_process(training.rank).kill()
+
+
+def _stop(training: _Training) -> None:
+    training.rank_process(training.rank).suspend()
+
+
+def _damage_shard(training: _Training) -> Callable[[], Any]:
+    shard = sorted(training.shards.glob("train-*"))[-1]
+    sound = shard.read_bytes()
+    damaged = bytearray(sound)
+    damaged[len(sound) // 2] ^= 0xFF
+    shard.write_bytes(damaged)
+    return lambda: shard.write_bytes(sound)
+
+
+def _damage_checkpoint(training: _Training) -> None:
+    """Ctrl-C, and the newest checkpoint is cut short: the resumed training must notice."""
+    training.process.send_signal(signal.SIGINT)
+    training.wait()
+    newest = max(training.folder.glob("checkpoints/*.data-*"), key=lambda p: p.stat().st_mtime)
+    newest.write_bytes(newest.read_bytes()[:-300])
+    training.start()
+
+
+def _fill_disk(training: _Training) -> None:
+    """No file of rank 0 may grow beyond 1500 bytes, which a checkpoint does."""
+    pid = training.rank_process(0).pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1500, hard))
+
+
+FAULTS: dict[str, Callable[[_Training], Callable[[], Any] | None]] = {
+    "kill of rank 0": _kill_first,
+    "kill of the last rank": _kill_last,
+    f"SIGSTOP, deadline {_STALL_TIMEOUT_S} s": _stop,
+    "Ctrl-C": lambda training: training.process.send_signal(signal.SIGINT),
+    "damaged shard": _damage_shard,
+    "full disk": _fill_disk,
+    "damaged checkpoint": _damage_checkpoint,
+}
+
+
+def _measure(
+    strategy: str, strike: Callable, shards: Path, folder: Path, unbroken: _Training
+) -> _Try:
+    training = _Training(strategy, shards, folder)
+    training.start_into_second_epoch()
+    begun = time.monotonic()
+    mend = strike(training)
+    code = training.wait()
+    # A damaged checkpoint hurts nobody until a training resumes from it.
+    seconds = None if strike is _damage_checkpoint else time.monotonic() - begun
+    said = training.said()
+    if mend is not None:
+        mend()
+    if code != 0:
+        assert training.finish() == 0, training.said()
+    ours, theirs = training.weights(), unbroken.weights()
+    difference = max(np.max(np.abs(ours[name] - theirs[name]), initial=0.0) for name in theirs)
+    return _Try(code, seconds, said, float(difference))
+
+
+def _row(strategy: str, fault: str, tries: list[_Try]) -> dict:
+    seconds = [each.seconds for each in tries if each.seconds is not None]
+    return {
+        "strategy": strategy,
+        "fault": fault,
+        "exit_code": tries[0].exit_code,
+        "exit_codes": [each.exit_code for each in tries],
+        "seconds": round(statistics.median(seconds), 2) if seconds else None,
+        "all_seconds": [round(each, 2) for each in seconds],
+        "difference": max(each.difference for each in tries),
+        "weights_equal": max(each.difference for each in tries) <= _TOLERANCE,
+        "said": tries[0].said,
+    }
+
+
+def _write_shards(folder: Path) -> Path:
+    from tfdist.records.writer import write
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 250)
+    x = (rng.normal(size=(250, 8)) + y[:, None]).astype(np.float32)
+    write((x, y), folder, split="train=20,validation=4,test=1", num_shards=2)
+    return folder

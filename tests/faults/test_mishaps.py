@@ -1,0 +1,103 @@
+"""One training, one mishap after the other, each resumed: at its end nothing was lost."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.timeout(580)
+
+# Of the 30 steps, ten an epoch; a checkpoint is written every three, and at each epoch's end.
+FULL = "File too large"
+
+
+def a_shard_is_damaged(training, shards: Path, rank: int = 0) -> None:
+    """In the middle of the training; the shard is as before when this returns."""
+    shard = sorted(shards.glob("train-*"))[rank]
+    sound = shard.read_bytes()
+    training.run(2, [shard.name, "record 50"], place="epoch", after=1, damage=str(shard), rank=rank)
+    assert shard.read_bytes() != sound
+    shard.write_bytes(sound)
+
+
+def assert_nothing_lost(training, unbroken: dict[str, np.ndarray]) -> None:
+    found = training.weights()
+    assert found.keys() == unbroken.keys()
+    for name, expected in unbroken.items():
+        if name.startswith("metrics/"):
+            continue  # Of the evaluation, and of this process alone.
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_one_process(training, shards, unbroken, rng, tmp_path):
+    run = training("--strategy", "single")
+
+    for place, number in (("import", SIGINT), ("build", SIGTERM), ("trace", SIGINT)):
+        run.interrupted(place, number)
+        assert not run.folder.exists()
+    run.interrupted("checkpoint", SIGTERM)
+    assert not run.folder.exists()
+
+    run.interrupted("epoch", SIGINT, after=rng.randrange(4, 8))
+    assert run.checkpoints() in ([3], [3, 6])
+    run.interrupted("evaluation", SIGTERM)
+    assert run.checkpoints() == [3, 6, 9]
+
+    run.run(2, [FULL, "history.csv"], place="evaluation", limit=10)
+    run.run(2, [FULL, "ckpt-10"], place="epoch", limit=1500)
+    assert run.checkpoints() == [3, 6, 9]
+
+    stuck = ["silence, first of rank 0, ", f"rank 0 on {socket.gethostname()} was last heard of in"]
+    run.run(2, stuck, ("--stall-timeout", "5"), place="data", after=15)
+
+    a_shard_is_damaged(run, shards)
+    newest = run.folder / "checkpoints" / f"ckpt-{run.checkpoints()[-1]}.data-00000-of-00001"
+    newest.write_bytes(newest.read_bytes()[:-300])
+    run.interrupted("save", SIGINT)
+    assert run.checkpoints()[-1] == 30
+
+    sound = run.folder.with_name("sound")
+    shutil.copytree(run.folder / "checkpoints", sound)
+    for index in (run.folder / "checkpoints").glob("*.index"):
+        index.write_bytes(index.read_bytes()[:40])
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    run.run(2, ["damaged: ckpt-30, ckpt-29, ckpt-26", "checkpoints that can be read"])
+    assert {p: p.read_bytes() for p in run.folder.rglob("*") if p.is_file()} == before
+    shutil.copytree(sound, run.folder / "checkpoints", dirs_exist_ok=True)
+
+    run.run(2, [FULL, "model.keras"], place="save", limit=2000)
+    run.run(2, ["No space left", "standard output"], stdout="/dev/full")
+    run.run(0)
+    assert_nothing_lost(run, unbroken(1))
+    assert run.open_to_all == set()
+
+
+def test_several_devices(training, shards, unbroken, rng):
+    run = training("--strategy", "mirrored")
+    run.interrupted("epoch", SIGKILL, after=rng.randrange(4, 18))
+    a_shard_is_damaged(run, shards)
+    run.run(0)
+    assert_nothing_lost(run, unbroken(1))
+    assert run.open_to_all == set()
+
+
+# strategy -> the programs that listen on all interfaces, and know no other way: mpirun for what
+# its daemons tell it (nothing of a rank), and TensorFlow's gRPC server in each task.
+OPEN_TO_ALL = {"horovod": {"mpirun"}, "multi_worker": {"mpirun", "python"}}
+
+
+@pytest.mark.parametrize("strategy", list(OPEN_TO_ALL))
+def test_several_processes(training, shards, unbroken, rng, strategy):
+    run = training("--strategy", strategy, "--workers", "2")
+    run.interrupted("epoch", SIGINT, after=rng.randrange(3, 9))
+    run.interrupted("checkpoint", SIGTERM, after=1)
+    run.run(2, [FULL, "ckpt-"], place="epoch", limit=1500)
+    a_shard_is_damaged(run, shards, rank=1)
+    run.run(0)
+    assert_nothing_lost(run, unbroken(2))
+    assert run.open_to_all == OPEN_TO_ALL[strategy]

@@ -1,0 +1,61 @@
+"""A stuck process ends in an error that names rank, host and place, within the deadline.
+
+Here the strategies that divide a model or simulate clients inside one process, each with helpers of
+its own. The others: test_lost_processes.py; data that never come: test_mishaps.py.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfdist.records.writer import write
+from tfdist.training import checkpoint_files
+
+pytestmark = pytest.mark.timeout(200)
+
+OPTIONS = {
+    "mesh": ("-o", "batch=2", "-o", "model=1"),
+    "pipeline": ("-o", "stages=2", "-o", "microbatches=2"),
+    "federated": ("-o", "clients_per_round=2"),
+}
+MODEL = f"{Path(__file__).parents[1] / 'cli' / 'models.py'}:mlp"
+
+
+@pytest.mark.parametrize("strategy", list(OPTIONS))
+def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
+    clients = 3 if strategy == "federated" else None
+    write(records, tmp_path / "shards", split="train=5,validation=1", clients=clients)
+    command = [
+        *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *OPTIONS[strategy]),
+        *("--model", MODEL, "--data", str(tmp_path / "shards"), "--output", str(tmp_path / "run")),
+        *("--epochs", "9999", "--global-batch-size", "20", "--stall-timeout", "5"),
+        *("--start-timeout", "40"),
+    ]
+    with (
+        open(tmp_path / "stderr", "w+") as error,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=error, text=True
+        ) as process,
+    ):
+        assert any(line.startswith("epoch 2/") for line in process.stdout)
+        while len(checkpoint_files.finished(tmp_path / "run" / "checkpoints")) < 2:
+            time.sleep(0.01)  # The writing of a checkpoint has a longer deadline.
+        started = psutil.Process(process.pid).children(recursive=True)
+        (rank,) = [p for p in started if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
+        rank.suspend()
+        process.stdout.read()
+        assert process.wait(timeout=60) == 2
+        error.seek(0)
+        (line,) = error.read().splitlines()
+    assert re.search("a running job must report progress at least every (5|45) s", line)
+    assert f"rank 0 on {socket.gethostname()} was last heard of in epoch" in line
+    assert "and is stopped" in line
+    assert [each for each in started if each.is_running()] == []
