@@ -13,6 +13,14 @@ from tfdist.launch import jobs, restarts, supervisor
 
 _EXIT_BROKEN_PIPE = 141
 
+ps_option = click.option(
+    "--ps",
+    type=click.IntRange(min=1),
+    metavar="M",
+    help="Number of parameter servers, beside the workers and a chief.  [default: 1, where the "
+    "strategy has them]",
+)
+
 
 def elastic_options(command: Callable) -> Callable:
     """Adds the command-line options of a job that goes on when workers are lost or join."""
@@ -49,6 +57,7 @@ def elastic_options(command: Callable) -> Callable:
 )
 @click.option("--strategy", default="horovod", show_default=True, help="A strategy's name.")
 @click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")
+@ps_option
 @click.option(
     "--hosts", metavar="A:2,B:2", help="Hosts with their slots; this machine if not given."
 )
@@ -80,6 +89,7 @@ def elastic_options(command: Callable) -> Callable:
 def command(
     strategy: str,
     workers: int | None,
+    ps: int | None,
     hosts: str | None,
     controller: str | None,
     min_workers: int | None,
@@ -104,6 +114,7 @@ def command(
             strategy,
             list(script),
             workers=workers,
+            ps=ps,
             hosts=hosts,
             controller=controller,
             min_workers=min_workers,

@@ -19,6 +19,7 @@ from tfdist.cli.launch import (
     announce_restart,
     complain,
     elastic_options,
+    ps_option,
     show,
     warn_without_srun,
 )
@@ -50,6 +51,7 @@ class Where:
     strategy: str
     options: dict[str, Any]
     workers: int | None = None
+    ps: int | None = None
     hosts: str | None = None
     controller: str | None = None
     min_workers: int | None = None
@@ -61,7 +63,7 @@ class Where:
     @property
     def place(self) -> Topology | None:
         """Where this process stands among ranks that something else has started; see ``jobs``."""
-        return jobs.standing(self.workers, self.hosts, self.controller)
+        return jobs.standing(self.workers or self.ps, self.hosts, self.controller)
 
     @property
     def is_chief(self) -> bool:
@@ -74,6 +76,7 @@ class Where:
             self.strategy,
             command,
             workers=self.workers,
+            ps=self.ps,
             hosts=self.hosts,
             controller=self.controller,
             min_workers=self.min_workers,
@@ -101,6 +104,7 @@ def where_options(command: Callable) -> Callable:
         strategy: str,
         option: tuple[str, ...],
         workers: int | None,
+        ps: int | None,
         hosts: str | None,
         controller: str | None,
         min_workers: int | None,
@@ -118,6 +122,7 @@ def where_options(command: Callable) -> Callable:
             strategy=strategy,
             options=parse_options(strategy, option),
             workers=workers,
+            ps=ps,
             hosts=hosts,
             controller=controller,
             min_workers=min_workers,
@@ -157,6 +162,7 @@ def where_options(command: Callable) -> Callable:
             help="What starts and connects the processes.  [default: mpi]",
         ),
         click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
+        ps_option,
         click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
         click.option(
             "-o",

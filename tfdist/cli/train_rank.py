@@ -190,7 +190,7 @@ def _summary(
     rate = metrics.pop("learning_rate")
     return {
         "strategy": strategy.name,
-        "workers": strategy.topology.world_size,
+        "workers": strategy.topology.num_workers,
         "replicas": strategy.num_replicas,
         "global_batch_size": config["global_batch_size"],
         "epochs": int(last["epoch"]),

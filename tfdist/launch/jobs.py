@@ -16,9 +16,12 @@ from tfdist.topology import Topology
 _CONTROLLERS = {
     "horovod": {"mpi": mpi.job, "gloo": gloo.job},
     "multi_worker": {"mpi": tf_cluster.job},
+    "parameter_server": {"mpi": tf_cluster.job_with_servers},
 }
 # strategy -> what builds the job that goes on when processes are lost or join.
 _ELASTIC = {"horovod": elastic.job}
+# Strategies with parameter servers beside the workers.
+_WITH_SERVERS = ("parameter_server",)
 
 CONTROLLERS = ("mpi", "gloo")
 
@@ -42,6 +45,7 @@ def job_for(
     command: list[str],
     *,
     workers: int | None = None,
+    ps: int | None = None,
     hosts: str | None = None,
     controller: str | None = None,
     min_workers: int | None = None,
@@ -58,6 +62,7 @@ def job_for(
         strategy: a registered name, or "auto", which chooses inside one process.
         command: argument list of one process.
         workers: number of processes; 2 unless given where the strategy needs several.
+        ps: number of parameter servers; 1 unless given where the strategy has them.
         hosts: "a:2,b:2"; None for this machine.
         controller: "mpi" or "gloo"; None for the strategy's first.
         min_workers: makes the job elastic: it goes on with this many; see ``elastic.job``.
@@ -67,14 +72,20 @@ def job_for(
         stall_timeout_s: see ``Job``.
 
     Raises:
-        OptionError: unknown strategy or controller, hosts that cannot be read, or options of an
-            elastic job that do not fit.
+        OptionError: unknown strategy or controller, hosts that cannot be read, parameter servers
+            for a strategy that has none, or options of an elastic job that do not fit.
         LaunchError: more workers than slots, or several for a strategy of one process.
         EngineMissingError: the launcher's program is not installed.
     """
     if strategy not in REGISTRY and strategy != "auto":
         raise unknown_choice("strategy", strategy, [*REGISTRY, "auto"])
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
+    if ps is not None and strategy not in _WITH_SERVERS:
+        raise OptionError(
+            f"strategy '{strategy}' has no parameter servers",
+            received=f"--ps {ps}",
+            mend=f"Leave that out, or choose {' or '.join(_WITH_SERVERS)}",
+        )
     if (min_workers, max_workers, host_discovery) != (None, None, None):
         _refuse_elastic(strategy, hosts, controller, min_workers)
         return _ELASTIC[strategy](
@@ -86,7 +97,7 @@ def job_for(
             **timeouts,
         )
     controllers = _CONTROLLERS.get(strategy)
-    place = standing(workers, hosts, controller)
+    place = standing(workers or ps, hosts, controller)
     if place is not None:
         if controllers is None and strategy != "auto":
             raise _one_process(
@@ -103,7 +114,8 @@ def job_for(
     if name not in controllers:
         raise unknown_choice("controller", name, list(controllers))
     workers = 2 if workers is None else workers
-    return controllers[name](command, workers=workers, on_hosts=hosts, **timeouts)
+    servers = {"ps": ps or 1} if strategy in _WITH_SERVERS else {}
+    return controllers[name](command, workers=workers, on_hosts=hosts, **servers, **timeouts)
 
 
 def _refuse_elastic(
