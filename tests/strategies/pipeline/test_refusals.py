@@ -51,6 +51,13 @@ def sequential(*given: Any, shape: tuple = (6,), **compiled: Any) -> keras.Model
     return model
 
 
+def test_an_optimizer_that_counts_its_traces():
+    model = sequential(layers.Dense(4, "tanh"), layers.Dense(2))
+    model.compile("nadam", "mse")
+    with pytest.raises(ModelError, match=r"Received: Nadam\. Choose Adam"):
+        plan(model)
+
+
 def test_automatic_cuts_balance_operations_or_bytes():
     def model() -> keras.Model:  # Much computing first, many weights last.
         return sequential(

@@ -38,6 +38,14 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
             received=f"{type(model).__name__} with a compute_loss of its own",
             mend="Compile the model with that loss",
         )
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if isinstance(optimizer, tf.keras.optimizers.Nadam):
+        raise ModelError(
+            "Keras' Nadam tells by a count of the traces of its graph when a step begins, and a "
+            "pipeline traces another one",
+            received=type(optimizer).__name__,
+            mend="Choose Adam or AdamW",
+        )
     for call in calls:
         masked = getattr(call.inputs[0], "_keras_mask", None) is not None if call.inputs else False
         if normalizes(call) and masked and not call.layer.fused:
