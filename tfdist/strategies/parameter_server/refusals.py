@@ -14,8 +14,7 @@ from tfdist.training.nested import layers_in
 _K = tf.keras.optimizers
 # Each element's update depends on that element alone, so a shard is updated like the whole.
 _ELEMENTWISE = (
-    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.Nadam, _K.RMSprop, _K.Ftrl,
-    _K.Lion,
+    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
 )  # fmt: skip
 # Sums over elements, and what is done to each element.
 _RIGHT_ON_SHARDS = {
@@ -58,6 +57,13 @@ def refuse_model(model: tf.keras.Model) -> None:
             "strategy 'parameter_server' needs an optimizer of tf.keras.optimizers",
             received=f"{name} with {type(optimizer).__name__} of tf.keras.optimizers.legacy",
             mend=f"Use tf.keras.optimizers.{type(optimizer).__name__}",
+        )
+    if isinstance(optimizer, _K.Nadam):
+        raise ModelError(
+            "Keras' Nadam tells by a count of traced variables when a step begins, and parameter "
+            "servers have others, which several steps update at a time",
+            received=f"{name} with Nadam",
+            mend="Choose Adam or AdamW",
         )
     others = [v for v in vars(model).values() if isinstance(v, _K.Optimizer) and v is not optimizer]
     if others:
