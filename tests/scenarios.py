@@ -51,6 +51,8 @@ class Job:
     strategy: str
     options: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
+    #: Arguments of tfdist launch, where they do not follow from the ranks that report.
+    launch: str | None = None
     timeout_s: float = 560
     only: tuple[str, ...] = ()
     _results: list[dict[str, str]] | None = None
@@ -67,8 +69,9 @@ class Job:
     def _run(self) -> None:
         self._results = []
         out = self.folder / "results"
-        launch = f"-m tfdist launch --strategy {self.strategy} --workers {self.ranks} --"
-        launcher = (sys.executable, *launch.split()) if self.ranks > 1 else ()
+        arguments = self.launch or (f"--workers {self.ranks}" if self.ranks > 1 else None)
+        launch = f"-m tfdist launch --strategy {self.strategy} {arguments} --"
+        launcher = (sys.executable, *launch.split()) if arguments else ()
         script = [__file__, str(self.file), self.strategy, json.dumps(self.options), str(out)]
         script += self.only
         done = subprocess.run(

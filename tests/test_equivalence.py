@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.equivalence import LayerDifference, Report
+from tfdist.equivalence import LayerDifference, LossComparison, Report
 
 sys.path.append(str(Path(__file__).parent))
 from scenarios import Job
@@ -35,6 +35,20 @@ def test_verdicts():
     text = str(report(1e-4, causes=("layer 'x' draws other random numbers",)))
     assert "NOT exact: after 8 steps weights differ by at most 1.0e-04" in text
     assert text.endswith("Cause: layer 'x' draws other random numbers")
+
+
+@pytest.mark.parametrize(
+    ("final", "holds"),
+    [(1.0, True), (1.4, True), (0.6, True), (1.9, False), (0.1, False), (float("nan"), False)],
+)
+def test_asynchronous_losses_are_bound(final, holds):
+    losses = LossComparison(initial=2.0, final=final, expected=1.0)
+    assert losses.bound == pytest.approx(0.54)
+    told = report(0.5, losses=losses, causes=("workers do not wait",))
+    assert losses.holds == told.passed == holds
+    assert not told.exact
+    assert ("NOT within the bound" in str(told)) != holds
+    assert str(told).endswith("Why weights differ: workers do not wait")
 
 
 @pytest.fixture(scope="module")

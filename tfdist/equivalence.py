@@ -2,6 +2,9 @@
 
 Both start from the same weights and see the same global batches, an uneven last one included.
 The one device runs plain Keras: nothing of tfdist is in its steps.
+
+Asynchronous workers do not repeat one device's weights. Of them only the loss is compared, and
+within a bound (``LossComparison``).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +45,36 @@ class LayerDifference:
 
 
 @dataclass(frozen=True)
+class LossComparison:
+    """The losses on all data of the comparison, each record once, of an asynchronous strategy.
+
+    Attributes:
+        initial: before the first step, the same for both.
+        final: after the last step on the strategy.
+        expected: after the last step on one device.
+    """
+
+    #: Part of what one device gains that the strategy may gain less or more, and part of the
+    #: initial loss that is allowed besides, for trainings that gain hardly anything.
+    GAIN: ClassVar[float] = 0.5
+    SLACK: ClassVar[float] = 0.02
+
+    initial: float
+    final: float
+    expected: float
+
+    @property
+    def bound(self) -> float:
+        """How far ``final`` may be from ``expected``."""
+        gain = max(self.initial - self.expected, 0.0)
+        return self.GAIN * gain + self.SLACK * abs(self.initial)
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.final - self.expected) <= self.bound  # False for a NaN.
+
+
+@dataclass(frozen=True)
 class Report:
     """What a comparison found.
 
@@ -59,6 +92,7 @@ class Report:
             In float64 that is a billion times less; a fault stays what it is.
         precision: of both, but for that.
         causes: what explains a difference, as far as it is known; empty when exact.
+        losses: what is compared of an asynchronous strategy; None where steps are in step.
     """
 
     strategy: str
@@ -71,6 +105,7 @@ class Report:
     float64_difference: float | None = None
     causes: tuple[str, ...] = ()
     precision: str = "float32"
+    losses: LossComparison | None = None
 
     @property
     def weight_difference(self) -> float:
@@ -94,7 +129,14 @@ class Report:
         limit = 1e-6 if self.precision == "float32" else TOLERANCES["float32"]
         return self.float64_difference is not None and self.float64_difference <= limit
 
+    @property
+    def passed(self) -> bool:
+        """Whether the strategy does what it promises: exactness, or a loss within the bound."""
+        return self.exact if self.losses is None else self.losses.holds
+
     def __str__(self) -> str:
+        if self.losses is not None:
+            return self._asynchronous_verdict(self.losses)
         text = (
             f"{self.strategy} on {self.num_replicas} replicas is "
             f"{'exact' if self.exact else 'NOT exact'}: after {self.steps} steps weights differ by "
@@ -105,6 +147,14 @@ class Report:
         if self.float64_difference is not None:
             text += f"; in float64 by {self.float64_difference:.1e}"
         return text if not self.causes else f"{text}. Cause: {'; '.join(self.causes)}"
+
+    def _asynchronous_verdict(self, losses: LossComparison) -> str:
+        return (
+            f"{self.strategy} on {self.num_replicas} workers is asynchronous, so only its loss is "
+            f"checked: from {losses.initial:.4g} to {losses.final:.4g} in {self.steps} steps, one "
+            f"device to {losses.expected:.4g}; it is {'' if losses.holds else 'NOT '}within the "
+            f"bound of {losses.bound:.2g}. Why weights differ: {'; '.join(self.causes)}"
+        )
 
 
 def verify(
@@ -152,7 +202,7 @@ def verify(
 
     report = replace(compare(tolerance), precision=precision)
     is_mixed = precision.startswith("mixed")
-    if is_mixed or not strategy.from_chief(report.exact):
+    if report.losses is None and (is_mixed or not strategy.from_chief(report.exact)):
         if not report.causes and not isinstance(model_fn, tf.keras.Model):
             with _floatx("float64"):
                 again = compare(1e-6)
@@ -185,7 +235,9 @@ def _compare_once(
     tf.keras.backend.reset_uids()
     model = strategy.build(model_fn)
     model.set_weights(reference.get_weights())
-    losses = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
+    is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
+    initial = None if is_in_step else _loss(model, feed.in_record_order())
+    found = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
     expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
     report = Report(
         strategy=strategy.name,
@@ -193,10 +245,21 @@ def _compare_once(
         steps=epochs * feed.steps_per_epoch,
         tail=feed.tail,
         layers=_layer_differences(reference, model.get_weights()),
-        loss_difference=float(np.max(np.abs(np.subtract(losses, expected)))),
+        loss_difference=float(np.max(np.abs(np.subtract(found, expected)))),
         tolerance=tolerance,
     )
-    return report if report.exact else replace(report, causes=_known_causes(reference, strategy))
+    if initial is not None:
+        same = feed.in_record_order()
+        on_one_device = _loss(reference, same.on_one_device().epochs(0, 1))
+        losses = LossComparison(initial, _loss(model, same), on_one_device)
+        report = replace(report, losses=losses)
+    elif report.exact:
+        return report
+    return replace(report, causes=_known_causes(reference, strategy))
+
+
+def _loss(model: tf.keras.Model, data: Any) -> float:
+    return float(model.evaluate(data, verbose=0, return_dict=True)["loss"])
 
 
 @contextlib.contextmanager

@@ -126,6 +126,7 @@ def test_output_that_nobody_reads(script, traces):
         ),
         (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
         (["--strategy", "mirrored", "--workers", "2", "--", "x"], "works inside one process"),
+        (["--strategy", "horovod", "--ps", "1", "--", "x"], "has no parameter servers"),
         (["--workers", "2"], "COMMAND"),
     ],
 )

@@ -39,6 +39,12 @@ def test_a_step_beyond_the_end_is_refused_before_anything_is_trained(rehearse):
     assert "epoch 1/2" not in done.stdout
 
 
+def test_what_never_repeats_its_weights_is_not_rehearsed(rehearse):
+    done = rehearse("--strategy", "parameter_server", "--kill", "rank=1,step=5")
+    assert done.returncode == 2
+    assert "parameter_server, which is asynchronous" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -48,3 +48,11 @@ def test_a_mistake_is_one_line(verify):
     done = verify("--strategy", "single", model="not_compiled")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_asynchronous_strategy_is_checked_by_its_loss(verify):
+    done = verify("--strategy", "parameter_server", "--workers", "2", "--ps", "1", "--steps", "24")
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on 2 workers is asynchronous, so only its loss is checked" in told
+    assert "it is within the bound of" in told

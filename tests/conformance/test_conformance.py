@@ -75,8 +75,9 @@ def _matching(patterns: Mapping[str, str], case: str) -> str | None:
     return next((text for pattern, text in patterns.items() if fnmatchcase(case, pattern)), None)
 
 
-def _two_ranks(strategy: str) -> tuple[str, ...]:
-    return (sys.executable, *f"-m tfdist launch --strategy {strategy} --workers 2 --".split())
+def _launched(strategy: str, workers: int) -> tuple[str, ...]:
+    arguments = f"-m tfdist launch --strategy {strategy} --workers {workers} --"
+    return (sys.executable, *arguments.split())
 
 
 def _own_step(strategy: str) -> dict[str, str]:
@@ -94,14 +95,14 @@ ROWS = (
     Row(
         strategy="horovod",
         options={"stall_timeout_s": 20},
-        launcher=_two_ranks("horovod"),
+        launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",
         refuses=_own_step("horovod"),
     ),
     Row(
         strategy="multi_worker",
-        launcher=_two_ranks("multi_worker"),
+        launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
         refuses=_own_step("multi_worker"),
@@ -111,6 +112,12 @@ ROWS = (
         options={"batch": 2, "model": 2},
         num_replicas=2,
         refuses=_own_step("mesh"),
+    ),
+    # Steps of one worker follow one another; several are asynchronous (tests/strategies).
+    Row(
+        strategy="parameter_server",
+        launcher=_launched("parameter_server", workers=1),
+        num_replicas=1,
     ),
     # One replica, divided: tests/strategies/pipeline asserts that its stages are on two devices.
     Row(

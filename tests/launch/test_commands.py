@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import EngineMissingError, LaunchError, OptionError
-from tfdist.launch import gloo, hosts, jobs, mpi, programs
+from tfdist.launch import gloo, hosts, jobs, mpi, programs, tf_cluster
 from tfdist.topology import Topology, from_environ
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -108,6 +109,41 @@ def test_more_workers_than_slots(cores):
     for module in (mpi, gloo):
         with pytest.raises(LaunchError, match="5 workers for 4 slots"):
             module.job(["x"], workers=5, environ=ENVIRON)
+
+
+def tasks_in(command: list[str]) -> list[list[str]]:
+    return json.loads(command[command.index("tfdist.launch.task") + 1])
+
+
+def test_parameter_servers_stand_beside_chief_and_workers(cores):
+    cores(2)
+    command = jobs.job_for("parameter_server", ["x", "y"], workers=2, ps=2).command
+    tasks = tasks_in(command)
+    assert [role for role, _ in tasks] == ["chief", "worker", "worker", "ps", "ps"]
+    assert len({address for _, address in tasks}) == 5
+    assert all(address.startswith("127.0.0.1:") for _, address in tasks)
+    assert {("-np", "5"), ("--may-be-lost", "1,2"), ("x", "y")} <= pairs(command)
+    assert "--oversubscribe" in command, "chief and servers hardly compute"
+    assert len(tasks_in(jobs.job_for("parameter_server", ["x"]).command)) == 4
+
+
+def test_on_other_hosts_every_task_needs_a_slot():
+    job = tf_cluster.job_with_servers(["x"], workers=2, ps=1, on_hosts="a:2,b:2", environ=ENVIRON)
+    assert [address.partition(":")[0] for _, address in tasks_in(job.command)] == [*"aabb"]
+    with pytest.raises(LaunchError, match="5 workers for 4 slots"):
+        tf_cluster.job_with_servers(["x"], workers=2, ps=2, on_hosts="a:2,b:2", environ=ENVIRON)
+
+
+def test_workers_beside_servers_need_slots_here_too(cores):
+    cores(2)
+    with pytest.raises(LaunchError, match="3 workers for 2 slots"):
+        jobs.job_for("parameter_server", ["x"], workers=3, ps=1)
+
+
+@pytest.mark.parametrize("strategy", ["single", "horovod", "multi_worker", "auto"])
+def test_other_strategies_have_no_parameter_servers(strategy):
+    with pytest.raises(OptionError, match="has no parameter servers"):
+        jobs.job_for(strategy, ["x"], ps=1)
 
 
 def test_an_unknown_strategy_lists_the_known():

@@ -157,6 +157,27 @@ def test_a_rank_that_falls_silent_is_named(traces):
     assert traces.alive() == []
 
 
+def test_a_task_that_serves_is_not_called_silent(traces):
+    code = RANK + (
+        "from tfdist.launch.events import emit; "
+        "emit({'event': 'serving' if rank else 'ready'}); time.sleep(600)"
+    )
+    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=2)
+    with pytest.raises(LaunchError, match="silence, first of rank 0,"):
+        Sink().run(job)
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code"), [("os.kill(os.getpid(), 9)", 0), ("sys.exit(3)", 3)], ids=str
+)
+def test_only_a_rank_that_is_killed_may_be_lost(end, exit_code):
+    code = RANK + f"{end} if rank == 1 else time.sleep(1); print('rank', rank)"
+    sink = Sink()
+    outcome = sink.run(mpi.job(python(code), workers=2, may_be_lost=[1]))
+    assert outcome.exit_code == exit_code
+    assert (0, "stdout", "rank 0") in sink.lines or exit_code
+
+
 def test_a_stopped_rank_is_named_though_all_fall_silent_at_once(traces):
     code = RANK + (
         "from tfdist.launch.events import emit; emit({'event': 'ready'}); "

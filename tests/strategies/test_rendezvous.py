@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.errors import LaunchError
 from tfdist.launch.tf_cluster import _free_ports
-from tfdist.strategies.rendezvous import check_port, meet
+from tfdist.strategies.rendezvous import check_port, meet, meet_and_stay
 from tfdist.topology import Topology
 
 pytestmark = pytest.mark.timeout(60)
@@ -96,3 +96,18 @@ def test_the_port_of_any_rank_is_named_where_another_program_has_it(places, laun
 
 def test_one_task_has_nobody_to_meet():
     meet(Topology(addresses=("127.0.0.1:1",)), timeout_s=1)
+
+
+def test_lines_stay_open_and_end_with_their_rank(places):
+    with ThreadPoolExecutor() as threads:
+        first, second, third = threads.map(lambda p: meet_and_stay(p, timeout_s=30), places)
+    assert (set(first), set(second), set(third)) == ({1, 2}, {0}, {0})
+    host, port = places[0].addresses[0].split(":")
+    with socket.create_server((host, int(port))):
+        pass  # TensorFlow can have the port, with the lines still open.
+    second[0].sendall(b".")
+    assert first[1].recv(8) == b"."
+    third[0].close()
+    assert first[2].recv(8) == b""
+    for line in (*first.values(), second[0]):
+        line.close()

@@ -77,6 +77,8 @@ def test_a_cluster_that_mpirun_started(rank):
     assert (place.launcher, place.world_size, place.rank) == ("tf_config", 4, rank)
     assert (place.role, place.addresses[rank]) == (role, address)
     assert (place.local_rank, place.local_size) == (rank % 2, 2)
+    assert place.roles == ("chief", "worker", "worker", "ps")
+    assert place.num_workers == 2
 
 
 def test_a_cluster_without_a_chief_counts_from_its_first_worker():

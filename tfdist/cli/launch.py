@@ -12,6 +12,14 @@ from tfdist.launch import jobs, restarts, supervisor
 
 _EXIT_BROKEN_PIPE = 141
 
+ps_option = click.option(
+    "--ps",
+    type=click.IntRange(min=1),
+    metavar="M",
+    help="Number of parameter servers, beside the workers and a chief.  [default: 1, where the "
+    "strategy has them]",
+)
+
 
 @click.command(
     "launch",
@@ -21,6 +29,7 @@ _EXIT_BROKEN_PIPE = 141
 )
 @click.option("--strategy", default="horovod", show_default=True, help="A strategy's name.")
 @click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")
+@ps_option
 @click.option(
     "--hosts", metavar="A:2,B:2", help="Hosts with their slots; this machine if not given."
 )
@@ -51,6 +60,7 @@ _EXIT_BROKEN_PIPE = 141
 def command(
     strategy: str,
     workers: int | None,
+    ps: int | None,
     hosts: str | None,
     controller: str | None,
     start_timeout_s: float,
@@ -71,6 +81,7 @@ def command(
             strategy,
             list(script),
             workers=workers,
+            ps=ps,
             hosts=hosts,
             controller=controller,
             start_timeout_s=start_timeout_s,

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli.launch import announce_restart, complain, show, warn_without_srun
+from tfdist.cli.launch import announce_restart, complain, ps_option, show, warn_without_srun
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
@@ -44,6 +44,7 @@ class Where:
     strategy: str
     options: dict[str, Any]
     workers: int | None = None
+    ps: int | None = None
     hosts: str | None = None
     controller: str | None = None
     start_timeout_s: float = 120.0
@@ -52,7 +53,7 @@ class Where:
     @property
     def place(self) -> Topology | None:
         """Where this process stands among ranks that something else has started; see ``jobs``."""
-        return jobs.standing(self.workers, self.hosts, self.controller)
+        return jobs.standing(self.workers or self.ps, self.hosts, self.controller)
 
     @property
     def is_chief(self) -> bool:
@@ -65,6 +66,7 @@ class Where:
             self.strategy,
             command,
             workers=self.workers,
+            ps=self.ps,
             hosts=self.hosts,
             controller=self.controller,
             start_timeout_s=self.start_timeout_s,
@@ -89,6 +91,7 @@ def where_options(command: Callable) -> Callable:
         strategy: str,
         option: tuple[str, ...],
         workers: int | None,
+        ps: int | None,
         hosts: str | None,
         controller: str | None,
         start_timeout_s: float,
@@ -103,6 +106,7 @@ def where_options(command: Callable) -> Callable:
             strategy=strategy,
             options=parse_options(strategy, option),
             workers=workers,
+            ps=ps,
             hosts=hosts,
             controller=controller,
             start_timeout_s=start_timeout_s,
@@ -138,6 +142,7 @@ def where_options(command: Callable) -> Callable:
             help="What starts and connects the processes.  [default: mpi]",
         ),
         click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
+        ps_option,
         click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
         click.option(
             "-o",

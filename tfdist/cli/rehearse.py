@@ -19,6 +19,7 @@ from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
 from tfdist.cli.train import shown, training_config
 from tfdist.errors import LaunchError, OptionError, unknown_choice
+from tfdist.strategies import strategy_class
 
 TOLERANCE = 1e-6
 _KEYS = ("rank", "step")
@@ -87,6 +88,12 @@ def command(
     Nothing is kept.
     """
     model_path.check(model)
+    if where.strategy != "auto" and strategy_class(where.strategy).is_asynchronous:
+        raise OptionError(
+            "a rehearsal compares weights, and needs a strategy that repeats them",
+            received=f"--strategy {where.strategy}, which is asynchronous",
+            mend="Choose another strategy",
+        )
     if where.place is not None:
         raise OptionError(
             "a rehearsal starts its own processes",

@@ -30,6 +30,7 @@ Examples:
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
   tfdist train ... --output runs/digits --resume
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
+  tfdist train ... --strategy parameter_server --workers 2 --ps 1
   tfdist train ... --strategy multi_worker --hosts node1:2,node2:2 --workers 4
   srun --kill-on-bad-exit tfdist train ... --strategy multi_worker
 """

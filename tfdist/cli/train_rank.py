@@ -192,7 +192,7 @@ def _summary(
     rate = metrics.pop("learning_rate")
     return {
         "strategy": strategy.name,
-        "workers": current().world_size,
+        "workers": current().num_workers,
         "replicas": strategy.num_replicas,
         "global_batch_size": config["global_batch_size"],
         "epochs": int(last["epoch"]),

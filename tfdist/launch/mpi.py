@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tfdist.launch import events, hosts, programs
 from tfdist.launch.supervisor import Job
@@ -22,6 +22,8 @@ def job(
     start_timeout_s: float = 120.0,
     stall_timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
+    slots: int | None = None,
+    may_be_lost: Sequence[int] = (),
 ) -> Job:
     """Returns the job that runs ``command`` as ``workers`` MPI ranks.
 
@@ -32,6 +34,8 @@ def job(
         start_timeout_s: see ``Job``.
         stall_timeout_s: see ``Job``.
         environ: this process's environment unless given.
+        slots: that the ranks need, where some of them hardly compute; one for each unless given.
+        may_be_lost: ranks whose sudden end does not end the job.
 
     Raises:
         LaunchError: more workers than slots.
@@ -39,7 +43,7 @@ def job(
     """
     environ = os.environ if environ is None else environ
     places = hosts.parse(on_hosts)
-    hosts.check_slots(workers, places)
+    hosts.check_slots(workers if slots is None else slots, places)
     mpirun = programs.find("mpirun", "the MPI controller", environ)
     env = programs.rank_environment(environ)
     env[events.VARIABLE] = "1"
@@ -51,7 +55,8 @@ def job(
         where = _remote_arguments(places, env)
     # A waiting rank would otherwise spin on the core that another one computes on.
     common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1"]
-    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
+    listed = ["--may-be-lost", ",".join(map(str, may_be_lost))] if may_be_lost else []
+    rank = [sys.executable, "-m", "tfdist.launch.rank", *listed, "--", *command]
     return Job(
         command=[mpirun, "-np", str(workers), *common, *where, *rank],
         env=env,

@@ -97,6 +97,26 @@ class _Horovod:
         return "all-reduce over two MPI ranks"
 
 
+class _ParameterServer(_Single):
+    def run(self) -> str:
+        import numpy as np
+        import tensorflow as tf
+
+        from tfdist.strategies import strategy
+
+        with strategy("parameter_server") as servers:  # Workers and servers stay within.
+            inputs = tf.keras.Input((1,))
+            model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
+            model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+            model = servers.build(model)
+            model.set_weights([np.ones((1, 1))])
+            data = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+            model.fit(servers.dataset(data, global_batch_size=1), verbose=0)
+            weight = model.get_weights()[0].item()
+            assert abs(weight - 0.8) < 1e-6, weight
+        return "one step of two workers, on one parameter server"
+
+
 class _Mesh:
     def load(self) -> dict:
         from tfdist.compat import import_mesh_tensorflow
@@ -159,6 +179,7 @@ _ENGINES = {
     "mirrored": _Mirrored,
     "openmpi": _OpenMpi,
     "horovod": _Horovod,
+    "parameter-server": _ParameterServer,
     "mesh-tensorflow": _Mesh,
     "tensorflow-federated": _Federated,
 }

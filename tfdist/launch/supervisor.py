@@ -167,7 +167,10 @@ class _Watch:
                 continue
             if text:
                 self._sorter.push_back(rank, stream, text)
-            self._heard_at[rank] = time.monotonic()
+            if event["event"] == "serving":  # Its silence from now on tells nothing.
+                self._heard_at.pop(rank, None)
+            else:
+                self._heard_at[rank] = time.monotonic()
             self._last_event[rank] = event
             if "step" in event:
                 self._last_step[rank] = event

@@ -39,15 +39,51 @@ def job(
     places = hosts.parse(on_hosts)
     hosts.check_slots(workers, places)
     tasks = [("worker", address) for address in _addresses(workers, places)]
-    task = [sys.executable, "-m", "tfdist.launch.task", json.dumps(tasks), "--", *command]
     return mpi.job(
-        task,
+        _task_command(tasks, command),
         workers=workers,
         on_hosts=on_hosts,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
         environ=environ,
     )
+
+
+def job_with_servers(
+    command: list[str],
+    *,
+    workers: int,
+    ps: int,
+    on_hosts: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Returns the job that runs ``command`` as a chief, ``workers`` and ``ps`` parameter servers.
+
+    On this machine only workers need a slot; on other hosts each task does. A worker may be lost.
+    Other arguments as ``mpi.job``.
+    """
+    places = hosts.parse(on_hosts)
+    total = 1 + workers + ps
+    slots = workers if all(place.is_local for place in places) else total
+    hosts.check_slots(slots, places)
+    roles = ["chief", *["worker"] * workers, *["ps"] * ps]
+    tasks = list(zip(roles, _addresses(total, places), strict=True))
+    return mpi.job(
+        _task_command(tasks, command),
+        workers=total,
+        on_hosts=on_hosts,
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        environ=environ,
+        slots=slots,
+        may_be_lost=range(1, 1 + workers),
+    )
+
+
+def _task_command(tasks: list[tuple[str, str]], command: list[str]) -> list[str]:
+    return [sys.executable, "-m", "tfdist.launch.task", json.dumps(tasks), "--", *command]
 
 
 def _addresses(workers: int, places: list[hosts.Host]) -> list[str]:

@@ -30,6 +30,11 @@ REGISTRY = {
         "MultiWorker",
         "one process per machine or core, connected by TensorFlow, in step",
     ),
+    "parameter_server": (
+        "tfdist.strategies.parameter_server.strategy",
+        "ParameterServer",
+        "weights on parameter servers, workers that do not wait for each other: asynchronous",
+    ),
     "mesh": (
         "tfdist.strategies.mesh.strategy",
         "Mesh",

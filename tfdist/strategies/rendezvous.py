@@ -2,7 +2,7 @@
 
 TensorFlow waits for a missing task without end, holds the interpreter while it does, and cannot
 name the task. So rank 0 listens on its own address until all others have called, and then gives
-the port back to TensorFlow.
+the port back to TensorFlow. The lines of those who called can stay open, to tell when one ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,26 @@ def meet(place: Topology, *, timeout_s: float) -> None:
     Raises:
         LaunchError: some did not within ``timeout_s``; it names them.
     """
+    for line in meet_and_stay(place, timeout_s=timeout_s).values():
+        line.close()
+
+
+def meet_and_stay(place: Topology, *, timeout_s: float) -> dict[int, socket.socket]:
+    """Returns once all ranks of ``place`` have called this, with the open lines between them.
+
+    Returns:
+        Rank -> the line to it: on rank 0 of all others, on the others that to rank 0.
+
+    Raises:
+        LaunchError: some did not within ``timeout_s``; it names them.
+    """
     if place.world_size == 1:
-        return
+        return {}
     deadline = time.monotonic() + timeout_s
-    missing = _wait_as_chief(place, deadline) if place.is_chief else _call_chief(place, deadline)
+    lines, missing = (_wait_as_chief if place.is_chief else _call_chief)(place, deadline)
     if missing:
+        for line in lines.values():
+            line.close()
         listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
         raise LaunchError(
             f"every task of a cluster must come up within {timeout_s:g} s",
@@ -45,25 +60,35 @@ def meet(place: Topology, *, timeout_s: float) -> None:
             mend="Start the missing tasks with the same cluster in TF_CONFIG, or raise "
             "start_timeout_s",
         )
+    for line in lines.values():
+        line.settimeout(None)
+    return lines
 
 
-def _wait_as_chief(place: Topology, deadline: float) -> list[int]:
+_Met = tuple[dict[int, socket.socket], list[int]]
+"""The lines to those who have come, and the ranks of those who have not."""
+
+
+def _wait_as_chief(place: Topology, deadline: float) -> _Met:
     missing = set(range(1, place.world_size))
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_listening(place.addresses[0]))
-        callers = []
+    lines: dict[int, socket.socket] = {}
+    with _listening(place.addresses[0]) as server:
         while missing and time.monotonic() < deadline:
             server.settimeout(max(_RETRY_S, deadline - time.monotonic()))
             with contextlib.suppress(OSError, ValueError):
-                caller = stack.enter_context(server.accept()[0])
+                caller = server.accept()[0]
                 caller.settimeout(_GRACE_S)
-                missing.discard(int(_line(caller)))
-                callers.append(caller)
+                rank = _rank_of(caller)
+                if rank not in range(1, place.world_size):  # A stranger.
+                    caller.close()
+                    continue
+                missing.discard(rank)
+                lines[rank] = caller
         answer = " ".join(map(str, sorted(missing))) or _GO
-        for caller in callers:
+        for caller in lines.values():
             with contextlib.suppress(OSError):
                 caller.sendall(f"{answer}\n".encode())
-    return sorted(missing)
+    return lines, sorted(missing)
 
 
 @contextlib.contextmanager
@@ -83,20 +108,29 @@ def _listening(address: str) -> Iterator[socket.socket]:
         yield server
 
 
-def _call_chief(place: Topology, deadline: float) -> list[int]:
+def _call_chief(place: Topology, deadline: float) -> _Met:
     host, _, port = place.addresses[0].rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError):
-            with socket.create_connection((host, int(port)), timeout=left) as chief:
-                chief.sendall(f"{place.rank}\n".encode())
-                chief.settimeout(left + _GRACE_S)
-                answer = _line(chief)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_met:
+            chief = socket.create_connection((host, int(port)), timeout=left)
+            unless_met.callback(chief.close)
+            chief.sendall(f"{place.rank}\n".encode())
+            chief.settimeout(left + _GRACE_S)
+            answer = _line(chief)
             if answer == _GO:
-                return []
+                unless_met.pop_all()
+                return {0: chief}, []
             if answer:
-                return [int(rank) for rank in answer.split()]
+                return {}, [int(rank) for rank in answer.split()]
         time.sleep(_RETRY_S)
-    return [0]
+    return {}, [0]
+
+
+def _rank_of(caller: socket.socket) -> int | None:
+    try:
+        return int(_line(caller))
+    except (OSError, ValueError):
+        return None
 
 
 def _line(connection: socket.socket) -> str:

@@ -51,6 +51,11 @@ class Topology:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
+    @property
+    def num_workers(self) -> int:
+        """Processes that compute: beside parameter servers the chief does not."""
+        return self.roles.count("worker") if "ps" in self.roles else self.world_size
+
 
 _LAUNCHERS = {
     "gloo": ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),

@@ -1,0 +1,394 @@
+"""Two workers and two parameter servers, small variables divided among them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import DataError, ModelError
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+NUM = 45
+Y = RNG.integers(0, 3, NUM)
+X = (RNG.normal(size=(NUM, 5)) + Y[:, None]).astype(np.float32)
+
+
+def model_fn(optimizer=None, **compiled):
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(8, "tanh", kernel_regularizer="l2"),
+            layers.BatchNormalization(),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile(
+        optimizer or keras.optimizers.Adam(0.02),
+        "sparse_categorical_crossentropy",
+        **({"metrics": ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]} | compiled),
+    )
+    return model
+
+
+def data_of(strategy, **options):
+    return strategy.dataset((X, Y), **({"global_batch_size": 8} | options))
+
+
+def twin_of(strategy):
+    return strategy._steps[-1]._twin.twin
+
+
+class Seen(keras.metrics.Metric):
+    """How often each record was trained on: the label is the record's number."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.counts = self.add_weight("counts", (NUM,), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        numbers = tf.reshape(tf.cast(y_true, tf.int32), [-1])
+        self.counts.assign_add(tf.reduce_sum(tf.one_hot(numbers, NUM), 0))
+
+    def reset_state(self):
+        self.counts.assign(tf.zeros([NUM]))
+
+    def result(self):
+        return {"seen_least": tf.reduce_min(self.counts), "seen_most": tf.reduce_max(self.counts)}
+
+
+@scenario
+def variables_lie_on_the_servers_and_large_ones_are_divided(strategy, folder):
+    model = strategy.build(model_fn)
+    twin = twin_of(strategy)
+    assert isinstance(twin.distribute_strategy, tf.distribute.ParameterServerStrategy)
+    places = {tf.DeviceSpec.from_string(v.device).task for v in twin.weights}
+    assert {tf.DeviceSpec.from_string(v.device).job for v in twin.weights} == {"ps"}
+    assert places == {0, 1}
+    assert len(twin.weights) > len(model.weights)
+    assert len(model.get_weights()) == 8
+    assert model.get_weights()[0].shape == (5, 8)
+
+
+@scenario
+def each_record_is_counted_once_an_epoch(strategy, folder):
+    def numbering():
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(NUM, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[Seen()])
+        return model
+
+    model = strategy.build(numbering)
+    feed = strategy.dataset((X, np.arange(NUM)), global_batch_size=4)
+    history = model.fit(feed, epochs=3, verbose=0).history
+    assert history["seen_least"] == history["seen_most"] == [1.0, 1.0, 1.0]
+    assert int(model.optimizer.iterations) == 36
+
+
+@scenario
+def a_fit_learns_and_validates(strategy, folder):
+    model = strategy.build(model_fn)
+    history = model.fit(data_of(strategy), epochs=12, validation_data=(X, Y), verbose=0).history
+    assert set(history) == {
+        *("loss", "accuracy", "sparse_categorical_crossentropy", "learning_rate"),
+        *("val_loss", "val_accuracy", "val_sparse_categorical_crossentropy"),
+    }
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert history["val_accuracy"][-1] > 0.6
+    plain = model_fn()
+    plain.set_weights(model.get_weights())
+    expected = plain.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)
+    assert history["val_loss"][-1] == pytest.approx(expected["loss"], abs=1e-5)
+
+
+@scenario
+def evaluation_and_prediction_are_those_of_one_device(strategy, folder):
+    model = strategy.build(model_fn)
+    model.fit(data_of(strategy), epochs=2, verbose=0)
+    plain = model_fn()
+    plain.set_weights(model.get_weights())
+    found = model.evaluate(data_of(strategy, training=False), verbose=0, return_dict=True)
+    expected = plain.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)
+    for name, value in zip(expected, found.values(), strict=True):
+        assert value == pytest.approx(expected[name], abs=1e-5)
+    np.testing.assert_allclose(
+        model.predict(data_of(strategy, training=False), verbose=0),
+        plain.predict(X, verbose=0),
+        atol=1e-6,
+    )
+
+
+@scenario
+def files_are_keras_own_with_whole_weights_and_slots(strategy, folder):
+    model = strategy.build(model_fn)
+    model.fit(data_of(strategy), verbose=0)
+    strategy.save(model, folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    assert type(loaded.distribute_strategy) is not type(twin_of(strategy).distribute_strategy)
+    for ours, theirs in (
+        (model.weights, loaded.weights),
+        (model.optimizer.variables, loaded.optimizer.variables),
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert int(loaded.optimizer.iterations) == 6
+    assert np.abs(loaded.optimizer.variables[2].numpy()).max() > 0, "slots have been brought over"
+    before = model.get_weights()
+    model.save_weights(folder / "kept.weights.h5")
+    model.fit(data_of(strategy), verbose=0)
+    assert np.abs(model.get_weights()[0] - before[0]).max() > 0
+    model.load_weights(folder / "kept.weights.h5")
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@scenario
+def weights_read_within_an_epoch_are_the_servers(strategy, folder):
+    seen = []
+
+    class Reader(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert set(logs) == {"loss", "accuracy", "sparse_categorical_crossentropy"}
+            seen.append(self.model.get_weights()[0])
+
+    model = strategy.build(model_fn)
+    model.fit(data_of(strategy), callbacks=[Reader()], verbose=0)
+    assert len(seen) == 6
+    for before, after in itertools.pairwise(seen):
+        assert np.abs(before - after).max() > 0
+
+
+@scenario
+def keras_callbacks_work(strategy, folder):
+    rates = [0.5, 0.25, 1e-5]
+    model = strategy.build(lambda: model_fn(keras.optimizers.SGD(1.0)))
+    history = model.fit(
+        data_of(strategy),
+        epochs=3,
+        validation_data=data_of(strategy, training=False),
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+            keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras")),
+            keras.callbacks.CSVLogger(str(folder / "log.csv")),
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.EarlyStopping("val_loss", patience=5, restore_best_weights=True),
+        ],
+        verbose=0,
+    ).history
+    np.testing.assert_allclose(history["learning_rate"], rates)
+    assert sorted(path.name for path in folder.glob("*.keras")) == ["1.keras", "2.keras", "3.keras"]
+    assert len(list(csv.DictReader((folder / "log.csv").open()))) == 3
+    second, third = (
+        keras.models.load_model(folder / f"{epoch}.keras", compile=False) for epoch in (2, 3)
+    )
+    change = np.abs(second.get_weights()[0] - third.get_weights()[0]).max()
+    assert 0 < change < 1e-3, "the rate of each epoch has reached the workers"
+
+
+@scenario
+def a_fit_broken_within_an_epoch_is_gone_on_with(strategy, folder):
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                raise KeyboardInterrupt
+
+    model = strategy.build(model_fn)
+    keep = tfdist.Checkpoints(folder, every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data_of(strategy), epochs=3, callbacks=[keep, Break()], verbose=0)
+    resumed = strategy.build(model_fn)
+    go_on = tfdist.Checkpoints(folder, resume=True)
+    history = resumed.fit(data_of(strategy), epochs=3, callbacks=[go_on], verbose=0).history
+    assert len(history["loss"]) == 3
+    assert int(resumed.optimizer.iterations) == 18
+
+
+@scenario
+def a_rule_for_the_learning_rate_counts_the_workers(strategy, folder):
+    scaled = tfdist.strategy("parameter_server", lr_scaling="linear", warmup_epochs=1)
+    scaled._cluster = strategy._cluster
+    assert strategy.num_replicas == 2
+    for rate in (0.1, keras.optimizers.schedules.ExponentialDecay(0.1, 1, 1.0)):
+        model = scaled.build(lambda rate=rate: model_fn(keras.optimizers.SGD(rate)))
+        history = model.fit(data_of(strategy), epochs=3, verbose=0).history
+        np.testing.assert_allclose(history["learning_rate"][1:], [0.2, 0.2], rtol=1e-6)
+        assert 0.1 < history["learning_rate"][0] < 0.2
+
+
+@scenario
+def layers_compute_in_the_precision_asked_for(strategy, folder):
+    coarse = tfdist.strategy("parameter_server", precision="mixed_bfloat16")
+    coarse._cluster = strategy._cluster
+
+    def small():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(1, "sigmoid")(inputs))
+        model.compile("sgd", "binary_crossentropy")
+        return model
+
+    model = coarse.build(small)
+    assert coarse._steps[-1]._twin.twin.layers[-1].compute_dtype == "bfloat16"
+    history = model.fit(
+        strategy.dataset((X, (Y == 2).astype(np.float32)), global_batch_size=8), epochs=6, verbose=0
+    )
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    assert model.get_weights()[0].dtype == np.float32
+    with pytest.raises(ModelError, match="mixed precision with large variables"):
+        coarse.build(model_fn)
+
+
+@scenario
+def arrays_go_the_way_of_keras(strategy, folder):
+    model = strategy.build(model_fn)
+    history = model.fit(X, Y, batch_size=8, epochs=2, validation_split=0.2, verbose=0).history
+    assert len(history["val_loss"]) == 2
+    assert int(model.optimizer.iterations) == 10
+    assert model.predict(X, verbose=0).shape == (NUM, 3)
+
+
+@scenario
+def a_model_compiled_anew_trains_as_it_is_compiled_then(strategy, folder):
+    model = strategy.build(model_fn)
+    model.fit(data_of(strategy), verbose=0)
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    before = model.get_weights()
+    assert set(model.fit(data_of(strategy), verbose=0).history) == {"loss", "learning_rate"}
+    after = model.get_weights()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[-1] - after[-1]).max() > 0
+
+
+@scenario
+def a_train_step_of_ones_own_runs_on_the_workers(strategy, folder):
+    class Halved(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True)) / 2
+            self.optimizer.minimize(loss, self.trainable_variables, tape)
+            return {"halved": loss}
+
+    def halved():
+        inputs = keras.Input((5,))
+        model = Halved(inputs, layers.Dense(3, "softmax")(inputs))
+        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+        return model
+
+    model = strategy.build(halved)
+    before = model.evaluate(X, Y, verbose=0)
+    history = model.fit(data_of(strategy), epochs=4, verbose=0).history
+    assert set(history) == {"halved", "learning_rate"}
+    assert model.evaluate(X, Y, verbose=0) < before
+
+
+@scenario
+def a_model_made_outside_is_left_alone(strategy, folder):
+    mine = model_fn()
+    before = mine.get_weights()
+    model = strategy.build(mine)
+    model.fit(data_of(strategy), verbose=0)
+    for a, b in zip(mine.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@scenario
+def only_the_loss_is_verified(strategy, folder):
+    report = tfdist.verify(model_fn, (X, Y), strategy, steps=24, global_batch_size=8)
+    assert report.passed, str(report)
+    assert report.losses.final < report.losses.initial
+    text = str(report)
+    assert "on 2 workers is asynchronous, so only its loss is checked" in text
+    assert "within the bound" in text
+    assert "others have changed" in text
+    assert report.float64_difference is None
+
+
+@scenario
+def a_mistake_in_the_data_is_explained_and_training_goes_on(strategy, folder):
+    model = strategy.build(model_fn)
+    wrong = strategy.dataset((X, np.where(Y == 2, 7, Y)), global_batch_size=8)
+    with pytest.raises(DataError, match="label 7"):
+        model.fit(wrong, verbose=0)
+    history = model.fit(data_of(strategy), epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+@scenario
+def python_functions_of_a_model_run_on_the_chief(strategy, folder):
+    called = []
+
+    def note(x):
+        called.append(os.getpid())
+        return x
+
+    def with_python():
+        inputs = keras.Input((5,))
+        hidden = layers.Lambda(
+            lambda x: tf.ensure_shape(tf.py_function(note, [x], tf.float32), [None, 5])
+        )(inputs)
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    strategy.build(with_python).fit(data_of(strategy), verbose=0)
+    assert len(called) >= 6
+    assert set(called) == {os.getpid()}
+
+
+@scenario
+def what_would_be_wrong_is_refused(strategy, folder):
+    optimizers = keras.optimizers
+
+    def refused(match, **compiled):
+        with pytest.raises(ModelError, match=match):
+            strategy.build(lambda: model_fn(**compiled)).fit(data_of(strategy), verbose=0)
+
+    refused("jit_compile", jit_compile=True)
+    refused("run_eagerly", run_eagerly=True)
+    refused("tf.keras.optimizers.SGD", optimizer=optimizers.legacy.SGD())
+    scaled = keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
+    refused("LossScaleOptimizer", optimizer=scaled)
+    refused("clipnorm=1.0", optimizer=optimizers.SGD(clipnorm=1.0))
+    refused("Adafactor", optimizer=optimizers.Adafactor())
+
+    def unit_norm():
+        inputs = keras.Input((5,))
+        outputs = layers.Dense(3, kernel_constraint="unit_norm")(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        return model
+
+    def decays_in_part():
+        model = model_fn(optimizers.AdamW())
+        model.optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+        return model
+
+    with pytest.raises(ModelError, match="Give var_names instead"):
+        strategy.build(decays_in_part).fit(data_of(strategy), verbose=0)
+    with pytest.raises(ModelError, match="UnitNorm"):
+        strategy.build(unit_norm).fit(data_of(strategy), verbose=0)
+
+    def two_optimizers():
+        model = model_fn()
+        model.second = optimizers.SGD()
+        return model
+
+    with pytest.raises(ModelError, match="a second one, SGD"):
+        strategy.build(two_optimizers)
+
+
+@scenario
+def an_average_of_weights_is_kept_over_shards(strategy, folder):
+    model = strategy.build(lambda: model_fn(keras.optimizers.SGD(0.1, use_ema=True)))
+    history = model.fit(data_of(strategy), epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    averages = model.optimizer._model_variables_moving_average
+    np.testing.assert_array_equal(averages[0].numpy(), model.get_weights()[0])

@@ -1,0 +1,1 @@
+"""Weights on parameter servers, and workers that update them, each at its own pace."""

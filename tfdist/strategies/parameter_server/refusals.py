@@ -1,0 +1,139 @@
+"""What parameter servers would get wrong without a word, and so is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training.nested import layers_in
+
+_K = tf.keras.optimizers
+# Each element's update depends on that element alone, so a shard is updated like the whole.
+_ELEMENTWISE = (
+    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.Nadam, _K.RMSprop, _K.Ftrl,
+    _K.Lion,
+)  # fmt: skip
+# Sums over elements, and what is done to each element.
+_RIGHT_ON_SHARDS = {
+    "regularizer": (
+        tf.keras.regularizers.L1,
+        tf.keras.regularizers.L2,
+        tf.keras.regularizers.L1L2,
+    ),
+    "constraint": (tf.keras.constraints.NonNeg,),
+}
+_WHOLE = "Leave variables whole: min_shard_bytes=None"
+
+
+def refuse_model(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the model is compiled with what workers cannot do, or holds a second optimizer.
+    """
+    name = f"model '{model.name}'"
+    if model.jit_compile:
+        raise ModelError(
+            "XLA cannot compile a step whose weights lie on other processes",
+            received=f"{name} compiled with jit_compile=True",
+            mend="Compile it without jit_compile",
+        )
+    if model.run_eagerly:
+        raise ModelError(
+            "workers take their steps as graphs",
+            received=f"{name} compiled with run_eagerly=True",
+            mend="Compile it without run_eagerly, or use strategy 'single' to look into a step",
+        )
+    optimizer = model.optimizer
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        raise ModelError(
+            "Keras does not scale losses on parameter servers",
+            received=f"{name} with a LossScaleOptimizer (mixed_float16)",
+            mend="Use mixed_bfloat16, which needs no scale",
+        )
+    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise ModelError(
+            "strategy 'parameter_server' needs an optimizer of tf.keras.optimizers",
+            received=f"{name} with {type(optimizer).__name__} of tf.keras.optimizers.legacy",
+            mend=f"Use tf.keras.optimizers.{type(optimizer).__name__}",
+        )
+    others = [v for v in vars(model).values() if isinstance(v, _K.Optimizer) and v is not optimizer]
+    if others:
+        raise ModelError(
+            "strategy 'parameter_server' keeps the state of one optimizer, that of compile",
+            received=f"{name} with a second one, {type(others[0]).__name__}",
+            mend="Train it on strategy 'single'",
+        )
+
+
+@contextlib.contextmanager
+def whole_in_mixed_precision() -> Iterator[None]:
+    """Raises:
+    ModelError: the twin that is made within is of mixed precision, and has divided variables.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "ShardedVariable" not in str(error):
+            raise
+        raise ModelError(
+            "Keras' mixed precision knows no variables that are divided among parameter servers",
+            received="a model of mixed precision with large variables",
+            mend=_WHOLE,
+        ) from error
+
+
+def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> None:
+    """Raises:
+    ModelError: something needs one of the ``divided`` variables as a whole.
+    """
+    if not divided:
+        return
+    optimizer = model.optimizer
+    base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
+    name = divided[0].name
+    if base is None or type(optimizer).update_step is not base.update_step:
+        known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
+        raise ModelError(
+            "an optimizer that works on whole weights does not see those that are divided among "
+            "parameter servers",
+            received=f"{type(optimizer).__name__}, and '{name}' divided",
+            mend=f"{_WHOLE}; or choose one of tf.keras.optimizers: {known}",
+        )
+    if optimizer.clipnorm:
+        raise ModelError(
+            "clipnorm takes the norm of each whole gradient",
+            received=f"clipnorm={optimizer.clipnorm}, and '{name}' divided among parameter servers",
+            mend=f"{_WHOLE}; or give global_clipnorm",
+        )
+    kept = getattr(optimizer, "_exclude_from_weight_decay", None) or []
+    if any(optimizer._var_key(variable) in kept for variable in divided):
+        raise ModelError(
+            "weights that do not decay are named, where they are divided among parameter servers",
+            received="exclude_from_weight_decay(var_list=...)",
+            mend=f"Give var_names instead; or: {_WHOLE}",
+        )
+    for layer in layers_in(model):
+        for kind, rule in _rules_of(layer, divided):
+            raise ModelError(
+                f"a {kind} of one's own, or one that looks at whole weights, does not see those "
+                "that are divided among parameter servers",
+                received=f"{type(rule).__name__} of layer '{layer.name}'",
+                mend=_WHOLE,
+            )
+
+
+def _rules_of(layer: Any, divided: Sequence[tf.Variable]) -> list[tuple[str, Any]]:
+    """Returns the constraints and regularizers of a layer's divided weights that need the whole."""
+    ids = {id(variable) for variable in divided}
+    if not any(id(variable) in ids for variable in layer.weights):
+        return []
+    given = {name: value for name, value in vars(layer).items() if callable(value)}
+    return [
+        (kind, value)
+        for kind, known in _RIGHT_ON_SHARDS.items()
+        for name, value in given.items()
+        if name.endswith(f"_{kind}") and name != "activity_regularizer" and type(value) not in known
+    ]

@@ -1,0 +1,190 @@
+"""The asynchronous steps of a fit: the chief reads, workers compute, parameter servers update."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import LaunchError
+from tfdist.strategies.parameter_server.refusals import refuse_model
+from tfdist.strategies.parameter_server.twin import Twin
+from tfdist.strategies.parameter_server.watch import Watch
+from tfdist.training.metrics import state_of
+
+# Each worker computes one step and finds the next one waiting.
+_STEPS_PER_WORKER = 2
+_READERS = ("evaluate", "predict", "get_weights", "save", "save_weights", "export")
+# What TensorFlow says where a task is gone; it says the same of other causes.
+_MAYBE_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+_WRITERS = ("set_weights", "load_weights", "reset_metrics")
+
+
+class _Newer(enum.Enum):
+    """Who has values that the other has not."""
+
+    CHIEF = enum.auto()
+    SERVERS = enum.auto()
+    NEITHER = enum.auto()
+
+
+class AsynchronousSteps:
+    """Replaces the train function of the chief's model: a call hands a batch to a free worker.
+
+    The batch travels with the step, so that each is computed once, whichever worker takes it, and
+    again elsewhere if that worker is lost. At most two steps for each worker are on their way, and
+    they are waited for in order: no step begins before the one that far behind it has ended.
+
+    Whatever reads the chief's model (an epoch's end, a checkpoint, ``get_weights``, a file) waits
+    for all of them first, and brings the values over.
+
+    Args:
+        num_workers: that compute.
+    """
+
+    def __init__(
+        self, model: tf.keras.Model, twin: Twin, coordinator: Any, watch: Watch, num_workers: int
+    ):
+        self._model = model
+        self._twin = twin
+        self._coordinator = coordinator
+        self._watch = watch
+        self._most = _STEPS_PER_WORKER * num_workers
+        self._newer = _Newer.CHIEF
+        #: Steps on their way: result, number in the training, and whether it is traced for it.
+        self._flying: deque[tuple[Future, int, bool]] = deque()
+        self._logs: dict[str, Any] = {}
+        self._step: Any = None
+        self._metric_state: list[np.ndarray] = []
+
+    def install(self) -> None:
+        """Makes the model train so, and read what is trained."""
+        model = self._model
+        model.make_train_function = lambda force=False: self._train
+        for name in _READERS:
+            setattr(model, name, self._after_settling(getattr(model, name)))
+        for name in _WRITERS:
+            setattr(model, name, self._after_settling(getattr(model, name), writes=True))
+
+    def _after_settling(self, method: Callable, *, writes: bool = False) -> Callable:
+        @functools.wraps(method)
+        def settled(*args: Any, **options: Any) -> Any:
+            self.settle()
+            if writes:
+                self._newer = _Newer.CHIEF
+            return method(*args, **options)
+
+        return settled
+
+    # Keras' loop calls this ---------------------------------------------------------------------
+
+    def _train(self, iterator: Any) -> dict[str, Any]:
+        """Takes as many steps as Keras counts in one execution; returns the newest results."""
+        with self._tidied():
+            for _ in range(int(self._model._steps_per_execution)):
+                self._begin(next(iterator))
+        return self._logs
+
+    def _begin(self, batch: Any) -> None:
+        optimizer = self._model.optimizer
+        self._watch.check()
+        if not self._twin.is_ready():
+            self._prepare(batch)
+        if self._newer is _Newer.CHIEF:
+            self._watch.call(self._twin.push, "sending the weights to the parameter servers")
+            self._newer = _Newer.NEITHER
+            self._logs = {}  # An epoch's results are its own.
+        optimizer._compute_current_learning_rate()
+        number = int(optimizer.iterations) + 1
+        while len(self._flying) >= self._most:
+            self._land()
+        is_first = self._step.experimental_get_tracing_count() == 0
+        arguments = (batch, tf.identity(optimizer.learning_rate))
+        remote = self._watch.call(
+            lambda: self._coordinator.schedule(self._step, args=arguments),
+            f"the start of step {number}",
+            is_first=is_first,
+        )
+        optimizer.iterations.assign_add(1)
+        self._newer = _Newer.SERVERS
+        fetched = self._watch.fetch(remote.fetch)
+        self._flying.append((fetched, number, is_first))
+        while self._flying and (not self._logs or self._flying[0][0].done()):
+            self._land()
+
+    def _land(self) -> None:
+        fetched, number, is_first = self._flying.popleft()
+        logs = self._watch.result(fetched, f"step {number}", is_first=is_first)
+        names = self._twin.metric_names
+        self._logs.update({names.get(name, name): value for name, value in logs.items()})
+
+    def _prepare(self, batch: Any) -> None:
+        refuse_model(self._model)
+        # Like all of the twin, in another thread: here is the scope of the chief's own strategy.
+        self._watch.call(lambda: self._twin.prepare(batch), "making the optimizer's variables")
+        self._newer = _Newer.CHIEF
+        twin, engine = self._twin.twin, self._coordinator.strategy
+
+        def run(batch: Any, learning_rate: tf.Tensor) -> Any:
+            twin.optimizer.learning_rate.assign(learning_rate)
+            return twin.train_step(batch)
+
+        @tf.function(reduce_retracing=True)
+        def step(batch: Any, learning_rate: tf.Tensor) -> Any:
+            return engine.run(run, args=(batch, learning_rate))
+
+        self._step = step
+
+    # Bringing the values over -------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Waits for all steps on their way, and gives the chief what they have made."""
+        if self._newer is not _Newer.SERVERS:
+            return
+        with self._tidied():
+            while self._flying:
+                self._land()
+            self._watch.call(self._twin.pull, "reading the weights of the parameter servers")
+        self._newer = _Newer.NEITHER
+        self._metric_state = [variable.numpy() for variable in state_of(self._model)]
+
+    def finish(self) -> None:
+        """Brings over what can still be read, before the cluster ends."""
+        if self._watch.broken is None:
+            with contextlib.suppress(tf.errors.OpError, LaunchError):
+                self.settle()
+
+    def metric_state(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the state of the metrics of this epoch; ``values`` is the chief's own."""
+        self.settle()
+        return self._metric_state if self._newer is _Newer.NEITHER else values
+
+    @contextlib.contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Leaves nothing under way when a step fails, and explains why it did."""
+        try:
+            yield
+        except LaunchError:
+            self._give_up()
+            raise
+        except tf.errors.OpError as error:
+            lost = self._watch.explain(error) if isinstance(error, _MAYBE_LOST) else None
+            if lost is not None:
+                self._give_up()
+                raise lost from error
+            self._flying.clear()
+            with contextlib.suppress(tf.errors.OpError):
+                self._watch.call(self._coordinator.join, "the end of the steps under way")
+            raise
+
+    def _give_up(self) -> None:
+        """The cluster is gone; what the chief has read last is all there is."""
+        self._flying.clear()
+        self._newer = _Newer.NEITHER

@@ -1,0 +1,229 @@
+"""Parameter servers: ``tf.distribute.ParameterServerStrategy``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfdist import topology
+from tfdist.errors import DataError, OptionError
+from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
+from tfdist.topology import Topology
+from tfdist.training.options import check_precision
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.strategies.parameter_server.cluster import Cluster
+    from tfdist.strategies.parameter_server.steps import AsynchronousSteps
+    from tfdist.training.feed import Feed
+    from tfdist.training.scaling import Scaling
+
+
+class ParameterServer(Strategy):
+    """Weights lie on parameter servers; each worker takes steps of its own and waits for nobody.
+
+    All processes run the same program. It goes on in the chief alone: a worker or parameter server
+    stays in ``start`` until the chief's program ends, and then ends with ``SystemExit(0)``.
+
+    A step is one global batch, computed by one worker. The chief reads the records and sends each
+    batch to the worker that takes it. ``evaluate`` and ``predict`` run on the chief.
+
+    Args:
+        min_shard_bytes: a variable is divided among the parameter servers in shards of at least so
+            many bytes; None leaves every variable whole.
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the workers.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        precision: "float32" or "mixed_bfloat16": what the layers that model_fn makes compute in.
+            Weights stay float32. None leaves Keras' own policy.
+        start_timeout_s: seconds that a task waits for the others to come up.
+        stall_timeout_s: seconds that a task may be silent, and a step may take, before the job ends
+            in an error.
+        threads: threads that a task computes with; None divides the cores among a host's tasks.
+    """
+
+    name = "parameter_server"
+    is_asynchronous = True
+
+    def __init__(
+        self,
+        *,
+        min_shard_bytes: int | None = 256 << 10,
+        lr_scaling: str | None = None,
+        warmup_epochs: float = 0,
+        precision: str | None = None,
+        start_timeout_s: float = 120,
+        stall_timeout_s: float = 120,
+        threads: int | None = None,
+    ):
+        from tfdist.training.scaling import Scaling
+
+        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
+        self._lr_scaling = lr_scaling
+        self._warmup_epochs = warmup_epochs
+        check_precision(precision)
+        if precision == "mixed_float16":
+            raise OptionError(
+                "Keras does not scale losses on parameter servers, which mixed_float16 needs",
+                received="precision='mixed_float16'",
+                mend="Choose precision='mixed_bfloat16'",
+            )
+        self.precision = precision
+        for option, value in (("min_shard_bytes", min_shard_bytes), ("threads", threads)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(
+                    f"{option} must be a whole number of at least 1", received=repr(value)
+                )
+        for option, value in (
+            ("start_timeout_s", start_timeout_s),
+            ("stall_timeout_s", stall_timeout_s),
+        ):
+            if not isinstance(value, (int, float)) or value < 1:
+                raise OptionError(f"{option} must be at least 1", received=repr(value))
+        self._min_shard_bytes = min_shard_bytes
+        self._start_timeout_s = start_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._threads = threads
+        self._cluster: Cluster | None = None
+        self._steps: list[AsynchronousSteps] = []
+
+    def start(self) -> None:
+        """Connects the tasks. Returns on the chief only.
+
+        Raises:
+            SystemExit: on workers and parameter servers, with code 0, when the chief has ended.
+            OptionError: TF_CONFIG describes no chief, workers and parameter servers.
+            LaunchError: a task did not come up, or the chief has died.
+        """
+        place = topology.current()
+        missing = [role for role in topology.ROLES if role not in place.roles]
+        if missing:
+            raise OptionError(
+                "strategy 'parameter_server' runs on a chief, workers and parameter servers",
+                received=f"a process without {' and '.join(missing)} in its TF_CONFIG",
+                mend="Start it with tfdist launch --strategy parameter_server --workers 2 --ps 1",
+            )
+        from tfdist.strategies.parameter_server.cluster import Cluster, serve, take_devices
+
+        config = take_devices(place, self._threads)
+        if place.role != "chief":
+            serve(place, config, start_timeout_s=self._start_timeout_s)
+            raise SystemExit(0)
+        self._cluster = Cluster(
+            place,
+            min_shard_bytes=self._min_shard_bytes,
+            start_timeout_s=self._start_timeout_s,
+            stall_timeout_s=self._stall_timeout_s,
+        )
+
+    def close(self) -> None:
+        """Ends the other tasks. What was built stays usable on the chief, but for training."""
+        if self._cluster is None:
+            return
+        try:
+            for steps in self._steps:
+                steps.finish()
+        finally:
+            self._cluster.say_goodbye()
+            self._cluster, self._steps = None, []
+
+    @property
+    def topology(self) -> Topology:
+        return topology.current()
+
+    @property
+    def num_replicas(self) -> int:
+        """Workers. They share the epoch, not a batch."""
+        return self._connected().num_workers
+
+    @property
+    def scaling(self) -> Scaling:
+        from tfdist.training.scaling import Scaling
+
+        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        if self.num_replicas == 1:
+            return ()  # Steps follow one another.
+        return (
+            "workers do not wait for each other: a gradient is applied to weights that others have "
+            "changed since they were read",
+            "the moving statistics of BatchNormalization are moved by whichever worker comes first",
+            "the step of a worker that is lost is taken again, and may count twice",
+        )
+
+    def _connected(self) -> Cluster:
+        assert self._cluster is not None, "start() comes first"
+        return self._cluster
+
+    def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
+        import tensorflow as tf
+
+        from tfdist.strategies.parameter_server.collective import Servers
+        from tfdist.strategies.parameter_server.refusals import (
+            refuse_model,
+            whole_in_mixed_precision,
+        )
+        from tfdist.strategies.parameter_server.steps import AsynchronousSteps
+        from tfdist.strategies.parameter_server.twin import Twin
+        from tfdist.training.install import install
+        from tfdist.training.precision import check_follows, policy
+
+        cluster = self._connected()
+        is_made = isinstance(model_fn, tf.keras.Model)
+        with policy(self.precision):
+            model = called(model_fn)
+            if is_made:
+                model = clone(model_fn)
+        check_follows(model, self.precision)
+        refuse_model(model)
+        with cluster.engine.scope(), policy(self.precision), whole_in_mixed_precision():
+            twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
+        steps = AsynchronousSteps(
+            model,
+            Twin(model, twin, cluster.engine),
+            cluster.coordinator,
+            cluster.watch,
+            cluster.num_workers,
+        )
+        steps.install()
+        self._steps.append(steps)
+        return install(
+            model,
+            Servers(steps),
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+        )
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+    ) -> Feed:
+        feed = make_feed(
+            source,
+            global_batch_size=global_batch_size,
+            training=training,
+            seed=seed,
+            map_fn=map_fn,
+        )
+        if feed.held is not None:
+            raise DataError(
+                "the chief of strategy 'parameter_server' reads all records",
+                received="records divided among hosts",
+                mend="Give the chief's host the whole data",
+            )
+        return feed
+
+    def from_chief(self, value: Any) -> Any:
+        return value
+
+    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        save_atomically(model, path)

@@ -1,0 +1,149 @@
+"""The user's model a second time, with its variables on the parameter servers.
+
+The chief's model is an ordinary one, with whole variables of its own: evaluation, prediction and
+files are Keras' own. Its twin is what workers train. TensorFlow divides large variables of it into
+shards, which Keras can neither save nor read as one weight; here the chief's variables are paired
+with their shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.strategies.parameter_server.refusals import refuse_on_shards
+from tfdist.training.metrics import state_of
+from tfdist.training.nested import layers_in
+
+_Pair = tuple[tf.Variable, list[tf.Variable]]
+"""A variable of the chief, and its shards in order."""
+
+
+class Twin:
+    """A model of the chief and its twin.
+
+    Args:
+        model: the chief's.
+        twin: made like it within the scope of ``engine``; compiled like it, or not at all.
+        engine: TensorFlow's strategy.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        twin: tf.keras.Model,
+        engine: tf.distribute.ParameterServerStrategy,
+    ):
+        self._model = model
+        self.twin = twin
+        self._engine = engine
+        #: The loss of the compilation that the twin has, too.
+        self._compiled_as = model.compiled_loss if twin.optimizer is not None else None
+        self._pairs: list[_Pair] = []
+        #: Name of a metric of the twin -> that of the chief's. Keras counts names up.
+        self.metric_names: dict[str, str] = {}
+
+    def is_ready(self) -> bool:
+        """Whether the model is still the one that was prepared: not compiled anew."""
+        return bool(self._pairs) and self._compiled_as is self._model.compiled_loss
+
+    def prepare(self, batch: Any) -> None:
+        """Makes all variables of both models, and pairs them.
+
+        Args:
+            batch: (x[, y[, sample_weight]]), the first of a training.
+
+        Raises:
+            ModelError: a variable that must be whole is divided, or Keras cannot compile a copy.
+        """
+        model, twin = self._model, self.twin
+        if self._compiled_as is not model.compiled_loss:
+            self._compile_twin()
+        x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        one_x, one_y = (tf.nest.map_structure(lambda t: t[:1], part) for part in (x, y))
+        y_pred = model(one_x, training=False)
+        _make_variables(model, one_y, y_pred)
+        with self._engine.scope():
+            _make_variables(twin, one_y, y_pred)
+            # The chief knows the rate, and the place in a schedule; it sends both with each step.
+            rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
+            twin.optimizer._learning_rate = rate
+        twin.optimizer.jit_compile = False
+        weights = list(_paired(model.weights, twin.weights))
+        refuse_on_shards(model, [whole for whole, parts in weights if len(parts) > 1])
+        self._pairs = [
+            *weights,
+            *_paired_state(model.optimizer, twin.optimizer),
+            *_paired(state_of(model), state_of(twin)),
+        ]
+        self.metric_names = {
+            theirs.name: ours.name for theirs, ours in zip(twin.metrics, model.metrics, strict=True)
+        }
+
+    def push(self) -> None:
+        """Gives the twin the chief's values: weights, optimizer and metrics."""
+        for whole, parts in self._pairs:
+            value = whole.numpy()
+            if len(parts) == 1:
+                parts[0].assign(value)
+                continue
+            start = 0
+            for part in parts:
+                part.assign(value[start : start + part.shape[0]])
+                start += part.shape[0]
+
+    def pull(self) -> None:
+        """Gives the chief the twin's values."""
+        for whole, parts in self._pairs:
+            values = [part.read_value() for part in parts]
+            whole.assign(values[0] if len(values) == 1 else tf.concat(values, axis=0))
+
+    def _compile_twin(self) -> None:
+        model, twin = self._model, self.twin
+        for ours, theirs in zip(layers_in(model), layers_in(twin), strict=True):
+            theirs.trainable = ours.trainable
+        try:
+            with self._engine.scope():
+                twin.compile_from_config(model.get_compile_config())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ModelError(
+                "strategy 'parameter_server' compiles a second model on the parameter servers, and "
+                "Keras cannot copy what this one was compiled with",
+                received=f"model '{model.name}': {str(error).splitlines()[0]}",
+                mend="Compile it in model_fn, and build it anew",
+            ) from error
+        self._compiled_as = model.compiled_loss
+
+
+def _make_variables(model: tf.keras.Model, y: Any, y_pred: Any) -> None:
+    """Makes the variables that Keras makes at the first batch: slots and metrics."""
+    if not model.compiled_loss.built:
+        model.compiled_loss.build(y_pred)
+    if not model.compiled_metrics.built:
+        model.compiled_metrics.build(y_pred, y)
+    model.optimizer.build(model.trainable_variables)
+
+
+def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:
+    """Yields each variable with its shards; those of one stand together, divided by rows."""
+    left = iter(parts)
+    for whole in wholes:
+        own = [next(left)]
+        while whole.shape.rank and sum(part.shape[0] for part in own) < whole.shape[0]:
+            own.append(next(left))
+        yield whole, own
+    assert next(left, None) is None, "the twin has other variables than the model"
+
+
+def _paired_state(ours: Any, theirs: Any) -> Iterator[_Pair]:
+    """Yields the variables of two optimizers of one kind: counters, and slots of each weight."""
+    for name, value in vars(ours).items():
+        if name in ("_variables", "_learning_rate", "_current_learning_rate"):
+            continue
+        if isinstance(value, tf.Variable):
+            yield value, [getattr(theirs, name)]
+        elif isinstance(value, list) and value and isinstance(value[0], tf.Variable):
+            yield from _paired(value, getattr(theirs, name))

@@ -1,0 +1,149 @@
+"""Waits for the engine, but not for ever, nor for a task that is gone."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.errors import LaunchError
+from tfdist.strategies.parameter_server.lines import Lines, Task
+
+_TICK_S = 0.2
+# A dead task's line ends a moment before or after gRPC's own error about it.
+_SETTLE_S = 2.0
+
+_RESUME = (
+    "Go on from the last checkpoint: tfdist.Checkpoints(folder, resume=True); --max-restarts of "
+    "tfdist train and launch does"
+)
+
+
+class _Caller:
+    """A thread that makes one call after the other; not a pool, for whose threads Python would
+    wait at the end, and these may hang."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._make_calls, daemon=True).start()
+
+    def submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        self._calls.put((future, call))
+        return future
+
+    def _make_calls(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, call  # They would live until the next call.
+
+
+class Watch:
+    """Makes the engine's calls, any of which may hang, from other threads, and watches the tasks.
+
+    Args:
+        tasks: all tasks of the cluster.
+        stall_timeout_s: how long a task may be silent, and a call may take.
+        first_timeout_s: how long a call may take that also traces.
+    """
+
+    def __init__(
+        self, lines: Lines, tasks: Sequence[Task], *, stall_timeout_s: float, first_timeout_s: float
+    ):
+        self._lines = lines
+        self._servers = [task for task in tasks if task.role == "ps"]
+        self._workers = [task for task in tasks if task.role == "worker"]
+        self._stall_timeout_s = stall_timeout_s
+        self._first_timeout_s = first_timeout_s
+        self._told: set[int] = set()
+        #: What ended the cluster; nothing is asked of it any more.
+        self.broken: LaunchError | None = None
+        self._caller, self._fetcher = _Caller(), _Caller()
+
+    def fetch(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+        """Has ``call``, which waits for a step, made after those that wait for the steps before."""
+        return self._fetcher.submit(call)
+
+    def call(self, call: Callable[[], Any], what: str, *, is_first: bool = False) -> Any:
+        """Returns what ``call`` returns; see ``result``."""
+        return self.result(self._caller.submit(call), what, is_first=is_first)
+
+    def result(
+        self, future: concurrent.futures.Future, what: str, *, is_first: bool = False
+    ) -> Any:
+        """Returns the result of a call.
+
+        Args:
+            what: what is waited for, in words.
+            is_first: whether the call also traces.
+
+        Raises:
+            LaunchError: a parameter server or all workers are lost, a task is silent for longer
+                than the deadline, or the call takes longer.
+        """
+        begun = time.monotonic()
+        limit = self._first_timeout_s if is_first else self._stall_timeout_s
+        while not concurrent.futures.wait([future], timeout=_TICK_S).done:
+            self.check()
+            if time.monotonic() - begun > limit:
+                self._end(
+                    f"a step must end within {limit:g} s",
+                    f"all tasks are there, but {what} takes longer",
+                    "Raise stall_timeout_s if a step is meant to take so long",
+                )
+        return future.result()
+
+    def check(self) -> None:
+        """Raises:
+        LaunchError: a parameter server or all workers are lost, or a task is silent too long.
+        """
+        if self.broken is not None:
+            raise self.broken
+        lost = self._lines.lost
+        gone = [task for task in self._servers if task.rank in lost]
+        if gone:
+            self._end(
+                "a parameter server holds a part of the weights: none may be lost",
+                f"{_listed(gone)} is gone",
+                _RESUME,
+            )
+        for task in self._workers:
+            if task.rank in lost - self._told:
+                self._told.add(task.rank)
+                print(f"tfdist: {task} is lost; the others take over its steps", flush=True)
+        if lost >= {task.rank for task in self._workers}:
+            self._end("a job needs one worker at least", "all workers are gone", _RESUME)
+        for task in (*self._workers, *self._servers):
+            silence = self._lines.silence(task.rank)
+            if task.rank not in lost and silence > self._stall_timeout_s:
+                self._end(
+                    f"every task must give a sign of life within {self._stall_timeout_s:g} s",
+                    f"{task} has been silent for {silence:.0f} s",
+                    f"Look for what has stopped that process. {_RESUME}",
+                )
+
+    def explain(self, error: Exception) -> LaunchError | None:
+        """Returns which task is lost or silent, where that has caused ``error``."""
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until:
+            try:
+                self.check()
+            except LaunchError as cause:
+                return cause
+            time.sleep(_TICK_S)
+        return None
+
+    def _end(self, rule: str, received: str, mend: str) -> None:
+        self.broken = LaunchError(rule, received=received, mend=mend)
+        raise self.broken
+
+
+def _listed(tasks: Sequence[Task]) -> str:
+    return ", ".join(map(str, tasks))
