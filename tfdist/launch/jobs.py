@@ -79,7 +79,7 @@ def job_for(
             mend=f"Leave that out, or choose {' or '.join(_WITH_SERVERS)}",
         )
     controllers = _CONTROLLERS.get(strategy)
-    place = standing(workers or ps, hosts, controller)
+    place = standing(workers, hosts, controller)
     if place is not None:
         if controllers is None and strategy != "auto":
             raise _one_process(
