@@ -107,6 +107,17 @@ def test_commands_that_srun_has_started_are_one_training(model_file, shards, tmp
     assert "Traceback" not in stderr + other_stderr
 
 
+def test_tasks_of_srun_are_parameter_servers_too(model_file, shards, tmp_path):
+    options = ("--strategy", "parameter_server", "--ps", "1")
+    command = ["-m", "tfdist", *train(model_file, shards, tmp_path / "run", *options)]
+    with tasks(command, slurm(3), tmp_path) as ended:
+        (code, _, stderr), *others = ended
+    assert code == 0, stderr
+    assert [other[:2] for other in others] == [(0, ""), (0, "")], others
+    summary = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (summary["strategy"], summary["workers"]) == ("parameter_server", 1)
+
+
 def test_verify_on_tasks_of_srun(model_file, shards, tmp_path):
     command = ["-m", "tfdist", "verify", "--model", f"{model_file}:mlp", "--data", shards]
     command += ["--strategy", "multi_worker", "--steps", "5"]

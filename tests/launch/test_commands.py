@@ -224,6 +224,15 @@ def test_ranks_do_not_share_a_strategy_of_one_process(told):
     assert env["SLURM_JOB_ID"] == "8"
 
 
+def test_ranks_of_srun_are_a_chief_workers_and_parameter_servers(told):
+    told(SRUN)
+    *task, tasks, dashes, x = jobs.job_for("parameter_server", ["x"]).command[-6:]
+    assert (task[-1], dashes, x) == ("tfdist.launch.task", "--", "x")
+    assert [role for role, _ in json.loads(tasks)] == ["chief", "worker", "ps"]
+    with pytest.raises(LaunchError, match=r"3 ranks, told by slurm, for --ps 2.*at least 4 tasks"):
+        jobs.job_for("parameter_server", ["x"], ps=2)
+
+
 def test_mpirun_takes_no_hosts_from_slurm():
     for on_hosts in (None, "a:2"):
         command = mpi.job(["x"], workers=2, on_hosts=on_hosts, environ=ENVIRON).command

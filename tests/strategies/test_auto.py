@@ -28,7 +28,7 @@ def test_a_launcher_means_horovod(monkeypatch):
     [
         (
             {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"},
-            "sagemaker names this process as rank",
+            "sagemaker names this process as worker",
         ),
         ({"TF_CONFIG": tf_config([("worker", "a:1"), ("worker", "b:1")], 0)}, "tf_config names"),
     ],
@@ -40,6 +40,15 @@ def test_addresses_mean_multi_worker(monkeypatch, environ, expected):
     name, reason = choose()
     assert name == "multi_worker"
     assert expected in reason
+
+
+def test_roles_beside_parameter_servers_mean_those(monkeypatch):
+    cluster = [("chief", "a:1"), ("worker", "a:2"), ("ps", "a:3")]
+    monkeypatch.setenv("TF_CONFIG", tf_config(cluster, 0))
+    assert choose() == (
+        "parameter_server",
+        "tf_config names this process as chief, rank 0 of 3",
+    )
 
 
 def test_one_host_of_a_cluster_is_no_cluster(monkeypatch):

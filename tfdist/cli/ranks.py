@@ -63,7 +63,7 @@ class Where:
     @property
     def place(self) -> Topology | None:
         """Where this process stands among ranks that something else has started; see ``jobs``."""
-        return jobs.standing(self.workers or self.ps, self.hosts, self.controller)
+        return jobs.standing(self.workers, self.hosts, self.controller)
 
     @property
     def is_chief(self) -> bool:

@@ -97,7 +97,7 @@ def job_for(
             **timeouts,
         )
     controllers = _CONTROLLERS.get(strategy)
-    place = standing(workers or ps, hosts, controller)
+    place = standing(workers, hosts, controller)
     if place is not None:
         if controllers is None and strategy != "auto":
             raise _one_process(
@@ -105,6 +105,8 @@ def job_for(
                 f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
                 "give --workers 1 for a training of its own in each process",
             )
+        if strategy in _WITH_SERVERS:
+            command = tf_cluster.task_beside_servers(command, place, ps or 1)
         return local.job(command, rank=place.rank, **timeouts)
     if controllers is None:
         _refuse_several(strategy, workers, hosts, controller)

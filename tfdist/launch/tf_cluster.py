@@ -14,10 +14,10 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from tfdist.errors import OptionError
+from tfdist.errors import LaunchError, OptionError
 from tfdist.launch import hosts, mpi
 from tfdist.launch.supervisor import Job
-from tfdist.topology import ports
+from tfdist.topology import Topology, ports
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -80,6 +80,26 @@ def job_with_servers(
         slots=slots,
         may_be_lost=range(1, 1 + workers),
     )
+
+
+def task_beside_servers(command: list[str], place: Topology, ps: int) -> list[str]:
+    """Returns the command of a rank that something else has started: a chief, workers, then ``ps``
+    parameter servers. Unchanged where a TF_CONFIG has given the roles already.
+
+    Raises:
+        LaunchError: too few ranks, or ranks that do not know each other's addresses.
+    """
+    if "ps" in place.roles:
+        return command
+    workers = place.world_size - 1 - ps
+    if workers < 1 or not place.addresses:
+        raise LaunchError(
+            "a chief, each worker and each parameter server are a rank with an address",
+            received=f"{place.world_size} ranks, told by {place.launcher}, for --ps {ps}",
+            mend=f"Start at least {2 + ps} tasks with srun, or give --workers to have them started",
+        )
+    roles = ["chief", *["worker"] * workers, *["ps"] * ps]
+    return _task_command(list(zip(roles, place.addresses, strict=True)), command)
 
 
 def _task_command(tasks: list[tuple[str, str]], command: list[str]) -> list[str]:

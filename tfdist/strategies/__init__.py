@@ -60,8 +60,9 @@ def strategy(name: str, **options: Any) -> Strategy:
 
     Args:
         name: one of the registered names, or "auto": Horovod under mpirun or horovodrun,
-            multi_worker under srun, on several SageMaker hosts or with TF_CONFIG, mirrored with
-            several GPUs, else single; it prints what it chose and why.
+            multi_worker under srun, on several SageMaker hosts or with TF_CONFIG (there with
+            parameter servers: parameter_server), mirrored with several GPUs, else single; it prints
+            what it chose and why.
         options: those of the strategy; ``known_options(name)`` lists them.
 
     Raises:

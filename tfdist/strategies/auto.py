@@ -11,8 +11,9 @@ def choose() -> tuple[str, str]:
     if place.launcher in ("mpi", "gloo"):
         return "horovod", f"{place.launcher} started this process as rank {place.rank}"
     if place.world_size > 1:
-        where = f"rank {place.rank} of {place.world_size}"
-        return "multi_worker", f"{place.launcher} names this process as {where}"
+        name = "parameter_server" if "ps" in place.roles else "multi_worker"
+        where = f"{place.role}, rank {place.rank} of {place.world_size}"
+        return name, f"{place.launcher} names this process as {where}"
     import tensorflow as tf
 
     return choose_for(len(tf.config.list_physical_devices("GPU")))
