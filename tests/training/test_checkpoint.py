@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import CheckpointError, OptionError, WriteError
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
-from tfdist.training.checkpoint import Checkpoints, DataState, Position
+from tfdist.training.checkpoint import Checkpoints, DataState, Position, Start
 
 keras = tf.keras
 _RNG = np.random.default_rng(0)
@@ -286,3 +286,67 @@ def test_a_killed_script_goes_on_to_the_same_weights(tmp_path):
     assert found["epochs"] == [1, 2]
     assert found["weights"] <= 1e-6
     assert found["history"] <= 1e-5
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends the fit with an error within an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._epoch:
+            raise KeyboardInterrupt
+
+
+def deciding(folder):
+    """Returns callbacks that decide by what they have seen; their file tells what the last did."""
+    return [
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=0.1),
+        keras.callbacks.EarlyStopping(
+            "loss", patience=5, min_delta=0.1, restore_best_weights=True, mode="min"
+        ),
+        keras.callbacks.ModelCheckpoint(
+            str(folder / "best.weights.h5"), "accuracy", save_best_only=True, save_weights_only=True
+        ),
+    ]
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 4, 5])
+def test_callbacks_that_decide_go_on_from_what_they_had_seen(tmp_path, epoch):
+    unbroken, history = fit(*deciding(tmp_path), epochs=20)
+    assert 5 < len(history.epoch) < 20  # It stops early, after some rates.
+    assert len(set(history.history["learning_rate"])) > 1
+    kept = tmp_path / "kept"
+    with pytest.raises(KeyboardInterrupt):
+        fit(Checkpoints(kept), *deciding(tmp_path), Interrupt(epoch), epochs=20)
+    resumed, rest = fit(Checkpoints(kept, resume=True), *deciding(tmp_path), epochs=20)
+    assert rest.epoch == history.epoch[epoch:]
+    assert_same(resumed, unbroken)
+    for name in ("learning_rate", "loss"):
+        assert rest.history[name] == pytest.approx(history.history[name][epoch:], abs=1e-6)
+
+
+def test_a_training_that_was_stopped_early_stays_so(tmp_path, capsys):
+    stopped, _ = fit(Checkpoints(tmp_path), *deciding(tmp_path), epochs=20)
+    again, rest = fit(Checkpoints(tmp_path, resume=True), *deciding(tmp_path), epochs=20)
+    assert rest.epoch == []
+    assert "EarlyStopping ended this training" in capsys.readouterr().out
+    assert_same(again, stopped)
+    _, rest = fit(Checkpoints(tmp_path, resume=True), epochs=20)
+    assert rest.epoch[-1] == 19
+
+
+def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
+    keeper = Checkpoints(tmp_path)
+    data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)
+    model = new_model()
+    model.optimizer.build(model.trainable_variables)
+    keeper.bind(model, Alone(), data, begun_at=Start(Position(1, 2), parts=3))
+    found = []
+    for position in (Position(1, 4), Position(2, 2)):
+        keeper._save(position, [])
+        reader = Checkpoints(tmp_path, resume=True)
+        found.append(reader.bind(model, Alone(), data).parts)
+    assert found == [3, 1]

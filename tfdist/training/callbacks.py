@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.training.checkpoint import Checkpoints
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival
 
@@ -24,6 +25,7 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     Where the chief may be lost, all have them, and they wait for their process to become it.
 
     All others run everywhere. They see the metrics of the whole job, so they decide alike.
+    Checkpoints come last, and keep what the others have decided.
 
     Raises:
         OptionError: a callback that cannot know where in its data a fit goes on.
@@ -35,6 +37,11 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
+    keepers = [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+    others = [callback for callback in callbacks if callback not in keepers]
+    for keeper in keepers:
+        keeper.remember(others)
+    callbacks = [*others, *keepers]
     if isinstance(collective, ElasticCollective):
         written = (*_CHIEF_ONLY, tf.keras.callbacks.TensorBoard)
         return [OfTheChief(c, collective) if isinstance(c, written) else c for c in callbacks]
@@ -141,6 +148,9 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         for watcher in watchers:
             self.append(watcher)
             watcher.set_model(self.model)
+        if watchers:  # Keras has asked before them whether anyone wants to hear of batches.
+            self._should_call_train_batch_hooks = True
+            self._should_call_test_batch_hooks = True
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if not self._begun:

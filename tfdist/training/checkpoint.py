@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, cannot_write
-from tfdist.training import checkpoint_files
+from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.collective import Collective
 
 # TensorFlow's reader raises plain Python errors for a file that is cut short.
@@ -38,7 +38,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     Give it to ``model.fit(callbacks=[...])`` of a model from ``strategy.build``. With
     ``resume=True`` the fit starts where the last checkpoint was written, in the middle of an epoch
     too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
-    named, and the one before it is taken.
+    named, and the one before it is taken. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
+    on from what they had seen.
 
     Args:
         directory: folder of the checkpoints; made when missing.
@@ -77,6 +78,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._every_steps = every_steps
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
+        self._others: Sequence[tf.keras.callbacks.Callback] = ()
 
     # Called by the fit of a built model ---------------------------------------------------------
 
@@ -161,12 +163,25 @@ class Checkpoints(tf.keras.callbacks.Callback):
             mend=f"Remove {self.directory} and train from the start",
         )
 
+    def remember(self, others: Sequence[tf.keras.callbacks.Callback]) -> None:
+        """Keeps in each checkpoint what those of Keras' own callbacks know; they run before it."""
+        self._others = others
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a callback that is there again ended the training that is resumed."""
+        return callback_state.has_stopped(self._others, self.start.callbacks)
+
     def go_on_at(self, position: Position) -> None:
         """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""
         self._going_on_at = position
         self._last_step = position.step
 
     # Keras' hooks -------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self.start.callbacks:
+            callback_state.restore(self._others, self.start.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._current_epoch = epoch
@@ -192,7 +207,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"
-        self._state.assign(position, metric_state)
+        origin = self.start
+        is_rest = position.step and position.epoch == origin.position.epoch and origin.position.step
+        self._state.assign(
+            position,
+            metric_state,
+            parts=origin.parts if is_rest else self._state.data.parts,
+            callbacks=callback_state.written(self._others),
+        )
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         try:
             with self.writing():
@@ -237,12 +259,14 @@ class Start:
         metric_state: of the steps before it in the same epoch.
         parts: processes that read those steps.
         steps_told: steps of the epoch that callbacks have been told of, here or elsewhere.
+        callbacks: what Keras' own remembered, see ``callback_state``; empty when nothing was.
     """
 
     position: Position = Position()
     metric_state: np.ndarray | None = None
     parts: int = 1
     steps_told: int = 0
+    callbacks: bytes = b""
 
 
 class _State:
@@ -253,16 +277,26 @@ class _State:
         self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         self._data = tf.Variable(self._as_row(data), dtype=tf.int64, trainable=False)
         self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
+        self._callbacks = tf.Variable(b"", dtype=tf.string, trainable=False)
 
     @staticmethod
     def _as_row(data: DataState) -> list[int]:
         return list(astuple(data))
 
     def trackable(self) -> tf.train.Checkpoint:
-        return tf.train.Checkpoint(position=self._position, data=self._data, metrics=self._metrics)
+        return tf.train.Checkpoint(
+            position=self._position,
+            data=self._data,
+            metrics=self._metrics,
+            callbacks=self._callbacks,
+        )
 
-    def assign(self, position: Position, metric_state: list[np.ndarray]) -> None:
+    def assign(
+        self, position: Position, metric_state: list[np.ndarray], parts: int, callbacks: bytes
+    ) -> None:
         self._position.assign([position.epoch, position.step])
+        self._data.assign(self._as_row(replace(self.data, parts=parts)))
+        self._callbacks.assign(callbacks)
         flat = [np.ravel(array).astype(np.float64) for array in metric_state]
         self._metrics.assign(np.concatenate(flat) if flat else np.zeros(0))
 
@@ -280,7 +314,12 @@ class _State:
                 mend="Resume with the same records, seed and global_batch_size",
             )
         state = self._metrics.numpy()
-        return Start(Position(epoch, step), state if state.size else None, saved.parts)
+        return Start(
+            Position(epoch, step),
+            state if state.size else None,
+            saved.parts,
+            callbacks=self._callbacks.numpy(),
+        )
 
 
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:

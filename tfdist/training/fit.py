@@ -213,6 +213,7 @@ class Runs:
         feed = self._present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
         history = tf.keras.callbacks.History()
+        history.on_train_begin()  # There may be nothing left to train.
         chain = self._chain([*callbacks, history], feed, epochs, self._verbosity(verbose))
 
         def train(start: Start) -> None:
@@ -238,6 +239,10 @@ class Runs:
 
             for keeper in _keepers(callbacks):
                 keeper.go_on_at(start.position)
+                if keeper.has_stopped:
+                    next_epoch = epochs
+                    if self._collective.is_chief:
+                        print("tfdist: EarlyStopping ended this training; leave it out to go on")
             model.get_metrics_result.carried = None
             with self._reading(feed) as watch:
                 chain.watch_with(watch)

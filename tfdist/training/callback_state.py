@@ -1,0 +1,70 @@
+"""What Keras' own callbacks remember, so that a resumed fit decides as an unbroken one would."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
+_REMEMBERED = {
+    tf.keras.callbacks.EarlyStopping: (
+        "wait",
+        "best",
+        "best_epoch",
+        "stopped_epoch",
+        "best_weights",
+    ),
+    tf.keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
+}
+
+
+def written(callbacks: Sequence[Any]) -> bytes:
+    """Returns what ``callbacks`` remember, as the bytes of a NumPy archive."""
+    arrays = {}
+    for key, callback, attribute in _places(callbacks):
+        value = getattr(callback, attribute, None)
+        if isinstance(value, list):
+            arrays |= {f"{key}.{index}": array for index, array in enumerate(value)}
+        elif value is not None:
+            arrays[key] = np.asarray(value)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def restore(callbacks: Sequence[Any], state: bytes) -> None:
+    """Gives ``callbacks`` what those of the same classes, in the same order, remembered."""
+    arrays = _read(state)
+    for key, callback, attribute in _places(callbacks):
+        if key in arrays:
+            setattr(callback, attribute, arrays[key].item())
+        elif f"{key}.0" in arrays:
+            parts = sum(name.startswith(f"{key}.") for name in arrays)
+            setattr(callback, attribute, [arrays[f"{key}.{part}"] for part in range(parts)])
+
+
+def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
+    """Whether one of ``callbacks`` ended the training that ``state`` is of."""
+    arrays = _read(state) if state else {}
+    return any(
+        attribute == "stopped_epoch" and arrays.get(key, 0) > 0
+        for key, _, attribute in _places(callbacks)
+    )
+
+
+def _read(state: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(state), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _places(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
+    """Gives (key, callback, attribute); the key counts the callbacks of a class."""
+    for kind, attributes in _REMEMBERED.items():
+        for number, callback in enumerate(c for c in callbacks if isinstance(c, kind)):
+            for attribute in attributes:
+                yield f"{kind.__name__}.{number}.{attribute}", callback, attribute
