@@ -18,11 +18,16 @@ import pytest
 #: Files that take longest, the longest first: workers that begin with them end together.
 _LONGEST_FIRST = (
     "conformance/test_conformance.py",
+    "training/test_options.py",
     "training/test_fit.py",
     "conformance/test_proof.py",
     "notebooks/test_notebooks.py",
     "strategies/pipeline/test_pipeline.py",
+    "faults/test_mishaps.py",
     "cli/test_train.py",
+    "strategies/test_parameter_server.py",
+    "faults/test_lost_processes.py",
+    "faults/test_stalls.py",
     "strategies/federated/test_federated.py",
     "strategies/mesh/test_mesh.py",
     "cli/test_rehearse.py",

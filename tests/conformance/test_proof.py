@@ -24,7 +24,7 @@ ROWS = (
     ("pipeline", {"stages": 2, "microbatches": 4}, (*_SMALL, "resnet50v2"), "float32"),
     (
         "pipeline",
-        {"stages": 2, "microbatches": 4, "schedule": "1f1b", "recompute": True},
+        {"stages": 2, "microbatches": 4, "schedule": "1f1b", "recompute": "blocks"},
         ("mlp", "transformer", "vit"),
         "float32",
     ),

@@ -51,6 +51,14 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     return [c for c in callbacks if not isinstance(c, left_out)]
 
 
+def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:
+    """Whether the training that is resumed has ended before its last epoch, and says so."""
+    stopped = any(c.has_stopped for c in callbacks if isinstance(c, Checkpoints))
+    if stopped and collective.is_chief:
+        print("tfdist: EarlyStopping ended this training; leave it out to go on", flush=True)
+    return stopped
+
+
 class OfTheChief(tf.keras.callbacks.Callback):
     """Runs a callback on the chief alone; on a new one from where the old one was lost."""
 

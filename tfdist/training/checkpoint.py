@@ -79,6 +79,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
+        self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if problem is not None:
             raise problem
         self._manager = self._managed(checkpoint)
+        self.go_on_at(self.start.position)
         return self.start
 
     def _managed(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training.callbacks import JobCallbacks, for_process
+from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import Checkpoints, DataState, Start
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
@@ -239,10 +239,8 @@ class Runs:
 
             for keeper in _keepers(callbacks):
                 keeper.go_on_at(start.position)
-                if keeper.has_stopped:
-                    next_epoch = epochs
-                    if self._collective.is_chief:
-                        print("tfdist: EarlyStopping ended this training; leave it out to go on")
+            if have_stopped(callbacks, self._collective):
+                next_epoch = epochs
             model.get_metrics_result.carried = None
             with self._reading(feed) as watch:
                 chain.watch_with(watch)

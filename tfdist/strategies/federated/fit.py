@@ -15,7 +15,7 @@ from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import RoundRunner
 from tfdist.strategies.federated.server import Server
-from tfdist.training.callbacks import JobCallbacks, for_process
+from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import Checkpoints, DataState
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
@@ -104,6 +104,8 @@ class FederatedFit:
             epochs=epochs,
             steps=1,
         )
+        if have_stopped(callbacks, self._collective):
+            first = epochs
         model.stop_training = False
         chain.on_train_begin()
         logs: dict[str, Any] = {}
