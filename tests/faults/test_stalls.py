@@ -6,6 +6,7 @@ its own. The others: test_lost_processes.py; data that never come: test_mishaps.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -39,10 +40,17 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
         *("--epochs", "9999", "--global-batch-size", "20", "--stall-timeout", "5"),
         *("--start-timeout", "40"),
     ]
+    # A user's shell does not have it: jax, which TensorFlow imports, puts it into this process.
+    environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     with (
         open(tmp_path / "stderr", "w+") as error,
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=error, text=True
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=error,
+            text=True,
         ) as process,
     ):
         assert any(line.startswith("epoch 2/") for line in process.stdout)

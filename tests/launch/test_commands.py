@@ -49,7 +49,7 @@ def test_ranks_without_a_core_each_are_not_bound(cores):
 @pytest.mark.parametrize("on_hosts", [None, "localhost:2", "localhost,127.0.0.1"])
 def test_this_machine_alone_uses_neither_ssh_nor_a_network(on_hosts):
     command = mpi.job(["x"], workers=2, on_hosts=on_hosts, environ=ENVIRON).command
-    assert {("plm", "isolated"), ("btl_tcp_if_include", "lo"), ("oob_tcp_if_include", "lo")} <= (
+    assert {("plm", "isolated"), ("btl", "self,vader"), ("oob_tcp_if_include", "lo")} <= (
         pairs(command)
     )
     assert "-H" not in command

@@ -72,8 +72,9 @@ _ONLY_THESE_HOSTS = ["--mca", "ras", "^slurm"]
 
 
 def _local_arguments(workers: int, cores: int) -> list[str]:
-    # "isolated": no ssh is looked for. Loopback: nothing listens on a network.
-    loopback = ["--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo"]
+    # "isolated": no ssh is looked for. Ranks talk through shared memory: over TCP each would listen
+    # on all interfaces, whichever it was told to use.
+    loopback = ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
     per_rank = cores // workers
     if per_rank >= 1 and sys.platform == "linux":
         binding = ["--bind-to", "core", "--map-by", f"slot:PE={per_rank}"]
