@@ -42,11 +42,11 @@ def test_a_private_training_is_resumed_and_says_what_it_costs(run_cli, clients, 
     options = ("-o", "dp_noise_multiplier=2", "-o", "dp_clip_norm=1.0", "-o", "local_epochs=2")
     first = train(run_cli, clients, output, "--epochs", 2, *options)
     assert first.returncode == 0, first.stderr
-    assert "after 2 rounds epsilon is" in first.stderr
+    assert "after 2 rounds epsilon is" in first.stdout
     again = train(run_cli, clients, output, "--epochs", 3, "--resume", *options)
     assert again.returncode == 0, again.stderr
-    assert "after 3 rounds epsilon is" in again.stderr
-    assert "after 1 rounds epsilon is" not in again.stderr
+    assert "after 3 rounds epsilon is" in again.stdout
+    assert "after 1 rounds epsilon is" not in again.stdout
     with (output / "history.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
