@@ -54,14 +54,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def run_cli() -> Callable[..., subprocess.CompletedProcess]:
+def shell_environ() -> dict[str, str]:
+    """The environment of a user's shell: jax, which TensorFlow imports, adds to this process's."""
+    return {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+
+
+@pytest.fixture
+def run_cli(shell_environ: dict[str, str]) -> Callable[..., subprocess.CompletedProcess]:
     """Runs ``tfdist`` in a process of its own: ``run_cli("launch", ..., cwd=..., env=...)``."""
 
-    # A user's shell does not have it: jax, which TensorFlow imports, puts it into this process.
-    clean = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-
     def run(
-        *arguments: object, timeout_s: float = 120, env: dict[str, str] = clean, **options
+        *arguments: object, timeout_s: float = 120, env: dict[str, str] = shell_environ, **options
     ) -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, "-m", "tfdist", *map(str, arguments)],

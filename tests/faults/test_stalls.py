@@ -6,7 +6,6 @@ its own. The others: test_lost_processes.py; data that never come: test_mishaps.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -31,7 +30,7 @@ MODEL = f"{Path(__file__).parents[1] / 'cli' / 'models.py'}:mlp"
 
 
 @pytest.mark.parametrize("strategy", list(OPTIONS))
-def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
+def test_a_stopped_process_is_noticed_and_ended(strategy, records, shell_environ, tmp_path):
     clients = 3 if strategy == "federated" else None
     write(records, tmp_path / "shards", split="train=5,validation=1", clients=clients)
     command = [
@@ -40,13 +39,11 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, tmp_path):
         *("--epochs", "9999", "--global-batch-size", "20", "--stall-timeout", "5"),
         *("--start-timeout", "40"),
     ]
-    # A user's shell does not have it: jax, which TensorFlow imports, puts it into this process.
-    environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     with (
         open(tmp_path / "stderr", "w+") as error,
         subprocess.Popen(
             command,
-            env=environ,
+            env=shell_environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=error,

@@ -17,6 +17,7 @@ from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_threads import take_threads
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
+from tfdist.training.options import check_count, check_deadline
 
 _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
@@ -70,16 +71,10 @@ class Horovod(DataParallel):
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
             raise unknown_choice("compression", compression, _COMPRESSIONS)
-        if not isinstance(stall_timeout_s, (int, float)) or stall_timeout_s < 1:
-            raise OptionError("stall_timeout_s must be at least 1", received=repr(stall_timeout_s))
-        for option, value in (
-            ("threads", 1 if threads is None else threads),
-            ("commit_every_steps", commit_every_steps),
-        ):
-            if type(value) is not int or value < 1:
-                raise OptionError(
-                    f"{option} must be a whole number of at least 1", received=repr(value)
-                )
+        check_deadline("stall_timeout_s", stall_timeout_s)
+        if threads is not None:
+            check_count("threads", threads)
+        check_count("commit_every_steps", commit_every_steps)
         self._op = op
         self._compression = compression
         self._stall_timeout_s = stall_timeout_s

@@ -10,6 +10,7 @@ from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective, OneProcess
+from tfdist.training.options import check_count
 
 _DEFAULT_LOGICAL_CPUS = 2
 
@@ -25,8 +26,8 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
     Raises:
         OptionError: fewer than one device, or more than there are GPUs.
     """
-    if devices is not None and (type(devices) is not int or devices < 1):
-        raise OptionError(f"{option} must be a whole number of at least 1", received=repr(devices))
+    if devices is not None:
+        check_count(option, devices)
     if not gpus:
         return [f"CPU:{i}" for i in range(devices or _DEFAULT_LOGICAL_CPUS)]
     if devices is not None and devices > len(gpus):

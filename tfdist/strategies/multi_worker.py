@@ -12,6 +12,7 @@ from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_threads import take_threads
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
+from tfdist.training.options import check_count, check_deadline
 
 _COMMUNICATIONS = ("auto", "ring", "nccl")
 
@@ -75,16 +76,10 @@ class MultiWorker(DataParallel):
         if communication not in _COMMUNICATIONS:
             raise unknown_choice("communication", communication, _COMMUNICATIONS)
         for option, value in (("bytes_per_pack", bytes_per_pack), ("threads", threads)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(
-                    f"{option} must be a whole number of at least 1", received=repr(value)
-                )
-        for option, value in (
-            ("start_timeout_s", start_timeout_s),
-            ("stall_timeout_s", stall_timeout_s),
-        ):
-            if not isinstance(value, (int, float)) or value < 1:
-                raise OptionError(f"{option} must be at least 1", received=repr(value))
+            if value is not None:
+                check_count(option, value)
+        check_deadline("start_timeout_s", start_timeout_s)
+        check_deadline("stall_timeout_s", stall_timeout_s)
         self._communication = communication
         self._bytes_per_pack = bytes_per_pack
         self._start_timeout_s = start_timeout_s

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.training.checkpoint import Checkpoints
+from tfdist.training.checkpoint import keepers_among
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival
 
@@ -37,7 +37,7 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
-    keepers = [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+    keepers = keepers_among(callbacks)
     others = [callback for callback in callbacks if callback not in keepers]
     for keeper in keepers:
         keeper.remember(others)
@@ -53,7 +53,7 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
 
 def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:
     """Whether the training that is resumed has ended before its last epoch, and says so."""
-    stopped = any(c.has_stopped for c in callbacks if isinstance(c, Checkpoints))
+    stopped = any(keeper.has_stopped for keeper in keepers_among(callbacks))
     if stopped and collective.is_chief:
         print("tfdist: EarlyStopping ended this training; leave it out to go on", flush=True)
     return stopped

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -239,6 +240,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._manager = self._managed(self._manager.checkpoint)
         with self._collective.saving.written():
             self._manager.save(checkpoint_number=number)
+
+
+def keepers_among(callbacks: Sequence[Any]) -> list[Checkpoints]:
+    """Returns those of ``callbacks`` that keep checkpoints."""
+    return [callback for callback in callbacks if isinstance(callback, Checkpoints)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.checkpoint import Checkpoints, DataState, Start
+from tfdist.training.checkpoint import DataState, Start, keepers_among
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
@@ -100,7 +100,7 @@ class Runs:
         return (
             self._scale is not None
             or isinstance(options.get("validation_data"), Feed)
-            or bool(_keepers(_listed(options.get("callbacks"))))
+            or bool(keepers_among(_listed(options.get("callbacks"))))
         )
 
     def _as_feed(self, x: Any, options: dict) -> Feed:
@@ -237,7 +237,7 @@ class Runs:
                     **options,
                 )
 
-            for keeper in _keepers(callbacks):
+            for keeper in keepers_among(callbacks):
                 keeper.go_on_at(start.position)
             if have_stopped(callbacks, self._collective):
                 next_epoch = epochs
@@ -345,7 +345,7 @@ class Runs:
             self._check(model)
         self._build_optimizer()
         start = Start()
-        keepers = _keepers(callbacks)
+        keepers = keepers_among(callbacks)
         if keepers:
             data = DataState(
                 seed=feed.seed,
@@ -409,10 +409,6 @@ def _by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
     """Returns positional arguments after ``x`` of one of Keras' loops by their names."""
     names = list(inspect.signature(method).parameters)[2:]
     return dict(zip(names, args, strict=False))
-
-
-def _keepers(callbacks: list[Any]) -> list[Checkpoints]:
-    return [callback for callback in callbacks if isinstance(callback, Checkpoints)]
 
 
 def _listed(callbacks: Any) -> list[Any]:

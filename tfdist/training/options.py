@@ -42,11 +42,7 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
-        if type(self.accumulate_steps) is not int or self.accumulate_steps < 1:
-            raise OptionError(
-                "accumulate_steps must be a whole number of at least 1",
-                received=repr(self.accumulate_steps),
-            )
+        check_count("accumulate_steps", self.accumulate_steps)
         if not isinstance(self.sync_batch_norm, bool):
             raise OptionError(
                 "sync_batch_norm is True or False", received=repr(self.sync_batch_norm)
@@ -94,6 +90,22 @@ class StepOptions:
                 )
             )
         return tuple(found)
+
+
+def check_count(option: str, value: object) -> None:
+    """Raises:
+    OptionError: ``value`` is not a whole number of at least 1.
+    """
+    if type(value) is not int or value < 1:
+        raise OptionError(f"{option} must be a whole number of at least 1", received=repr(value))
+
+
+def check_deadline(option: str, value: object) -> None:
+    """Raises:
+    OptionError: ``value`` is not a number of seconds, at least 1.
+    """
+    if not isinstance(value, (int, float)) or value < 1:
+        raise OptionError(f"{option} must be at least 1", received=repr(value))
 
 
 def check_precision(precision: str | None) -> None:

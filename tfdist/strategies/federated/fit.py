@@ -16,7 +16,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import RoundRunner
 from tfdist.strategies.federated.server import Server
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.checkpoint import Checkpoints, DataState
+from tfdist.training.checkpoint import DataState, keepers_among
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
 from tfdist.training.install import refuse_xla
@@ -130,7 +130,7 @@ class FederatedFit:
         model = self._model
         if hasattr(model.optimizer, "build"):  # The slots must exist to be restored.
             model.optimizer.build(model.trainable_variables)
-        keepers = [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+        keepers = keepers_among(callbacks)
         if not keepers:
             return 0
         data = DataState(

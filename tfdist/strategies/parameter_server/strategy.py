@@ -10,7 +10,7 @@ from tfdist import topology
 from tfdist.errors import DataError, OptionError
 from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
 from tfdist.topology import Topology
-from tfdist.training.options import check_precision
+from tfdist.training.options import check_count, check_deadline, check_precision
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -71,16 +71,10 @@ class ParameterServer(Strategy):
             )
         self.precision = precision
         for option, value in (("min_shard_bytes", min_shard_bytes), ("threads", threads)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(
-                    f"{option} must be a whole number of at least 1", received=repr(value)
-                )
-        for option, value in (
-            ("start_timeout_s", start_timeout_s),
-            ("stall_timeout_s", stall_timeout_s),
-        ):
-            if not isinstance(value, (int, float)) or value < 1:
-                raise OptionError(f"{option} must be at least 1", received=repr(value))
+            if value is not None:
+                check_count(option, value)
+        check_deadline("start_timeout_s", start_timeout_s)
+        check_deadline("stall_timeout_s", stall_timeout_s)
         self._min_shard_bytes = min_shard_bytes
         self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
