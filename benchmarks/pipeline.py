@@ -9,13 +9,13 @@ their outputs kept.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import functools
 import time
 from typing import Any
 
+from benchmarks import apart
+
+_apart = functools.partial(apart.call, "benchmarks.pipeline")
 _SECONDS_PER_ROW = 0.010
 _ROWS = 32
 
@@ -39,7 +39,7 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _frozen(quick: bool) -> list[dict]:
-    trained, frozen, kept, filling = _in_process("frozen", rounds=2 if quick else 5)
+    trained, frozen, kept, filling = _apart("frozen", rounds=2 if quick else 5)
     rows = [
         ("an epoch, frozen layers do not go backward", trained, frozen, 1.5),
         ("an epoch, outputs of frozen layers kept, over frozen", frozen, kept, 5.0),
@@ -51,7 +51,7 @@ def _frozen(quick: bool) -> list[dict]:
         ),
     ]
     if not quick:
-        peaks = [_in_process("frozen_memory", freeze=freeze)[0] for freeze in (False, True)]
+        peaks = [_apart("frozen_memory", freeze=freeze)[0] for freeze in (False, True)]
         rows.append(("peak memory, frozen layers do not go backward", *peaks, 2.0))
     return [
         {
@@ -66,8 +66,8 @@ def _frozen(quick: bool) -> list[dict]:
 
 
 def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
-    (alone,) = _in_process("overlap", stages=stages, microbatches=1, schedule="gpipe", steps=steps)
-    (ours,) = _in_process(
+    (alone,) = _apart("overlap", stages=stages, microbatches=1, schedule="gpipe", steps=steps)
+    (ours,) = _apart(
         "overlap", stages=stages, microbatches=microbatches, schedule=schedule, steps=steps
     )
     ideal = microbatches * stages / (microbatches + stages - 1)
@@ -82,7 +82,7 @@ def _overlap(stages: int, microbatches: int, schedule: str, steps: int) -> dict:
 
 def _memory() -> list[dict]:
     def peak(schedule: str, recompute: str) -> float:
-        return _in_process("memory", schedule=schedule, recompute=recompute)[0]
+        return _apart("memory", schedule=schedule, recompute=recompute)[0]
 
     baseline = peak("gpipe", "none")
     rows = []
@@ -99,22 +99,6 @@ def _memory() -> list[dict]:
             }
         )
     return rows
-
-
-def _in_process(what: str, **options: Any) -> list[float]:
-    """Returns the numbers that a function below gives: devices are settled once in a process."""
-    done = subprocess.run(
-        [sys.executable, __file__, what, json.dumps(options)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _sleeping_layer() -> Any:
@@ -305,9 +289,4 @@ def frozen_memory(freeze: bool) -> list[float]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        work = {f.__name__: f for f in (overlap, memory, frozen, frozen_memory)}[sys.argv[1]]
-        print(json.dumps(work(**json.loads(sys.argv[2]))))
-    else:
-        for row in run("--quick" in sys.argv):
-            print(row)
+    apart.answer((overlap, memory, frozen, frozen_memory))

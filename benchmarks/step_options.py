@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
+import functools
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
+from benchmarks import apart
+
+_apart = functools.partial(apart.call, "benchmarks.step_options")
 _WIDTH, _DEPTH, _ROWS = 256, 16, 8192
 
 
@@ -41,27 +41,11 @@ def _row(work: str, baseline: float, ours: float, target: float | None) -> dict[
 
 
 def _peak_mb(options: dict[str, Any], quick: bool) -> float:
-    return _in_process("peak", options=options, rows=_ROWS // 8 if quick else _ROWS)
+    return _apart("peak", options=options, rows=_ROWS // 8 if quick else _ROWS)
 
 
 def _seconds(options: dict[str, Any], steps: int) -> list[float]:
-    return _in_process("seconds", options=options, steps=steps)
-
-
-def _in_process(what: str, **arguments: Any) -> Any:
-    """Returns what a function below gives: memory is that of a process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.step_options", what, json.dumps(arguments)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    return _apart("seconds", options=options, steps=steps)
 
 
 def _model(options: dict[str, Any]) -> Any:
@@ -109,5 +93,4 @@ def seconds(options: dict[str, Any], steps: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    function, arguments = sys.argv[1:]
-    print(json.dumps({"peak": peak, "seconds": seconds}[function](**json.loads(arguments))))
+    apart.answer((peak, seconds))

@@ -23,6 +23,7 @@ import numpy as np
 
 import tfdist
 from tfdist.errors import TfdistError
+from tfdist.launch.quick_start import import_tensorflow
 
 
 class OnStrategy(observed.Side):
@@ -118,6 +119,7 @@ def _attempt(side: observed.Side, case: str, expected: observed.Observed) -> dic
 
 
 def main(name: str, options: str, wanted: str, reference: str, batches: str, out: str) -> None:
+    import_tensorflow()
     expected = observed.read(Path(reference), batches)
     with tfdist.strategy(name, **json.loads(options)) as strategy:
         folder = Path(strategy.from_chief(tempfile.mkdtemp(dir=Path(out).parent)))

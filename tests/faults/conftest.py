@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
+from tfdist.cli import saved_weights
 from tfdist.records.writer import write
 
 EPOCHS, STEPS = 3, 10  # of 20 records
@@ -164,19 +163,8 @@ class Training:
         return steps[::2]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Returns weights and optimizer slots of the model's file, read without Keras."""
-        found = {}
-        with (
-            zipfile.ZipFile(self.folder / "model.keras") as archive,
-            archive.open("model.weights.h5") as member,
-            h5py.File(member) as file,
-        ):
-            file.visititems(
-                lambda name, item: (
-                    found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
-                )
-            )
-        return found
+        """Returns weights and optimizer slots of the model's file."""
+        return saved_weights.read(self.folder / "model.keras")
 
 
 @pytest.fixture

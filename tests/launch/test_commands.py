@@ -128,10 +128,10 @@ def test_parameter_servers_stand_beside_chief_and_workers(cores):
 
 
 def test_on_other_hosts_every_task_needs_a_slot():
-    job = tf_cluster.job_with_servers(["x"], workers=2, ps=1, on_hosts="a:2,b:2", environ=ENVIRON)
+    job = tf_cluster.job(["x"], workers=2, ps=1, on_hosts="a:2,b:2", environ=ENVIRON)
     assert [address.partition(":")[0] for _, address in tasks_in(job.command)] == [*"aabb"]
     with pytest.raises(LaunchError, match="5 workers for 4 slots"):
-        tf_cluster.job_with_servers(["x"], workers=2, ps=2, on_hosts="a:2,b:2", environ=ENVIRON)
+        tf_cluster.job(["x"], workers=2, ps=2, on_hosts="a:2,b:2", environ=ENVIRON)
 
 
 def test_workers_beside_servers_need_slots_here_too(cores):

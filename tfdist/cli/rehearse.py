@@ -6,14 +6,13 @@ import json
 import re
 import tempfile
 import time
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tfdist.cli import model_path, ranks
+from tfdist.cli import model_path, ranks, saved_weights
 from tfdist.cli.console import stdout
 from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
@@ -133,7 +132,7 @@ def command(
             if isinstance(error, LaunchError):
                 click.echo(f"tfdist: {error}", err=True)
         else:
-            difference = _largest_difference(
+            difference = saved_weights.largest_difference(
                 RunFolder(unbroken["output"]).model, RunFolder(broken["output"]).model
             )
     verdict = story.verdict(where.strategy, difference)
@@ -277,31 +276,6 @@ def _train(
             max_restarts=max_restarts,
             on_restart=story.restarted,
         )
-
-
-def _largest_difference(a: Path, b: Path) -> float:
-    """Returns the largest difference between the weights of two Keras files."""
-    import h5py
-    import numpy as np
-
-    def weights(path: Path) -> dict[str, Any]:
-        found = {}
-
-        def keep(name: str, item: Any) -> None:
-            # A metric holds what its own process has seen last.
-            if isinstance(item, h5py.Dataset) and not name.startswith(("optimizer", "metrics")):
-                found[name] = np.asarray(item[()], np.float64)
-
-        with (
-            zipfile.ZipFile(path) as archive,
-            archive.open("model.weights.h5") as member,
-            h5py.File(member) as file,
-        ):
-            file.visititems(keep)
-        return found
-
-    ours, theirs = weights(a), weights(b)
-    return float(max(np.max(np.abs(ours[name] - theirs[name]), initial=0.0) for name in ours))
 
 
 def _print_verdict(verdict: dict[str, Any]) -> None:

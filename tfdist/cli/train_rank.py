@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 import tfdist
 from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import RunFolder, read_history, write_history, write_json
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
+from tfdist.launch.quick_start import import_tensorflow
 
+tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
 
 

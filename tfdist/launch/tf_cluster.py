@@ -26,6 +26,7 @@ def job(
     command: list[str],
     *,
     workers: int,
+    ps: int = 0,
     on_hosts: str | None = None,
     start_timeout_s: float = 120.0,
     stall_timeout_s: float | None = None,
@@ -33,52 +34,26 @@ def job(
 ) -> Job:
     """Returns the job that runs ``command`` as ``workers`` tasks; arguments as ``mpi.job``.
 
+    With ``ps`` parameter servers there is a chief too, and a worker may be lost; on this machine
+    only workers need a slot then, on other hosts each task does.
+
     Raises:
         OptionError: of several hosts one has a name that means another host to the others.
     """
     places = hosts.parse(on_hosts)
-    hosts.check_slots(workers, places)
-    tasks = [("worker", address) for address in _addresses(workers, places)]
-    return mpi.job(
-        _task_command(tasks, command),
-        workers=workers,
-        on_hosts=on_hosts,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-        environ=environ,
-    )
-
-
-def job_with_servers(
-    command: list[str],
-    *,
-    workers: int,
-    ps: int,
-    on_hosts: str | None = None,
-    start_timeout_s: float = 120.0,
-    stall_timeout_s: float | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Job:
-    """Returns the job that runs ``command`` as a chief, ``workers`` and ``ps`` parameter servers.
-
-    On this machine only workers need a slot; on other hosts each task does. A worker may be lost.
-    Other arguments as ``mpi.job``.
-    """
-    places = hosts.parse(on_hosts)
-    total = 1 + workers + ps
-    slots = workers if all(place.is_local for place in places) else total
+    roles = _roles(workers, ps)
+    slots = workers if all(place.is_local for place in places) else len(roles)
     hosts.check_slots(slots, places)
-    roles = ["chief", *["worker"] * workers, *["ps"] * ps]
-    tasks = list(zip(roles, _addresses(total, places), strict=True))
+    tasks = list(zip(roles, _addresses(len(roles), places), strict=True))
     return mpi.job(
         _task_command(tasks, command),
-        workers=total,
+        workers=len(roles),
         on_hosts=on_hosts,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
         environ=environ,
         slots=slots,
-        may_be_lost=range(1, 1 + workers),
+        may_be_lost=range(1, 1 + workers) if ps else (),
     )
 
 
@@ -98,19 +73,23 @@ def task_beside_servers(command: list[str], place: Topology, ps: int) -> list[st
             received=f"{place.world_size} ranks, told by {place.launcher}, for --ps {ps}",
             mend=f"Start at least {2 + ps} tasks with srun, or give --workers to have them started",
         )
-    roles = ["chief", *["worker"] * workers, *["ps"] * ps]
-    return _task_command(list(zip(roles, place.addresses, strict=True)), command)
+    tasks = list(zip(_roles(workers, ps), place.addresses, strict=True))
+    return _task_command(tasks, command)
+
+
+def _roles(workers: int, ps: int) -> list[str]:
+    return ["chief", *["worker"] * workers, *["ps"] * ps] if ps else ["worker"] * workers
 
 
 def _task_command(tasks: list[tuple[str, str]], command: list[str]) -> list[str]:
     return [sys.executable, "-m", "tfdist.launch.task", json.dumps(tasks), "--", *command]
 
 
-def _addresses(workers: int, places: list[hosts.Host]) -> list[str]:
+def _addresses(count: int, places: list[hosts.Host]) -> list[str]:
     """Returns "host:port" of each rank; mpirun fills the hosts in their order."""
     if all(place.is_local for place in places):
-        return [f"127.0.0.1:{port}" for port in _free_ports(workers)]
-    names = [place.name for place in places for _ in range(place.slots)][:workers]
+        return [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    names = [place.name for place in places for _ in range(place.slots)][:count]
     if _LOOPBACK & set(names):
         raise OptionError(
             "the hosts of a cluster have names by which they reach each other",

@@ -39,7 +39,8 @@ def written(callbacks: Sequence[Any]) -> bytes:
 
 def restore(callbacks: Sequence[Any], state: bytes) -> None:
     """Gives ``callbacks`` what those of the same classes, in the same order, remembered."""
-    arrays = _read(state)
+    with _opened(state) as archive:
+        arrays = dict(archive)
     for key, callback, attribute in _places(callbacks):
         if key in arrays:
             setattr(callback, attribute, arrays[key].item())
@@ -50,16 +51,17 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
 
 def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
     """Whether one of ``callbacks`` ended the training that ``state`` is of."""
-    arrays = _read(state) if state else {}
-    return any(
-        attribute == "stopped_epoch" and arrays.get(key, 0) > 0
-        for key, _, attribute in _places(callbacks)
-    )
+    if not state:
+        return False
+    with _opened(state) as archive:  # Not all of it: it may hold weights.
+        return any(
+            attribute == "stopped_epoch" and key in archive and archive[key] > 0
+            for key, _, attribute in _places(callbacks)
+        )
 
 
-def _read(state: bytes) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(state), allow_pickle=False) as archive:
-        return dict(archive)
+def _opened(state: bytes) -> Any:
+    return np.load(io.BytesIO(state), allow_pickle=False)
 
 
 def _places(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:

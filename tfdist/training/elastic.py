@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
+from tfdist.training import callback_state
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
 from tfdist.training.precision import loss_scale_state
@@ -90,14 +91,30 @@ class _Commit:
         return self.start.position.epoch, self.start.position.step, self.is_over
 
 
+@dataclass(frozen=True)
+class _Notes:
+    """What has been seen so far, for a process that joins.
+
+    Attributes:
+        callbacks: see ``callback_state.written``.
+        epochs: that are over.
+        history: name -> value in each of them.
+    """
+
+    callbacks: bytes
+    epochs: list[int]
+    history: dict[str, list[float]]
+
+
 class Survival:
     """Keeps one fit going.
 
     Args:
         model: the one that trains; its optimizer has all its variables.
         collective: the processes.
-        callbacks: of the fit. What Keras' own have noted (the best loss so far, the history) is
-            given to a process that joins.
+        callbacks: of the fit. What Keras' own have noted, as the best loss so far, is given to a
+            process that joins.
+        history: that the fit returns; given to a process that joins, too.
         epochs: number of the last one.
         steps_per_epoch: of the data.
     """
@@ -107,18 +124,20 @@ class Survival:
         model: tf.keras.Model,
         collective: ElasticCollective,
         callbacks: Sequence[Any],
+        history: tf.keras.callbacks.History,
         epochs: int,
         steps_per_epoch: int,
     ):
         self._model = model
         self._collective = collective
         self._callbacks = callbacks
+        self._history = history
         self._epochs = epochs
         self._steps_per_epoch = steps_per_epoch
         self._number = next(_fits)
         self._origin = Start()
         self._last: _Commit | None = None
-        self._notes: dict[tuple[str, int], dict[str, Any]] = {}
+        self._notes: _Notes | None = None
 
     def run(
         self,
@@ -150,7 +169,7 @@ class Survival:
                         self._commit(start.position, start.metric_state)
                     elif not is_ready:
                         join(self._origin)
-                        _take_notes(self._callbacks, self._notes)
+                        self._take_notes()
                         is_ready = True
                 if not self._last.is_over:
                     train(start)
@@ -241,7 +260,9 @@ class Survival:
         variables = self._variables()
         told = None
         if self._collective.process == root:
-            told = (replace(self._last, variables=[]), _notes_of(self._callbacks))
+            seen = callback_state.written(self._callbacks)
+            notes = _Notes(seen, self._history.epoch, self._history.history)
+            told = (replace(self._last, variables=[]), notes)
         last, self._notes = self._collective.gather(told)[root]
         have = self._last.variables if self._last is not None else variables
         arrays = self._collective.hand_on([tensor.numpy() for tensor in have], root)
@@ -249,6 +270,10 @@ class Survival:
             variable.assign(array)
         self._origin = last.origin
         self._last = replace(last, variables=[tf.identity(variable) for variable in variables])
+
+    def _take_notes(self) -> None:
+        callback_state.restore(self._callbacks, self._notes.callbacks)
+        self._history.epoch, self._history.history = self._notes.epochs, self._notes.history
 
     def _variables(self) -> list[tf.Variable]:
         variables = self._model.optimizer.variables
@@ -286,38 +311,3 @@ def forget_traces(model: tf.keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
     model._eval_data_handler = None
     model.reset_metrics()
-
-
-_PLAIN = (bool, int, float, str, type(None), np.generic, np.ndarray)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in (*value, *value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, _PLAIN)
-
-
-def _of_keras(callbacks: Sequence[Any]) -> dict[tuple[str, int], Any]:
-    """Returns Keras' own callbacks by class and place: lists differ from process to process."""
-    found: dict[tuple[str, int], Any] = {}
-    for callback in callbacks:
-        if type(callback).__module__.startswith("keras."):
-            name = type(callback).__name__
-            place = sum(key[0] == name for key in found)
-            found[name, place] = callback
-    return found
-
-
-def _notes_of(callbacks: Sequence[Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns what Keras' own callbacks remember: numbers, texts and arrays."""
-    return {
-        key: {name: value for name, value in vars(callback).items() if _is_plain(value)}
-        for key, callback in _of_keras(callbacks).items()
-    }
-
-
-def _take_notes(callbacks: Sequence[Any], notes: dict[tuple[str, int], dict[str, Any]]) -> None:
-    for key, callback in _of_keras(callbacks).items():
-        vars(callback).update(notes.get(key, {}))

@@ -254,7 +254,7 @@ class Runs:
                     run(next_epoch, epochs)
 
         if self._is_elastic:
-            self._survive(feed, callbacks, chain, epochs, train)
+            self._survive(feed, callbacks, chain, history, epochs, train)
         else:
             self._agree_on(feed)
             train(self._prepare(feed, callbacks))
@@ -266,12 +266,13 @@ class Runs:
         feed: Feed,
         callbacks: list,
         chain: JobCallbacks,
+        history: tf.keras.callbacks.History,
         epochs: int,
         train: Callable[[Start], None],
     ) -> None:
         """Trains on whatever processes there are, from the last commit after each change."""
         survival = Survival(
-            self._model, self._collective, chain.callbacks, epochs, feed.steps_per_epoch
+            self._model, self._collective, chain.callbacks, history, epochs, feed.steps_per_epoch
         )
         chain.go_on_with(survival)
 

@@ -12,13 +12,13 @@ import numpy as np
 NUM_RECORDS = 53
 GLOBAL_BATCH_SIZE = 12
 
-# case -> options beside stages=2, microbatches=4
+# case -> options beside stages=2, microbatches=3; tracing takes the longer the more there are.
 CASES: dict[str, dict[str, Any]] = {
     "skips": {},
-    "skips-1f1b": {"schedule": "1f1b", "stages": 4},
-    "skips-interleaved": {"schedule": "interleaved"},
+    "skips-1f1b": {"schedule": "1f1b", "stages": 4, "microbatches": 4},
+    "skips-interleaved": {"schedule": "interleaved", "microbatches": 4},
     "skips-recompute": {"recompute": "blocks", "schedule": "1f1b"},
-    "skips-one-stage": {"stages": 1, "microbatches": 3},
+    "skips-one-stage": {"stages": 1},
     "norms": {},
     "norms-recompute": {"recompute": "blocks", "stages": 3},
     "tokens": {"schedule": "1f1b"},
@@ -30,12 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
     "legacy": {},
     "nested": {"cut_after": "twice/wide"},
     "nested_norms": {"cut_after": "middle/second"},
-    "nested-interleaved": {"schedule": "interleaved"},
+    "nested-interleaved": {"schedule": "interleaved", "microbatches": 4},
     "frozen": {"freeze_until": "middle"},
     "frozen-kept": {"freeze_until": "middle", "frozen_cache": "memory", "schedule": "1f1b"},
     "frozen_norm": {"schedule": "1f1b"},
     "eager": {},
-    "recurrent": {"schedule": "1f1b"},
+    "recurrent": {"schedule": "1f1b", "microbatches": 2},
     "float64": {},
 }
 

@@ -18,6 +18,7 @@ import numpy as np
 import pipeline_models as models
 
 import tfdist
+from tfdist.launch.quick_start import import_tensorflow
 
 EPOCHS = 2
 
@@ -53,7 +54,7 @@ def compare(case: str) -> dict[str, Any]:
     """Returns what -> largest difference from plain Keras, and the devices of the weights."""
     from tensorflow import keras
 
-    options = {"stages": 2, "microbatches": 4} | models.CASES[case]
+    options = {"stages": 2, "microbatches": 3} | models.CASES[case]
     kind = models.kind(case)
     keras.backend.set_floatx("float64" if case == "float64" else "float32")
     with tfdist.strategy("pipeline", **options) as strategy:
@@ -97,8 +98,7 @@ def _attempt(case: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    import tensorflow as tf
-
+    tf = import_tensorflow()
     from tfdist.strategies.mirrored import make_logical_cpus
 
     make_logical_cpus(4)  # Once for all cases: the largest number of stages.
