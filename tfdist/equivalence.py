@@ -226,6 +226,7 @@ def _compare_once(
 ) -> Report:
     import tensorflow as tf
 
+    from tfdist.training import first_step
     from tfdist.training.precision import policy
 
     # Layers without a name of their own get the same in both, so that options can name them.
@@ -238,6 +239,8 @@ def _compare_once(
     is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
     found = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
+    first_step.make_slots(reference)
+    first_step.make_known_metrics(reference, feed.records.element_spec)
     expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
     report = Report(
         strategy=strategy.name,

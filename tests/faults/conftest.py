@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tfdist.cli import saved_weights
@@ -53,6 +54,18 @@ def _write_shards(records: tuple[np.ndarray, np.ndarray], folder: Path) -> Path:
 def shards(records, traces, tmp_path) -> Path:
     """200 records to train on; each process of a job has the path, and so the token, in it."""
     return _write_shards(records, tmp_path / traces.token)
+
+
+def ranks_among(processes: list[psutil.Process]) -> dict[int, psutil.Process]:
+    """Returns rank -> its own process, of those that have begun."""
+    begun = [p for p in processes if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
+    return {int(p.environ().get("OMPI_COMM_WORLD_RANK", 0)): p for p in begun}
+
+
+@pytest.fixture
+def ranks_of():
+    """Returns the ranks that a process has started."""
+    return lambda process: ranks_among(psutil.Process(process.pid).children(recursive=True))
 
 
 class Training:
@@ -103,6 +116,15 @@ class Training:
         words = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
         self._check(process.returncode, 128 + number, [words])
 
+    def lost(self, rank: int, **mishap) -> None:
+        """Kills one of its ranks when rank 0 is within a step."""
+        with self._popen({"place": "epoch", **mishap}) as process:
+            assert any(line.endswith("at epoch\n") for line in process.stdout), self.error
+            ranks_among(self._traces.alive())[rank].kill()
+            process.stdout.read()
+            process.wait(timeout=60)
+        self._check(process.returncode, 137, [f"rank {rank} ended with exit code 137 (SIGKILL)"])
+
     def _popen(
         self, mishap: dict, options: tuple[str, ...] = (), stdout: str | None = None
     ) -> subprocess.Popen:
@@ -124,10 +146,7 @@ class Training:
     def _wait_for_rank(self) -> None:
         """Until a rank's own process has begun; the import of TensorFlow takes it seconds."""
         deadline = time.monotonic() + 60
-        while not any(
-            process.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]
-            for process in self._traces.alive()
-        ):
+        while not ranks_among(self._traces.alive()):
             assert time.monotonic() < deadline, self.error
             time.sleep(0.05)
 

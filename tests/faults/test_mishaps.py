@@ -86,10 +86,14 @@ def test_several_devices(training, shards, unbroken, rng):
 
 # strategy -> the programs that listen on all interfaces, and know no other way: mpirun for what
 # its daemons tell it (nothing of a rank), and TensorFlow's gRPC server in each task.
-OPEN_TO_ALL = {"horovod": {"mpirun"}, "multi_worker": {"mpirun", "python"}}
+OPEN_TO_ALL = {
+    "horovod": {"mpirun"},
+    "multi_worker": {"mpirun", "python"},
+    "parameter_server": {"mpirun", "python"},
+}
 
 
-@pytest.mark.parametrize("strategy", list(OPEN_TO_ALL))
+@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
 def test_several_processes(training, shards, unbroken, rng, strategy):
     run = training("--strategy", strategy, "--workers", "2")
     run.interrupted("epoch", SIGINT, after=rng.randrange(3, 9))
@@ -99,3 +103,17 @@ def test_several_processes(training, shards, unbroken, rng, strategy):
     run.run(0)
     assert_nothing_lost(run, unbroken(2))
     assert run.open_to_all == OPEN_TO_ALL[strategy]
+
+
+def test_workers_and_a_server(training, shards, rng):
+    """Steps that follow no order have weights of their own: what counts is that all are taken."""
+    run = training("--strategy", "parameter_server", "--workers", "2", "--ps", "1")
+    run.interrupted("epoch", SIGINT, after=rng.randrange(3, 9))
+    chief, server = 0, 3
+    run.lost(chief, after=rng.randrange(4))
+    run.lost(server, after=rng.randrange(4))
+    run.run(2, [FULL, "ckpt-"], place="epoch", limit=1500)
+    a_shard_is_damaged(run, shards)
+    run.run(0)
+    assert run.checkpoints()[-1] == 30
+    assert run.open_to_all == OPEN_TO_ALL["parameter_server"]

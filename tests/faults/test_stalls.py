@@ -1,7 +1,7 @@
 """A stuck process ends in an error that names rank, host and place, within the deadline.
 
-Here the strategies that divide a model or simulate clients inside one process, each with helpers of
-its own. The others: test_lost_processes.py; data that never come: test_mishaps.py.
+Here the strategies of one process, and a parameter server. The others: test_lost_processes.py; data
+that never come: test_mishaps.py.
 """
 
 from __future__ import annotations
@@ -22,16 +22,23 @@ from tfdist.training import checkpoint_files
 pytestmark = pytest.mark.timeout(200)
 
 OPTIONS = {
+    "mirrored": ("-o", "devices=2"),
     "mesh": ("-o", "batch=2", "-o", "model=1"),
     "pipeline": ("-o", "stages=2", "-o", "microbatches=2"),
     "federated": ("-o", "clients_per_round=2"),
+    "parameter_server": ("--workers", "2", "--ps", "1"),
 }
+# strategy -> the rank that is stopped, and where it is then.
+STOPPED = {"parameter_server": (3, r"\(serving\)")}
 MODEL = f"{Path(__file__).parents[1] / 'cli' / 'models.py'}:mlp"
 
 
 @pytest.mark.parametrize("strategy", list(OPTIONS))
-def test_a_stopped_process_is_noticed_and_ended(strategy, records, shell_environ, tmp_path):
+def test_a_stopped_process_is_noticed_and_ended(
+    strategy, records, ranks_of, shell_environ, tmp_path
+):
     clients = 3 if strategy == "federated" else None
+    number, place = STOPPED.get(strategy, (0, "in epoch"))
     write(records, tmp_path / "shards", split="train=5,validation=1", clients=clients)
     command = [
         *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *OPTIONS[strategy]),
@@ -54,13 +61,12 @@ def test_a_stopped_process_is_noticed_and_ended(strategy, records, shell_environ
         while len(checkpoint_files.finished(tmp_path / "run" / "checkpoints")) < 2:
             time.sleep(0.01)  # The writing of a checkpoint has a longer deadline.
         started = psutil.Process(process.pid).children(recursive=True)
-        (rank,) = [p for p in started if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
-        rank.suspend()
+        ranks_of(process)[number].suspend()
         process.stdout.read()
         assert process.wait(timeout=60) == 2
         error.seek(0)
         (line,) = error.read().splitlines()
     assert re.search("a running job must report progress at least every (5|45) s", line)
-    assert f"rank 0 on {socket.gethostname()} was last heard of in epoch" in line
+    assert re.search(f"rank {number} on {socket.gethostname()} was last heard of {place}", line)
     assert "and is stopped" in line
     assert [each for each in started if each.is_running()] == []

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
+from tfdist.training import first_step
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among
 from tfdist.training.collective import Collective
@@ -133,7 +134,10 @@ class Runs:
         return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
     def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
-        return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
+        """Returns what a loop of Keras reads; the model is then ready for it."""
+        found = self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
+        first_step.make_known_metrics(self._model, feed.records.element_spec)
+        return found
 
     @property
     def _parts(self) -> int:
@@ -284,7 +288,7 @@ class Runs:
             self._agree_on(self._present(feed))
             train(start)
 
-        self._build_optimizer()
+        first_step.make_slots(self._model)
         self._is_surviving = True
         try:
             survival.run(
@@ -333,18 +337,12 @@ class Runs:
 
     # Before the first step ----------------------------------------------------------------------
 
-    def _build_optimizer(self) -> None:
-        model = self._model
-        with model.distribute_strategy.scope():
-            if hasattr(model.optimizer, "build"):  # The slots must exist to be restored or sent.
-                model.optimizer.build(model.trainable_variables)
-
     def _prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
         if self._check is not None:
             self._check(model)
-        self._build_optimizer()
+        first_step.make_slots(model)  # They must exist to be restored or sent.
         start = Start()
         keepers = keepers_among(callbacks)
         if keepers:

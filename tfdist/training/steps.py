@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training import first_step
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import added, weight_losses, when_known
@@ -116,8 +117,7 @@ class SharedSteps:
                 model.compiled_metrics.update_state(y, y_pred, sample_weight)
                 return tf.constant(True)
 
-            if not model.compiled_metrics.built:
-                model.compiled_metrics.build(y_pred, _in_order_of_outputs(model, y))
+            first_step.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
             return model.get_metrics_result()
 
@@ -223,10 +223,6 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
             part = getattr(part, "_fn", getattr(part, "fn", part))
             names.add(getattr(part, "__module__", None) or type(part).__module__)
     return all(name.startswith("keras.") for name in names)
-
-
-def _in_order_of_outputs(model: tf.keras.Model, y: Any) -> Any:
-    return tuple(y[name] for name in model.output_names) if isinstance(y, dict) else y
 
 
 def _masks(outputs: Any) -> list[Any]:

@@ -29,6 +29,8 @@ class Reference:
     def __init__(self, case: str, feed: Any, held_out: Any):
         from tensorflow import keras
 
+        from tfdist.training import first_step
+
         keras.utils.set_random_seed(1)
         model = models.build(case)
         if models.kind(case) == "frozen":
@@ -36,6 +38,8 @@ class Reference:
                 layer.trainable = False
             model.compile(model.optimizer, model.loss, metrics=["accuracy"])
         self.start = model.get_weights()
+        first_step.make_slots(model)
+        first_step.make_known_metrics(model, feed.records.element_spec)
         self.history = model.fit(
             feed.on_one_device().epochs(0, EPOCHS),
             epochs=EPOCHS,

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tfdist.errors import ModelError
+from tfdist.training import first_step
 from tfdist.training.metrics import state_of
 
 #: The place of a client in its round, with each of its records: int32 [batch].
@@ -201,7 +202,4 @@ def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:
         )
 
     y_pred = model(one_row(batch_spec["x"]), training=False)
-    if not model.compiled_loss.built:
-        model.compiled_loss.build(y_pred)
-    if not model.compiled_metrics.built:
-        model.compiled_metrics.build(y_pred, one_row(batch_spec["y"]))
+    first_step.make_metrics(model, y_pred, one_row(batch_spec["y"]))

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
+from tfdist.training import first_step
 from tfdist.training.metrics import state_of
 from tfdist.training.nested import layers_in
 
@@ -65,9 +66,11 @@ class Twin:
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
         one_x, one_y = (tf.nest.map_structure(lambda t: t[:1], part) for part in (x, y))
         y_pred = model(one_x, training=False)
-        _make_variables(model, one_y, y_pred)
+        first_step.make_metrics(model, y_pred, one_y)
+        first_step.make_slots(model)
         with self._engine.scope():
-            _make_variables(twin, one_y, y_pred)
+            first_step.make_metrics(twin, y_pred, one_y)
+            twin.optimizer.build(twin.trainable_variables)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
             twin.optimizer._learning_rate = rate
@@ -116,15 +119,6 @@ class Twin:
                 mend="Compile it in model_fn, and build it anew",
             ) from error
         self._compiled_as = model.compiled_loss
-
-
-def _make_variables(model: tf.keras.Model, y: Any, y_pred: Any) -> None:
-    """Makes the variables that Keras makes at the first batch: slots and metrics."""
-    if not model.compiled_loss.built:
-        model.compiled_loss.build(y_pred)
-    if not model.compiled_metrics.built:
-        model.compiled_metrics.build(y_pred, y)
-    model.optimizer.build(model.trainable_variables)
 
 
 def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:

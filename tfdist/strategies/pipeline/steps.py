@@ -55,7 +55,10 @@ class PipelineSteps:
         }
 
     def gradient_loss(self) -> Any:
-        """Returns the compiled loss with metrics of its own: the model's see whole batches."""
+        """Returns the compiled loss with metrics of its own: the model's see whole batches.
+
+        To be called once before the step, which would be traced again if it made their variables.
+        """
         compiled = self.model.compiled_loss
         if self._losses[0] is not compiled:
             # No public way leads from a compiled model to its loss weights as they were given.
@@ -67,22 +70,6 @@ class PipelineSteps:
             own.build(self.model.output)
             self._losses = (compiled, own)
         return self._losses[1]
-
-    def make_metrics(self, y: Any) -> None:
-        """Makes the variables of losses and metrics before a step makes them itself.
-
-        It would then be traced twice, and unrolled as it is, that takes long.
-
-        Args:
-            y: labels, or tf.TensorSpec of labels, [batch, ...].
-        """
-        compiled, symbolic = self.model.compiled_metrics, self.model.output
-        self.gradient_loss()
-        if not self.model.compiled_loss.built:
-            self.model.compiled_loss.build(symbolic)
-        if not compiled.built:
-            # Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
-            compiled.build(symbolic, compiled._conform_to_outputs(symbolic, y))
 
     def packed(self, outputs: list[tf.Tensor]) -> Any:
         """Returns outputs in the structure that the model gives them."""

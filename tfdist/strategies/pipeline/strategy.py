@@ -237,8 +237,7 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
 
     @functools.wraps(fit)
     def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
-        if isinstance(x, Feed) and len(x.records.element_spec) > 1:
-            steps.make_metrics(x.records.element_spec[1])
+        steps.gradient_loss()
         if cache is None:
             return fit(x, *args, **options)
         if not isinstance(x, Feed) or args:
