@@ -160,9 +160,12 @@ class Training:
         """No process, no half-written file, the right exit code, one clear line."""
         assert self._traces.alive() == []
         assert found == code, self.error
-        # Keras warns of callbacks that write checkpoints; click ends a terminal's line with ^C.
+        # Keras warns of callbacks that write checkpoints; click ends a terminal's line with ^C; the
+        # last lines of a rank that was killed have its number before them.
         lines = [
-            line for line in self.error.splitlines() if line and "is slow compared" not in line
+            line
+            for line in self.error.splitlines()
+            if line and "is slow compared" not in line and line[0] != "["
         ]
         assert [line[:8] for line in lines] == ["tfdist: "] * (1 if code else 0), self.error
         for word in words:
