@@ -268,6 +268,27 @@ def eager_steps(strategy, folder):
 
 
 @scenario
+def a_step_is_traced_once(strategy, folder):
+    traced = []
+
+    class Counted(layers.Layer):
+        def call(self, x, training=None):
+            if training is True:
+                traced.append(self)
+            return x
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((5,)), Counted(), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+        return model
+
+    model = strategy.build(model_fn)
+    model.fit(strategy.dataset(data(), global_batch_size=8), epochs=2, verbose=0)
+    assert len(traced) == strategy.num_replicas // strategy.topology.world_size
+
+
+@scenario
 def compiled_by_xla(strategy, folder):
     if strategy.num_replicas == 1:
         assert_equals_one_device(strategy, lambda: mlp(jit_compile=True), data())

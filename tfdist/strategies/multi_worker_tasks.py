@@ -81,8 +81,10 @@ class Tasks(Collective):
         self.num_replicas = strategy.num_replicas_in_sync
         self.num_processes = place.world_size
         self.process = place.rank
+        self._addresses = place.addresses
         self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
+        self._watch: StepWatch | None = None
         # What this rank has waited for when it ended its collectives itself.
         self._stall: str | None = None
         self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
@@ -139,7 +141,9 @@ class Tasks(Collective):
         if self._stall is not None:
             received = self._stall
         elif lost is not None:
-            received = f"rank {self.process} has lost rank {lost}"
+            received = f"rank {self.process} has lost rank {lost} at {self._addresses[lost]}"
+            if self._watch is not None and self._watch.place:
+                received += f" in {self._watch.place}"
         else:
             received = text.splitlines()[0]
         return LaunchError(
@@ -153,13 +157,13 @@ class Tasks(Collective):
         if self.num_processes == 1:
             yield []
             return
-        watch = StepWatch(
+        self._watch = StepWatch(
             timeout_s=self._stall_timeout_s,
             first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
             on_stall=self._abort,
         )
-        with watch.running():
-            yield [watch]
+        with self._watch.running():
+            yield [self._watch]
 
     def _abort(self, place: str) -> None:
         """Makes the step that waits raise: TensorFlow itself would wait for ever."""

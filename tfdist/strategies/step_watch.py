@@ -29,7 +29,8 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._first_timeout_s = first_timeout_s
         self._on_stall = on_stall
         self._deadline: float | None = None
-        self._place = ""
+        #: Of the step that runs, or ran last; empty before the first.
+        self.place = ""
         self._epoch = 0
         self._is_first = True
         self._over = threading.Event()
@@ -49,7 +50,7 @@ class StepWatch(tf.keras.callbacks.Callback):
         while not self._over.wait(_TICK_S):
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
-                self._on_stall(self._place)
+                self._on_stall(self.place)
                 return
 
     # Keras' hooks -------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._end()
 
     def _begin(self, place: str) -> None:
-        self._place = place
+        self.place = place
         limit = self._first_timeout_s if self._is_first else self._timeout_s
         self._deadline = time.monotonic() + limit
 
