@@ -226,7 +226,6 @@ def _compare_once(
 ) -> Report:
     import tensorflow as tf
 
-    from tfdist.training import first_step
     from tfdist.training.precision import policy
 
     # Layers without a name of their own get the same in both, so that options can name them.
@@ -239,8 +238,6 @@ def _compare_once(
     is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
     found = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
-    first_step.make_slots(reference)
-    first_step.make_known_metrics(reference, feed.records.element_spec)
     expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
     report = Report(
         strategy=strategy.name,
@@ -292,6 +289,7 @@ def _independent(model_fn: Any) -> tf.keras.Model:
 def _train_reference(
     model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
 ) -> list[float]:
+    from tfdist.training import first_step
     from tfdist.training.scaling import ScaleLearningRate
 
     callbacks = []
@@ -299,8 +297,11 @@ def _train_reference(
         scale = ScaleLearningRate(scaling, model.optimizer)
         scale.prepare(model.optimizer, feed.steps_per_epoch)
         callbacks.append(scale)
+    batches = feed.epochs(0, epochs)
+    first_step.make_slots(model)
+    first_step.make_known_metrics(model, batches.element_spec)
     history = model.fit(
-        feed.epochs(0, epochs),
+        batches,
         epochs=epochs,
         steps_per_epoch=feed.steps_per_epoch,
         callbacks=callbacks,

@@ -134,10 +134,7 @@ class Runs:
         return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
     def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
-        """Returns what a loop of Keras reads; the model is then ready for it."""
-        found = self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
-        first_step.make_known_metrics(self._model, feed.records.element_spec)
-        return found
+        return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
 
     @property
     def _parts(self) -> int:
@@ -232,8 +229,10 @@ class Runs:
                 begun = present.begun_by(start.parts if skip_steps else self._parts)
                 chain.is_last_fit = last == epochs
                 chain.steps_before = start.steps_told if skip_steps else 0
+                batches = self._batches(begun, first, last, skip_steps)
+                first_step.make_known_metrics(model, feed.records.element_spec)
                 self._keras_fit(
-                    self._batches(begun, first, last, skip_steps),
+                    batches,
                     epochs=last,
                     initial_epoch=first,
                     steps_per_epoch=feed.steps_per_epoch - skip_steps,
@@ -312,8 +311,10 @@ class Runs:
         self._agree_on(feed)
         with self._reading(feed) as watch:
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
+            batches = self._batches(feed, 0, 1)
+            first_step.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
-                self._batches(feed, 0, 1),
+                batches,
                 steps=feed.steps_per_epoch,
                 verbose=self._verbosity(verbose),
                 **options,
