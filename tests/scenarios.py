@@ -98,7 +98,7 @@ def _attempt(function: Callable[[Any, Path], None], strategy: Any, folder: Path)
 
 def main(file: str, name: str, options: str, out: str, *wanted: str) -> None:
     import tfdist
-    from tfdist.launch.quick_start import import_tensorflow
+    from tfdist.compat import import_tensorflow
 
     import_tensorflow()
     scenarios = load(Path(file).resolve())

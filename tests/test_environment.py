@@ -1,37 +1,12 @@
-"""The one environment of `make setup` holds every engine; each in a process of its own."""
+"""The environment of `make setup` holds what is pinned. That its engines work: test_doctor.py."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-import sys
 from pathlib import Path
 
-import pytest
-
-from tfdist.launch import local, supervisor
-
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
-
-IMPORTS = {
-    "tensorflow": "import tensorflow as tf; assert tf.keras.Model",
-    "horovod": "import horovod.tensorflow as h; assert h.mpi_built() and h.gloo_built()",
-    "mesh_tensorflow": (
-        "from tfdist.compat import import_mesh_tensorflow as load; assert load().einsum"
-    ),
-    "tensorflow_federated": "import tensorflow_federated as tff; assert tff.federated_sum",
-}
-
-
-@pytest.mark.parametrize("engine", IMPORTS)
-def test_every_engine_imports(engine):
-    lines: list[str] = []
-    # Under the supervisor, which ends the children that TensorFlow Federated leaves behind.
-    outcome = supervisor.run(
-        local.job([sys.executable, "-c", IMPORTS[engine]]),
-        on_line=lambda rank, stream, text: lines.append(text),
-    )
-    assert outcome.exit_code == 0, lines
 
 
 def pins() -> dict[str, str]:

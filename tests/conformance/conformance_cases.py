@@ -32,7 +32,6 @@ TRAINED = {
     ("mlp", "clipvalue"): ("tail_of_1",),
     ("mlp", "global_clipnorm"): ("tail_of_1",),
     ("convnet", "adam"): ("even", "tail_of_1", "weights"),
-    ("convnet", "momentum"): ("tail_of_1",),
     ("two_inputs", "adam"): ("even", "tail_of_1", "weights"),
     ("two_inputs", "adagrad"): ("weights",),
     ("dict_outputs", "rmsprop"): ("tail_of_1", "weights_by_output"),
@@ -92,7 +91,7 @@ def arrays(model: str, num_records: int, weights: str | None = None, seed: int =
 def build(model: str, optimizer: str) -> Any:
     """Returns the compiled Keras model; weights are drawn from the global seed."""
     return {
-        "mlp": _mlp,
+        "mlp": _judged_mlp if optimizer == optimizer_of("mlp") else _mlp,
         "convnet": _convnet,
         "two_inputs": _two_inputs,
         "dict_outputs": _dict_outputs,
@@ -146,14 +145,14 @@ def _optimizer(name: str) -> Any:
     }[name]()
 
 
-def _classifier(inputs: Any, outputs: Any, optimizer: Any) -> Any:
+def _classifier(inputs: Any, outputs: Any, optimizer: Any, *metrics: Any) -> Any:
     from tensorflow import keras
 
     built = keras.Model(inputs, outputs)
     built.compile(
         optimizer,
         "sparse_categorical_crossentropy",
-        metrics=["accuracy", auc_of_class_zero()],
+        metrics=["accuracy", *metrics],
         weighted_metrics=["sparse_categorical_crossentropy"],
     )
     return built
@@ -170,14 +169,18 @@ def auc_of_class_zero() -> Any:
     return AucOfClassZero(name="auc")
 
 
-def _mlp(optimizer: Any) -> Any:
+def _judged_mlp(optimizer: Any) -> Any:
+    return _mlp(optimizer, auc_of_class_zero())
+
+
+def _mlp(optimizer: Any, *metrics: Any) -> Any:
     from tensorflow import keras
 
     layers = keras.layers
     inputs = keras.Input((6,))
     x = layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
     x = layers.Dense(16, "gelu", activity_regularizer=keras.regularizers.L2(1e-2))(x)
-    return _classifier(inputs, layers.Dense(NUM_CLASSES, "softmax")(x), optimizer)
+    return _classifier(inputs, layers.Dense(NUM_CLASSES, "softmax")(x), optimizer, *metrics)
 
 
 def _convnet(optimizer: Any) -> Any:

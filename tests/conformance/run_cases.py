@@ -22,8 +22,8 @@ import conformance_observed as observed
 import numpy as np
 
 import tfdist
+from tfdist.compat import import_tensorflow
 from tfdist.errors import TfdistError
-from tfdist.launch.quick_start import import_tensorflow
 
 
 class OnStrategy(observed.Side):

@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
-from tensorflow import keras
 
 import tfdist
+from tfdist.compat import import_tensorflow
 
+tf = import_tensorflow()
+keras = tf.keras
 EPOCHS, BATCH, RECORDS = 3, 8, 75
 WORKERS, LEARNING_RATE = 2, 0.01
 rng = np.random.default_rng(0)

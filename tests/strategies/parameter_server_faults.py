@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tensorflow import keras
 
 import tfdist
+from tfdist.compat import import_tensorflow
 from tfdist.topology import current
 
+keras = import_tensorflow().keras
 STEPS = 10
 
 

@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tensorflow import keras
 
 import tfdist
+from tfdist.compat import import_tensorflow
 
+keras = import_tensorflow().keras
 layers = keras.layers
 EPOCHS = 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,25 @@ def broken_fit(folder, step=5, every_steps=2, model=None, **options):
         fit(Checkpoints(folder, every_steps=every_steps, **options), Break(step), model=model)
 
 
+@pytest.fixture(scope="module")
+def unbroken():
+    """The model of a fit that nothing happened to."""
+    return fit()[0]
+
+
+@pytest.fixture(scope="module")
+def once_broken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    broken_fit(folder)
+    return folder
+
+
+@pytest.fixture
+def broken(once_broken, tmp_path):
+    """A folder of checkpoints of a fit that was broken off."""
+    return shutil.copytree(once_broken, tmp_path / "broken")
+
+
 def numbers(folder):
     """Returns the numbers of the checkpoints: steps since the start."""
     return sorted(
@@ -74,11 +94,10 @@ def assert_same(model, other):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_resuming_within_an_epoch_equals_the_unbroken_fit(tmp_path):
-    broken_fit(tmp_path)
-    assert numbers(tmp_path) == [STEPS, STEPS + 2, STEPS + 4]
+def test_resuming_within_an_epoch_equals_the_unbroken_fit(broken):
+    assert numbers(broken) == [STEPS, STEPS + 2, STEPS + 4]
     held_out = (X[:5], Y[:5])
-    resumed, history = fit(Checkpoints(tmp_path, resume=True), validation_data=held_out)
+    resumed, history = fit(Checkpoints(broken, resume=True), validation_data=held_out)
     unbroken, expected = fit(validation_data=held_out)
     assert_same(resumed, unbroken)
     assert history.epoch == [1, 2]
@@ -112,19 +131,17 @@ def test_resuming_from_an_empty_folder_starts(tmp_path):
     assert history.epoch == [0]
 
 
-def test_a_new_fit_refuses_a_used_folder(tmp_path):
-    broken_fit(tmp_path)
-    before = sorted(path.name for path in tmp_path.iterdir())
+def test_a_new_fit_refuses_a_used_folder(broken):
+    before = sorted(path.name for path in broken.iterdir())
     with pytest.raises(CheckpointError, match="resume=True"):
-        fit(Checkpoints(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+        fit(Checkpoints(broken))
+    assert sorted(path.name for path in broken.iterdir()) == before
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"batch": 5}, {"rows": 20}, {"batch": 8}], ids=str)
-def test_other_data_is_refused(tmp_path, other):
-    broken_fit(tmp_path)
+def test_other_data_is_refused(broken, other):
     with pytest.raises(CheckpointError, match="same records, seed and global_batch_size"):
-        fit(Checkpoints(tmp_path, resume=True), **other)
+        fit(Checkpoints(broken, resume=True), **other)
 
 
 @pytest.mark.parametrize(
@@ -138,33 +155,32 @@ def test_other_data_is_refused(tmp_path, other):
     ],
     ids=["other width", "other optimizer", "another layer"],
 )
-def test_another_model_is_refused(tmp_path, make):
-    broken_fit(tmp_path)
+def test_another_model_is_refused(broken, make):
     model = make()
     if not model.optimizer:
         model.build((None, 4))
         model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.raises(CheckpointError, match="by the model that wrote it"):
-        fit(Checkpoints(tmp_path, resume=True), model=model)
+        fit(Checkpoints(broken, resume=True), model=model)
 
 
 @pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
 @pytest.mark.parametrize("bytes_left", [0, 100])
-def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, capsys, suffix, bytes_left):
-    broken_fit(tmp_path)
-    newest = tmp_path / f"ckpt-{STEPS + 4}{suffix}"
+def test_a_damaged_newest_falls_back_to_the_one_before(
+    broken, unbroken, capsys, suffix, bytes_left
+):
+    newest = broken / f"ckpt-{STEPS + 4}{suffix}"
     newest.write_bytes(newest.read_bytes()[:bytes_left])
-    resumed, _ = fit(Checkpoints(tmp_path, resume=True))
+    resumed, _ = fit(Checkpoints(broken, resume=True))
     assert f"ckpt-{STEPS + 4} is damaged" in capsys.readouterr().out
-    assert_same(resumed, fit()[0])
+    assert_same(resumed, unbroken)
 
 
-def test_only_damaged_ones_are_an_error(tmp_path):
-    broken_fit(tmp_path)
-    for path in tmp_path.glob("*.index"):
+def test_only_damaged_ones_are_an_error(broken):
+    for path in broken.glob("*.index"):
         path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="damaged: ckpt-10, ckpt-8, ckpt-6"):
-        fit(Checkpoints(tmp_path, resume=True))
+        fit(Checkpoints(broken, resume=True))
 
 
 def test_options():
@@ -184,20 +200,19 @@ def restored(folder):
     return start.position, [*model.get_weights(), *optimizer]
 
 
-def test_a_damaged_byte_is_found_wherever_it_is(tmp_path):
-    broken_fit(tmp_path)
-    newest, weights = restored(tmp_path)
+def test_a_damaged_byte_is_found_wherever_it_is(broken):
+    newest, weights = restored(broken)
     before = Position(1, newest.step - 2)
     rng = np.random.default_rng(0)
     found = []
     for suffix in (".index", ".data-00000-of-00001"):
-        path = tmp_path / f"ckpt-{STEPS + 4}{suffix}"
+        path = broken / f"ckpt-{STEPS + 4}{suffix}"
         sound = path.read_bytes()
         for place in rng.integers(0, len(sound), 20):
             damaged = bytearray(sound)
             damaged[place] ^= 1 << rng.integers(8)
             path.write_bytes(damaged)
-            position, own = restored(tmp_path)
+            position, own = restored(broken)
             found.append(position)
             if position == newest:  # It was a byte that nothing reads.
                 for mine, expected in zip(own, weights, strict=True):
@@ -208,56 +223,52 @@ def test_a_damaged_byte_is_found_wherever_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", None], ids=["empty", "no text", "gone"])
-def test_without_their_list_checkpoints_are_found_by_their_names(tmp_path, content):
-    broken_fit(tmp_path)
-    newest = restored(tmp_path)[0]
-    listed = tmp_path / "checkpoint"
+def test_without_their_list_checkpoints_are_found_by_their_names(broken, content):
+    newest = restored(broken)[0]
+    listed = broken / "checkpoint"
     if content is None:
         listed.unlink()
     else:
         listed.write_bytes(content)
-    assert restored(tmp_path)[0] == newest
+    assert restored(broken)[0] == newest
     with pytest.raises(CheckpointError, match="resume=True"):
-        fit(Checkpoints(tmp_path))
+        fit(Checkpoints(broken))
 
 
-def test_a_list_that_was_cut_short_hides_none(tmp_path):
-    broken_fit(tmp_path)
-    newest = restored(tmp_path)[0]
-    listed = tmp_path / "checkpoint"
+def test_a_list_that_was_cut_short_hides_none(broken):
+    newest = restored(broken)[0]
+    listed = broken / "checkpoint"
     lines = listed.read_text().splitlines(keepends=True)
     listed.write_text("".join(lines[:2]))  # The newest, and of all the oldest.
-    assert restored(tmp_path)[0] == newest
+    assert restored(broken)[0] == newest
 
 
-def test_what_a_dead_writer_left_is_removed_and_nothing_else(tmp_path):
-    broken_fit(tmp_path)
-    whole = {path.name for path in tmp_path.iterdir()}
-    (tmp_path / "ckpt-11_temp").mkdir()
-    (tmp_path / "ckpt-11_temp" / "part-00000-of-00001.index").write_bytes(b"half")
-    (tmp_path / "ckpt-11.data-00000-of-00001").write_bytes(b"half")
-    (tmp_path / "checkpoint.tmp0123456789abcdef").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("the user's")
-    restored(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*whole, "notes.txt"}
+def test_what_a_dead_writer_left_is_removed_and_nothing_else(broken):
+    whole = {path.name for path in broken.iterdir()}
+    (broken / "ckpt-11_temp").mkdir()
+    (broken / "ckpt-11_temp" / "part-00000-of-00001.index").write_bytes(b"half")
+    (broken / "ckpt-11.data-00000-of-00001").write_bytes(b"half")
+    (broken / "checkpoint.tmp0123456789abcdef").write_bytes(b"half")
+    (broken / "notes.txt").write_text("the user's")
+    restored(broken)
+    assert {path.name for path in broken.iterdir()} == {*whole, "notes.txt"}
 
 
 @pytest.mark.parametrize("limit", [1, 1000])
-def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, limit):
-    broken_fit(tmp_path)
-    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+def test_a_full_disk_leaves_the_checkpoints_before_it(broken, limit, unbroken):
+    whole = {path.name: path.read_bytes() for path in broken.iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(
             WriteError, match=r"ckpt-12 must be written whole\. Received: File too large\."
         ):
-            fit(Checkpoints(tmp_path, resume=True))
+            fit(Checkpoints(broken, resume=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
-    resumed, _ = fit(Checkpoints(tmp_path, resume=True))
-    assert_same(resumed, fit()[0])
+    assert {path.name: path.read_bytes() for path in broken.iterdir()} == whole
+    resumed, _ = fit(Checkpoints(broken, resume=True))
+    assert_same(resumed, unbroken)
 
 
 def test_a_killed_script_goes_on_to_the_same_weights(tmp_path):

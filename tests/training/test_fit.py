@@ -14,7 +14,24 @@ from scenarios import Job
 # The first scenario of a job waits for all, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(580)
 _FILE = Path(__file__).with_name("fit_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+_NAMES = tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE))
+# Steps on one device are Keras' own: what is left are the loops around them.
+_OF_LOOPS = (
+    "a_step_is_traced_once",
+    "several_steps_per_execution",
+    "compiled_by_xla",
+    "unbatched_dataset",
+    "arrays_as_keras_takes_them",
+    "no_epochs_and_more_fits",
+    "compiled_anew_for_fine_tuning",
+    "files_are_written_once",
+    "callbacks_that_decide",
+    "checkpoints_with_arrays",
+    "saved_models_load",
+    "refusals_say_what_to_do",
+    "a_compiled_model_is_taken_as_it_is",
+)
+_RUN = {"single": _OF_LOOPS, "mirrored": _NAMES, "horovod": _NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +40,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
         return tmp_path_factory.mktemp(name)
 
     return {
-        "single": Job(_FILE, folder("single"), "single"),
+        "single": Job(_FILE, folder("single"), "single", only=_OF_LOOPS),
         "mirrored": Job(_FILE, folder("mirrored"), "mirrored", {"devices": 2}),
         "horovod": Job(_FILE, folder("horovod"), "horovod", {"stall_timeout_s": 20}, ranks=2),
     }
 
 
-@pytest.mark.parametrize("name", _NAMES)
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "horovod"])
+@pytest.mark.parametrize(
+    ("strategy", "name"), [(strategy, name) for strategy, names in _RUN.items() for name in names]
+)
 def test_fit(strategy, name, jobs):
     jobs[strategy].check(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.aws.entry import Parser
+from tfdist.compat import import_tensorflow
 from tfdist.errors import DataError, ModelError
 from tfdist.records.stored import Stored
 
@@ -93,11 +94,11 @@ def evaluate(model_folder: Path, stored: Stored) -> dict[str, Any]:
 def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray, Any]:
     """Returns labels [n], outputs [n, k], and sample weights [n] or None."""
     import numpy as np
-    import tensorflow as tf
 
     from tfdist.records.manifest import load_manifest
     from tfdist.records.reader import explain_read_error, open_records
 
+    tf = import_tensorflow()
     records = open_records(stored)
     (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))
     if len(records.element_spec) < 2:

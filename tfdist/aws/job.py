@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
+from tfdist.compat import import_tensorflow
 from tfdist.errors import DataError, OptionError
 from tfdist.strategies import REGISTRY
 
@@ -62,6 +63,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     place = topology.current()
     if options.tflite != "none":
         _exporter()  # Not after hours of training.
+    import_tensorflow()
     strategy = _strategy(options)
     from tfdist.training import model_path
 

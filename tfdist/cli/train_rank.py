@@ -12,9 +12,9 @@ from typing import Any
 import tfdist
 from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import RunFolder, read_history, write_history, write_json
+from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.launch.quick_start import import_tensorflow
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2

@@ -9,8 +9,8 @@ from typing import Any
 import tfdist
 from tfdist.cli import model_path, ranks
 from tfdist.cli.run_folder import write_json
+from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
-from tfdist.launch.quick_start import import_tensorflow
 
 
 def verify(config: dict[str, Any]) -> None:

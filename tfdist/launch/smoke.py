@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from tfdist import topology
+from tfdist.compat import import_mesh_tensorflow, import_tensorflow
 from tfdist.launch import events, programs
-from tfdist.launch.quick_start import import_tensorflow
 
 
 def _two_logical_cpus(tf: Any) -> None:
@@ -119,8 +119,6 @@ class _ParameterServer(_Single):
 
 class _Mesh:
     def load(self) -> dict:
-        from tfdist.compat import import_mesh_tensorflow
-
         import_tensorflow()
         import_mesh_tensorflow()
         return {}
@@ -128,8 +126,6 @@ class _Mesh:
     def run(self) -> str:
         import numpy as np
         import tensorflow as tf
-
-        from tfdist.compat import import_mesh_tensorflow
 
         mtf = import_mesh_tensorflow()
         x, w = np.ones([2, 3], np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -299,7 +299,6 @@ def mixed_tokens():
 def mixed():
     result = {}
     cases = (
-        ("mixed_bfloat16", mixed_images),
         ("mixed_bfloat16", mixed_tokens),
         ("mixed_float16", mixed_images),  # Keras' LayerNormalization has no float16 on CPUs.
     )

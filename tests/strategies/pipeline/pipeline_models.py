@@ -128,7 +128,6 @@ def _tokens(keras: Any, layers: Any) -> tuple[Any, Any]:
 def _recurrent(keras: Any, layers: Any) -> tuple[Any, Any]:
     inputs = keras.Input((7,), dtype="int64")
     x = layers.Embedding(20, 8, mask_zero=True)(inputs)
-    x = layers.GRU(8, return_sequences=True)(x)
     return inputs, layers.Dense(3)(layers.LSTM(8)(x))
 
 

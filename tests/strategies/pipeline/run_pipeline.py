@@ -18,7 +18,7 @@ import numpy as np
 import pipeline_models as models
 
 import tfdist
-from tfdist.launch.quick_start import import_tensorflow
+from tfdist.compat import import_tensorflow
 
 EPOCHS = 2
 

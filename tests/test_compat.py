@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import gc
-from tfdist.launch.quick_start import import_tensorflow
+from tfdist.compat import import_tensorflow
 tf = import_tensorflow()
 assert tf.reduce_sum(tf.ones(3)).numpy() == 3
 assert gc.isenabled()
