@@ -31,7 +31,26 @@ _OF_LOOPS = (
     "refusals_say_what_to_do",
     "a_compiled_model_is_taken_as_it_is",
 )
-_RUN = {"single": _OF_LOOPS, "mirrored": _NAMES, "horovod": _NAMES}
+# What two processes must agree on, and what each has of its own.
+_OF_PROCESSES = (
+    "sum_reduction",
+    "mask_on_the_output",
+    "sparse_gradients_and_unused_weights",
+    "mixed_precision",
+    "several_steps_per_execution",
+    "a_step_is_traced_once",
+    "unbatched_dataset",
+    "fewer_records_than_replicas",
+    "arrays_as_keras_takes_them",
+    "no_epochs_and_more_fits",
+    "files_are_written_once",
+    "callbacks_that_decide",
+    "a_stop_within_an_epoch_hangs_nobody",
+    "checkpoints_with_arrays",
+    "saved_models_load",
+    "refusals_say_what_to_do",
+)
+_RUN = {"single": _OF_LOOPS, "mirrored": _NAMES, "horovod": _OF_PROCESSES}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +61,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     return {
         "single": Job(_FILE, folder("single"), "single", only=_OF_LOOPS),
         "mirrored": Job(_FILE, folder("mirrored"), "mirrored", {"devices": 2}),
-        "horovod": Job(_FILE, folder("horovod"), "horovod", {"stall_timeout_s": 20}, ranks=2),
+        "horovod": Job(
+            _FILE,
+            folder("horovod"),
+            "horovod",
+            {"stall_timeout_s": 20},
+            ranks=2,
+            only=_OF_PROCESSES,
+        ),
     }
 
 

@@ -103,9 +103,7 @@ _ENGINES = {
         names=(
             "microbatches_of_masks_and_sparse_gradients",
             "a_resumed_fit_of_microbatches",
-            "microbatches_are_normalized_over_all_replicas",
             "statistics_of_each_replica",
-            "mixed_precision_of_a_function_that_does_not_know",
             "what_overflows_on_one_replica_updates_none",
             "recomputed_activations_equal_kept_ones",
         ),
