@@ -36,7 +36,6 @@ _TOLERANCE = 1e-5
 STRATEGIES: dict[str, tuple[tuple[str, ...], int]] = {
     "single": ((), 0),
     "mirrored": (("-o", "devices=2"), 0),
-    "mesh": (("-o", "batch=1", "-o", "model=2"), 0),
     "pipeline": (("-o", "stages=2", "-o", "microbatches=2"), 0),
     "horovod": (("--workers", "2"), 1),
     "multi_worker": (("--workers", "2"), 1),

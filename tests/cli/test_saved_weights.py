@@ -37,4 +37,4 @@ def test_the_difference_is_that_of_weights_and_not_of_slots(model, tmp_path):
     kernel[2, 1] -= 0.5
     model.set_weights([kernel, bias])
     model.save(other)
-    assert saved_weights.largest_difference(one, other) == 0.5
+    assert saved_weights.largest_difference(one, other) == pytest.approx(0.5, abs=1e-6)
