@@ -1,4 +1,4 @@
-"""Imports of engines that need something done around them; each change names its upstream issue."""
+"""Imports of engines that need something done around them; a fault is named by its issue."""
 
 from __future__ import annotations
 

@@ -79,8 +79,6 @@ def test_nothing_outlives_a_signal(script, traces, tmp_path, controller, number,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A shell may have handed down an ignored SIGINT, which Python would keep.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     deadline = time.monotonic() + 60
     while sum(arguments_of(process)[1:2] == command[1:] for process in traces.alive()) != 2:

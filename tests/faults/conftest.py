@@ -139,8 +139,6 @@ class Training:
                 stdout=subprocess.PIPE if stdout is None else open(stdout, "w"),
                 stderr=error,
                 text=True,
-                # A shell may have handed down an ignored SIGINT, which Python would keep.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
 
     def _wait_for_rank(self) -> None:

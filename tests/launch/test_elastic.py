@@ -221,8 +221,6 @@ def test_nothing_outlives_a_signal(traces, tmp_path, number, code):
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A shell may have handed down an ignored SIGINT, which Python would keep.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     deadline = time.monotonic() + 60
     while sum(process.cmdline()[1] == "-c" for process in traces.alive()) != 2:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
+# What metrics hold is what their own process has seen last.
+_METRICS, _OPTIMIZER = "metrics/", "optimizer/"
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path, leave_out: tuple[str, ...] = (_METRICS,)) -> dict[str, np.ndarray]:
     """Returns name -> array of model and optimizer.
-
-    What metrics hold is left out: it is what their own process has seen last.
 
     Args:
         path: a ``.keras`` file.
+        leave_out: how names begin that are not read.
     """
     import h5py
 
     found: dict[str, np.ndarray] = {}
 
     def keep(name: str, item: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(item, h5py.Dataset) and not name.startswith("metrics/"):
+        if isinstance(item, h5py.Dataset) and not name.startswith(leave_out):
             found[name] = item[()]
 
     with (
@@ -35,9 +39,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 def largest_difference(a: Path, b: Path) -> float:
     """Returns the largest difference between two weights of files of one model."""
-    ours, theirs = read(a), read(b)
+    import numpy as np
+
+    ours, theirs = (read(path, leave_out=(_METRICS, _OPTIMIZER)) for path in (a, b))
     return max(
         float(np.max(np.abs(np.subtract(ours[name], theirs[name], dtype=np.float64)), initial=0.0))
         for name in ours
-        if not name.startswith("optimizer/")
     )
