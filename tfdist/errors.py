@@ -1,8 +1,8 @@
 """Every error that a user of tfdist can meet.
 
-Each states the rule, what was received, and the mend, and fits one line: the command line
-prints it as it is and exits with code 2. A bug of tfdist's own is an ``assert``, never one of
-these.
+Each says what must hold, what was found instead, and the mend, in one form and on one line:
+"A must be B, but found C. Do D." The command line prints it as it is and exits with code 2. A bug
+of tfdist's own is an ``assert``, never one of these.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ class TfdistError(Exception):
     """A mistake that the user can mend.
 
     Args:
-        rule: what must hold, as a sentence without its full stop.
-        received: what was found instead.
+        rule: what must hold, as a sentence with "must" and without its full stop.
+        received: what was found instead, such as could follow "but found".
         mend: what to do about it, as a sentence without its full stop.
     """
 
@@ -24,9 +24,7 @@ class TfdistError(Exception):
         self.rule = rule
         self.received = received
         self.mend = mend
-        parts = [rule]
-        if received is not None:
-            parts.append(f"Received: {received}")
+        parts = [rule if received is None else f"{rule}, but found {received}"]
         if mend is not None:
             parts.append(mend)
         super().__init__(" ".join(f"{part.rstrip('.')}." for part in parts))
