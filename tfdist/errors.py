@@ -27,7 +27,7 @@ class TfdistError(Exception):
         parts = [rule if received is None else f"{rule}, but found {received}"]
         if mend is not None:
             parts.append(mend)
-        super().__init__(" ".join(f"{part.rstrip('.')}." for part in parts))
+        super().__init__(" ".join(f"{_on_one_line(part).rstrip('.')}." for part in parts))
 
 
 class OptionError(TfdistError):
@@ -66,6 +66,11 @@ class ExportError(TfdistError):
     """A model that cannot be written for another runtime, or is not the same there."""
 
 
+def _on_one_line(text: str) -> str:
+    """What a library says of its own errors, and the name of a file, may have many lines."""
+    return " ".join(line.strip() for line in text.splitlines())
+
+
 def cannot_write(path: object, error: BaseException) -> WriteError:
     """The error for a file that the system did not let us write."""
     reason = getattr(error, "strerror", None)
@@ -81,10 +86,14 @@ def cannot_write(path: object, error: BaseException) -> WriteError:
 
 
 def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ...]) -> OptionError:
-    """The error for a name outside a closed list; it lists the known names, the nearest first."""
+    """The error for a name outside a closed list, with the nearest name and all of them."""
     import difflib
 
     near = difflib.get_close_matches(str(received), known, n=1)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    listed = ", ".join(known) if known else "none"
-    return OptionError(f"unknown {what}", received=repr(received), mend=f"{hint}Known: {listed}")
+    choose = f"Choose one of {', '.join(known)}" if known else "Leave it out"
+    return OptionError(
+        f"the {what} must be a known one",
+        received=repr(received),
+        mend=f"{hint}{choose}",
+    )

@@ -72,7 +72,7 @@ def test_strategies_that_the_sdk_starts_itself():
     assert distribution(strategy="parameter_server", **options) == {
         "parameter_server": {"enabled": True}
     }
-    with pytest.raises(OptionError, match="unknown strategy"):
+    with pytest.raises(OptionError, match="strategy must be a known one"):
         distribution(strategy="horovd")
 
 
@@ -103,9 +103,9 @@ def test_model_parallel():
         ({"partitions": 3}, "8 by 3"),
         ({"partitions": 0}, "partitions is a whole number"),
         ({"partitions": 2, "microbatches": "4"}, "microbatches is a whole number"),
-        ({"partitions": 2, "pipeline": "1f1b"}, "Known: interleaved, simple"),
-        ({"partitions": 2, "optimize": "cost"}, "Known: speed, memory"),
-        ({"partitions": 2, "stages": 2}, "unknown distribution option"),
+        ({"partitions": 2, "pipeline": "1f1b"}, "Choose one of interleaved, simple"),
+        ({"partitions": 2, "optimize": "cost"}, "Choose one of speed, memory"),
+        ({"partitions": 2, "stages": 2}, "distribution option must be a known one"),
     ],
 )
 def test_model_parallel_options_are_checked(options, message):

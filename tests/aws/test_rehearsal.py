@@ -187,7 +187,9 @@ def test_two_hosts_share_keys_through_pipes(cloud):
 def test_the_failure_file_tells_why(cloud):
     request = cloud.request("refused", "training.spot=false")
     request["HyperParameters"]["strategy"] = '"horovd"'
-    message = "unknown strategy. Received: 'horovd'. Did you mean 'horovod'? Known: single, "
+    message = (
+        "strategy must be a known one, but found 'horovd'. Did you mean 'horovod'? Choose one of"
+    )
     with pytest.raises(LaunchError, match=re.escape(message)):
         cloud.run("refused", request)
     base = cloud.folder / "refused" / "algo-1"

@@ -106,7 +106,7 @@ def test_a_damaged_shard_is_not_sent(s3, folder):
     with pytest.raises(CorruptShardError, match=path.name):
         upload(folder, "bucket", "p", s3)
     path.unlink()
-    with pytest.raises(CorruptShardError, match="every shard of the manifest exists"):
+    with pytest.raises(CorruptShardError, match="every shard of the manifest must exist"):
         upload(folder, "bucket", "p", s3)
 
 

@@ -111,7 +111,7 @@ def test_a_job_that_its_script_would_refuse_is_not_started(tfdist, monkeypatch):
         *("--set", "training.strategy=parameter_server"),
     )
     assert code == 2
-    assert "unknown strategy. Received: 'parameter_server'" in err
+    assert "the strategy must be a known one, but found 'parameter_server'" in err
 
 
 COST = ("--records", "1000000", "--samples-per-s", "1:1000", "--samples-per-s", "4:3000")

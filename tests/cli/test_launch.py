@@ -114,7 +114,10 @@ def test_output_that_nobody_reads(script, traces):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--strategy", "singel", "--", "x"], "unknown strategy. Received: 'singel'."),
+        (
+            ["--strategy", "singel", "--", "x"],
+            "the strategy must be a known one, but found 'singel'.",
+        ),
         (["--workers", "1000", "--", "x"], "1000 workers for"),
         (["--workers", "0", "--", "x"], "--workers"),
         (["--hosts", "a:b", "--", "x"], "host1:2,host2:2"),

@@ -49,8 +49,11 @@ def test_what_never_repeats_its_weights_is_not_rehearsed(rehearse):
     ("options", "message"),
     [
         ((), "a rehearsal needs a fault"),
-        (("--kill", "1,20"), "unknown part of --kill. Received: '1'. Known: rank, step"),
-        (("--kill", "rank=1,stpe=20"), "Received: 'stpe'. Did you mean 'step'?"),
+        (
+            ("--kill", "1,20"),
+            "the part of --kill must be a known one, but found '1'. Choose one of rank, step",
+        ),
+        (("--kill", "rank=1,stpe=20"), "but found 'stpe'. Did you mean 'step'?"),
         (("--kill", "rank=1"), "--kill rank=1,step=20"),
         (("--kill", "rank=1,rank=1"), "--kill rank=1,step=20"),
         (("--stop", "rank=-1,step=3"), "--stop rank=1,step=20"),

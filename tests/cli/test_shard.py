@@ -64,11 +64,14 @@ def test_images_and_arrays(tfdist, tmp_path):
         (["negative.npz", "out"], "-1 in 'y'"),
         (["digits", "full"], "new or empty folder"),
         (["digits", "out", "--num-shards", "2000"], "1498 records for 2000 shards"),
-        (["digits", "out", "--num-shards", "0"], "num_shards is at least 1"),
+        (["digits", "out", "--num-shards", "0"], "num_shards must be at least 1"),
         (["digits", "out", "--split", "train=1,test=0"], "share of split 'test'"),
-        (["digits", "out", "--split", "train=9999,test=1"], "split 'test' has at least one record"),
+        (
+            ["digits", "out", "--split", "train=9999,test=1"],
+            "split 'test' must have at least one record",
+        ),
         (["digits", "out", "--compression", "zip"], "zip"),
-        (["digits", "out", "--label", "x"], ".csv and .npz files only"),
+        (["digits", "out", "--label", "x"], "must go with a .csv or .npz file"),
         (["digits"], "Missing argument 'OUT'"),
     ],
 )
@@ -114,7 +117,10 @@ def test_clients(tfdist, tmp_path):
         ("--clients 3 --num-shards 3", "Leave the number of shards out"),
         ("--clients 2000", "1498 records for 2000 clients"),
         ("--clients 3 --partition dirichlet:x", "positive number"),
-        ("--clients 3 --partition skewed", "Known: iid, dirichlet:ALPHA, shards:K, by:COLUMN"),
+        (
+            "--clients 3 --partition skewed",
+            "Choose one of iid, dirichlet:ALPHA, shards:K, by:COLUMN",
+        ),
     ],
 )
 def test_clients_that_cannot_be(tfdist, tmp_path, options, message):

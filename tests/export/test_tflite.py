@@ -189,11 +189,15 @@ def test_without_data_nothing_is_compared(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"quantize": "int4"}, OptionError, "Known: none, float16, dynamic, int8, int16x8, auto"),
+        (
+            {"quantize": "int4"},
+            OptionError,
+            "Choose one of none, float16, dynamic, int8, int16x8, auto",
+        ),
         ({"quantize": "int8"}, OptionError, "needs records"),
         ({"quantize": "auto"}, OptionError, "needs records"),
-        ({"format": "java"}, OptionError, "Known: tflite, c"),
-        ({"input_type": "uint16"}, OptionError, "Known: auto, float32, uint8, int8"),
+        ({"format": "java"}, OptionError, "Choose one of tflite, c"),
+        ({"input_type": "uint16"}, OptionError, "Choose one of auto, float32, uint8, int8"),
         ({"input_type": "int8"}, OptionError, "int8 inputs"),
         ({"max_drop": -1}, OptionError, "max_drop"),
         ({"rescale": "much"}, OptionError, "rescale"),

@@ -147,12 +147,12 @@ def test_other_strategies_have_no_parameter_servers(strategy):
 
 
 def test_an_unknown_strategy_lists_the_known():
-    with pytest.raises(OptionError, match=r"Did you mean 'horovod'\? Known: single"):
+    with pytest.raises(OptionError, match=r"Did you mean 'horovod'\? Choose one of single"):
         jobs.job_for("horovd", ["x"])
 
 
 def test_an_unknown_controller_lists_the_known():
-    with pytest.raises(OptionError, match="Known: mpi, gloo"):
+    with pytest.raises(OptionError, match="Choose one of mpi, gloo"):
         jobs.job_for("horovod", ["x"], controller="nccl")
 
 

@@ -96,7 +96,7 @@ def test_a_client_for_each_value_of_a_column(tmp_path):
     by_label = open_clients((x, y), partition="by:label")
     assert by_label.ids == ("0", "1", "2", "3", "4")
     assert set(by_label.load("3")[1]) == {3}
-    with pytest.raises(DataError, match="Known: label"):
+    with pytest.raises(DataError, match="Choose by:label"):
         open_clients((x, y), partition="by:user")
     write(
         ({"x": x, "id": np.arange(12) % 2}, y), tmp_path / "written", split="train=1", num_shards=1
@@ -230,8 +230,8 @@ def test_bad_arrays_are_bad_clients_and_no_more():
     assert clients.ids == ("good", "7", "nan", "inf", "none", "wide", "uneven", "weights")
     assert len(clients.load("7")[0]) == 4
     for client, message in (
-        ("nan", "client 'nan': all values are finite. Received: nan in x, record 3"),
-        ("inf", "Received: inf in x, record 4"),
+        ("nan", "client 'nan': all values must be finite, but found nan in x, record 3"),
+        ("inf", "but found inf in x, record 4"),
         ("none", "at least one record"),
         ("wide", r"float32 \[2\].*where others have .*float32 \[1\]"),
         ("uneven", "same number of records"),
@@ -254,7 +254,7 @@ def test_a_map_fn_that_loses_rows_or_makes_nan():
         return tf.boolean_mask(x, x[:, 0] > 2), y
 
     clients = open_clients({"a": numbered(10)}, map_fn=drop)
-    with pytest.raises(DataError, match="client 'a': map_fn keeps the number of rows"):
+    with pytest.raises(DataError, match="client 'a': map_fn must keep the number of rows"):
         clients.load("a")
     clients = open_clients({"a": numbered(10)}, map_fn=lambda x, y: (x / x, y))
     with pytest.raises(DataError, match="nan in x, record 0"):
@@ -266,9 +266,9 @@ def test_options_that_cannot_hold(folder):
         open_clients(folder / "train", clients=6)
     with pytest.raises(OptionError, match="2 clients already"):
         open_clients({"a": numbered(3), "b": numbered(3)}, partition="shards:2")
-    with pytest.raises(OptionError, match="needs the number of clients"):
+    with pytest.raises(OptionError, match="must have a number of clients"):
         open_clients(folder / "validation")
-    with pytest.raises(OptionError, match="unknown partition"):
+    with pytest.raises(OptionError, match="partition must be a known one"):
         open_clients(numbered(), clients=3, partition="random")
     with pytest.raises(DataError, match="120 records for 121 clients"):
         open_clients(numbered(), clients=121)

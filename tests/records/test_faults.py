@@ -136,7 +136,7 @@ def test_one_split_alone(folder):
     (folder / "foreign.tfrecord").write_text("")
     assert check(folder, "validation") == []
     assert len(check(folder, "train")) == 1
-    with pytest.raises(OptionError, match="Known: train, validation"):
+    with pytest.raises(OptionError, match="Choose one of train, validation"):
         check(folder, "test")
 
 

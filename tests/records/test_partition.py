@@ -103,25 +103,25 @@ def test_by_a_column(values, names):
 
 @pytest.mark.parametrize("values", [np.array(["a", ""]), np.array([1.0, np.nan])])
 def test_by_a_column_with_missing_values(values):
-    with pytest.raises(DataError, match="'user' is missing"):
+    with pytest.raises(DataError, match="'user' must be present"):
         deal(parse_partition("by:user"), 2, None, seed=0, values=values)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Known: iid, dirichlet:ALPHA, shards:K, by:COLUMN"),
+        ("", "Choose one of iid, dirichlet:ALPHA, shards:K, by:COLUMN"),
         ("dirichlt:0.3", "Did you mean 'dirichlet:ALPHA'"),
-        ("iid:3", "unknown partition"),
-        ("dirichlet", "unknown partition"),
+        ("iid:3", "partition must be a known one"),
+        ("dirichlet", "partition must be a known one"),
         ("dirichlet:", "positive number"),
-        ("dirichlet:0", "positive number. Received: '0'"),
+        ("dirichlet:0", "positive number, but found '0'"),
         ("dirichlet:-1", "positive number"),
         ("dirichlet:nan", "positive number"),
         ("dirichlet:inf", "positive number"),
         ("shards:0", "at least 1"),
         ("shards:1.5", "whole number"),
-        ("by:", "unknown partition"),
+        ("by:", "partition must be a known one"),
     ],
 )
 def test_what_is_no_partition(text, message):
@@ -141,7 +141,7 @@ def test_numbers_of_clients_that_cannot_be():
         dealt("shards:2", 6, class_ids=np.zeros(10, np.int64))
     with pytest.raises(OptionError, match="at least 1"):
         dealt("iid", 0)
-    with pytest.raises(OptionError, match="needs the number of clients"):
+    with pytest.raises(OptionError, match="must have a number of clients"):
         dealt("iid", None)
     with pytest.raises(OptionError, match="3 clients too"):
         dealt("by:user", 3, values=CLASS_IDS)
@@ -165,7 +165,7 @@ def test_an_input_that_names_clients_is_none_any_more_and_a_label_stays():
     assert list(others) == ["x", "user"]
     with pytest.raises(DataError, match="one value a record"):
         take_column("x", inputs, labels)
-    with pytest.raises(DataError, match="Known: x, user, label"):
+    with pytest.raises(DataError, match="Choose one of x, user, label"):
         take_column("usr", inputs, labels)
-    with pytest.raises(DataError, match="Known: label"):
+    with pytest.raises(DataError, match="Choose one of label"):
         take_column("x", {"x": np.zeros(3)}, labels)

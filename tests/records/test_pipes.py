@@ -160,7 +160,7 @@ def test_silence_is_an_error(folder, tmp_path, monkeypatch, made):
     if made:
         os.mkfifo(tmp_path / "train_0")
     stored = Stored(manifest=folder, split="train", folder=tmp_path / "train", pipes=True)
-    with pytest.raises(TfdistError, match=r"gives data within 0\.2 s"):
+    with pytest.raises(TfdistError, match=r"must give data within 0\.2 s"):
         labels(open_records(stored))
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_file_apart_from_its_manifest_is_named(folder, apart):
 def test_a_host_without_shards(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     stored = Stored(manifest=folder, split="train", folder=tmp_path / "empty", divided=True)
-    with pytest.raises(DataError, match="every host has at least one shard"):
+    with pytest.raises(DataError, match="every host must have at least one shard"):
         open_records(stored)
 
 

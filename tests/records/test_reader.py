@@ -213,7 +213,7 @@ class TestMapFn:
             list(batches)
         explained = explain_read_error(raised.value, folder)
         assert isinstance(explained, DataError)
-        assert str(explained).startswith("map_fn keeps the number of rows. Received: ")
+        assert str(explained).startswith("map_fn must keep the number of rows, but found ")
         assert str(explained).endswith(" for 10.")
 
 
@@ -360,7 +360,9 @@ class TestDamage:
         path.write_text(json.dumps(value))
         with pytest.raises(DataError) as raised:
             open_records(out).batches(0, NUM, 10, shuffle=False, seed=0, epoch=0)
-        expected = "the manifest says" if layout else "'x' has shape [6], 6 bytes. Received: 5, 5"
+        expected = (
+            "the manifest says" if layout else "'x' must have shape [6], 6 bytes, but found 5, 5"
+        )
         assert expected in str(raised.value)
 
     @pytest.mark.parametrize("cut", [True, False])
@@ -379,7 +381,7 @@ class TestDamage:
             value = json.loads(path.read_text())
             value["schema"][0]["shape"] = [7, 8, 1]
             path.write_text(json.dumps(value))
-        with pytest.raises(DataError, match="every record fits the schema") as raised:
+        with pytest.raises(DataError, match="every record must fit the schema") as raised:
             open_records(out).batches(0, 6, 2, shuffle=False, seed=0, epoch=0)
         assert cut or "[6,8,1]" in str(raised.value)
 

@@ -129,7 +129,7 @@ class TestFolder:
         with pytest.raises(DataError, match="nothing in"):
             open_source(tmp_path)
         (tmp_path / "c").mkdir()
-        with pytest.raises(DataError, match="every class folder has an image"):
+        with pytest.raises(DataError, match="every class folder must have an image"):
             open_source(tmp_path)
         (tmp_path / "c/readme.txt").write_text("hello")
         with pytest.raises(DataError, match=r"readme\.txt"):
@@ -241,7 +241,7 @@ class TestArrays:
 def test_what_is_no_source(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     for source in (tmp_path / "a.txt", tmp_path / "nowhere", "nowhere"):
-        with pytest.raises(DataError, match="the source is"):
+        with pytest.raises(DataError, match="the source must be"):
             open_source(source)
-    with pytest.raises(DataError, match=r"\.csv and \.npz files only"):
+    with pytest.raises(DataError, match=r"must go with a \.csv or \.npz file"):
         open_source("digits", "label")

@@ -67,7 +67,7 @@ def test_stratified_splits_of_many_small_classes_keep_the_shares():
 
 
 def test_an_empty_split_is_an_error():
-    with pytest.raises(DataError, match="split 'validation' has at least one record"):
+    with pytest.raises(DataError, match="split 'validation' must have at least one record"):
         assign(2, {"train": 5, "validation": 1}, 0, None)
 
 

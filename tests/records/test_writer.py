@@ -81,10 +81,10 @@ def test_progress_counts_to_all_records(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"num_shards": 0}, OptionError, "num_shards is at least 1"),
-        ({"workers": 0}, OptionError, "workers is at least 1"),
+        ({"num_shards": 0}, OptionError, "num_shards must be at least 1"),
+        ({"workers": 0}, OptionError, "workers must be at least 1"),
         ({"seed": -1}, OptionError, "seed is 0 or more"),
-        ({"compression": "zip"}, OptionError, "Known: none, gzip"),
+        ({"compression": "zip"}, OptionError, "Choose one of none, gzip"),
         ({"split": "train=1,validation"}, OptionError, "NAME=SHARE"),
         ({"split": "train=1000,test=1"}, DataError, "split 'test'"),
         ({"num_shards": 43}, DataError, "42 records for 43 shards"),
@@ -116,7 +116,7 @@ def test_what_exists_is_not_overwritten(tmp_path):
 
 def test_a_parent_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="can be written"):
+    with pytest.raises(DataError, match="must be writable"):
         write(arrays(), tmp_path / "file" / "data")
 
 
@@ -235,11 +235,11 @@ def test_a_client_for_each_value_of_an_array(tmp_path):
         ({"clients": 22, "partition": "shards:2"}, DataError, "22 clients of 2 shards each"),
         ({"clients": 0}, OptionError, "at least 1"),
         ({"partition": "shards:2"}, OptionError, "--clients N"),
-        ({"clients": 3, "num_shards": 4}, OptionError, "every client has one shard"),
+        ({"clients": 3, "num_shards": 4}, OptionError, "every client must have one shard"),
         ({"clients": 3, "partition": "dirichlet:0"}, OptionError, "positive number"),
-        ({"clients": 3, "partition": "sorted"}, OptionError, "Known: iid, dirichlet:ALPHA"),
+        ({"clients": 3, "partition": "sorted"}, OptionError, "Choose one of iid, dirichlet:ALPHA"),
         ({"clients": 3, "partition": "by:label"}, OptionError, "3 clients too"),
-        ({"partition": "by:user"}, DataError, "Known: label"),
+        ({"partition": "by:user"}, DataError, "Choose one of label"),
     ],
 )
 def test_clients_that_cannot_be(tmp_path, options, error, message):

@@ -40,8 +40,8 @@ _TASKS = ("chief", "worker", "worker", "ps")
         ({"stall_timeout_s": 0}, "stall_timeout_s must be at least 1"),
         ({"start_timeout_s": "soon"}, "start_timeout_s must be at least 1"),
         ({"precision": "mixed_float16"}, "Choose precision='mixed_bfloat16'"),
-        ({"accumulate_steps": 2}, "unknown option of strategy 'parameter_server'"),
-        ({"ps": 2}, "unknown option of strategy 'parameter_server'"),
+        ({"accumulate_steps": 2}, "option of strategy 'parameter_server' must be a known one"),
+        ({"ps": 2}, "option of strategy 'parameter_server' must be a known one"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):

@@ -23,7 +23,9 @@ def test_registered_names_are_the_names_of_their_classes(name):
 
 
 def test_an_unknown_strategy_lists_the_known():
-    with pytest.raises(OptionError, match=r"Did you mean 'horovod'\? Known: single, mirrored"):
+    with pytest.raises(
+        OptionError, match=r"Did you mean 'horovod'\? Choose one of single, mirrored"
+    ):
         tfdist.strategy("horovot")
 
 

@@ -498,7 +498,9 @@ def recompute_in_mixed_precision(strategy, folder):
 
 @scenario
 def layers_that_recompute_does_not_know_are_listed(strategy, folder):
-    with pytest.raises(OptionError, match=r"unknown layer in recompute.*'three'.*none, blocks"):
+    with pytest.raises(
+        OptionError, match=r"layer in recompute must be a known one.*'three'.*none, blocks"
+    ):
         given(strategy, recompute=["two", "thre"]).build(mlp)
     with pytest.raises(OptionError, match="Did you mean 'blocks'"):
         given(strategy, recompute="block").build(mlp)

@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(broken, limit, unbroken):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(
-            WriteError, match=r"ckpt-12 must be written whole\. Received: File too large\."
+            WriteError, match=r"ckpt-12 must be written whole, but found File too large\."
         ):
             fit(Checkpoints(broken, resume=True))
     finally:

@@ -43,7 +43,7 @@ def test_rules():
     assert Scaling(None, 0, 4).factor == 1
     assert Scaling(None, 0, 4).is_off
     assert not Scaling(None, 1, 4).is_off
-    with pytest.raises(OptionError, match="Known: linear, sqrt"):
+    with pytest.raises(OptionError, match="Choose one of linear, sqrt"):
         Scaling("cubic", 0, 4)
     with pytest.raises(OptionError, match="warmup_epochs"):
         Scaling("linear", -1, 4)

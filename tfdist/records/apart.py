@@ -20,7 +20,7 @@ def open_stored(stored: Stored) -> ShardSource:
     manifest = load_manifest(stored.manifest)
     if stored.split not in manifest.splits:
         raise DataError(
-            "a split is one of the manifest's",
+            "the split must be one that the manifest names",
             received=f"'{stored.split}'",
             mend=f"Choose one of {', '.join(manifest.splits)}",
         )
@@ -40,7 +40,7 @@ def _only_present(manifest: Manifest, stored: Stored) -> Manifest:
     present = tuple(shard for shard in shards if (stored.folder / shard.file).is_file())
     if not present:
         raise DataError(
-            f"every host has at least one shard of split '{stored.split}'",
+            f"every host must have at least one shard of split '{stored.split}'",
             received=f"none in {stored.folder}",
             mend="Write more shards with `tfdist shard --num-shards`, or use fewer hosts",
         )

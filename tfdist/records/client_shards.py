@@ -78,7 +78,8 @@ class ShardStore(ClientStore):
                 name = _only_split(root, manifest) if split is None else split
                 if name not in manifest.splits:
                     raise DataError(
-                        f"{folder} has a split '{name}'", received=", ".join(manifest.splits)
+                        f"{folder} must have a split '{name}'",
+                        received=f"only {', '.join(manifest.splits)}",
                     )
             except DataError as error:
                 parts[folder.name] = error
@@ -121,7 +122,7 @@ class ShardStore(ClientStore):
             raise part
         if part.manifest.schema != self.schema:
             raise DataError(
-                "all clients have the same features",
+                "all clients must have the same features",
                 received=_difference(part.manifest.schema, self.schema),
             )
         import tensorflow as tf
@@ -169,7 +170,9 @@ def _only_split(root: Path, manifest: Manifest) -> str:
     if len(manifest.splits) > 1:
         known = ", ".join(str(root / name) for name in manifest.splits)
         raise DataError(
-            "one split of each client is read", received=str(root), mend=f"Choose one of {known}"
+            "one split of each client must be chosen",
+            received=f"only {root}",
+            mend=f"Choose one of {known}",
         )
     return next(iter(manifest.splits))
 

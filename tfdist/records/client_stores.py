@@ -96,13 +96,17 @@ class ArrayStore(ClientStore):
             except DataError as error:
                 self._arrays[str(client)] = error
         if len(self._arrays) != len(arrays):
-            raise DataError("each client has a name of its own", received="two of the same name")
+            raise DataError(
+                "each client must have a name of its own", received="two of the same name"
+            )
         self.ids = tuple(self._arrays)
         specs = [_spec(part) for part in self._arrays.values() if not isinstance(part, DataError)]
         if not specs:
             errors = [part for part in self._arrays.values() if isinstance(part, DataError)]
             raise (
-                errors[0] if errors else DataError("there is at least one client", received="none")
+                errors[0]
+                if errors
+                else DataError("there must be at least one client", received="none")
             )
         described = Counter(str(spec) for spec in specs)
         usual = described.most_common(1)[0][0]
@@ -129,7 +133,7 @@ class ArrayStore(ClientStore):
             raise part
         if str(_spec(part)) != str(self._spec):
             raise DataError(
-                "all clients have arrays of the same shapes and dtypes",
+                "all clients must have arrays of the same shapes and dtypes",
                 received=f"{_described(_spec(part))}, where others have {_described(self._spec)}",
             )
         return part

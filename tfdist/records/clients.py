@@ -66,7 +66,8 @@ def open_clients(
         if clients is not None or partition != "iid":
             received = f"clients={clients}, partition='{partition}'"
             raise OptionError(
-                f"the data is divided into {len(store.ids)} clients already",
+                "clients and partition must be left out, since the data is divided into "
+                f"{len(store.ids)} clients already",
                 received=received,
                 mend="Leave both options out",
             )
@@ -135,7 +136,7 @@ def _refuse_packed(schema: Schema, column: str | None) -> None:
     for feature in schema.of_role("input"):
         if column in (feature.columns or ()):
             raise DataError(
-                "a column of a .csv names the clients when it is written",
+                "a column of a .csv that names the clients must be chosen when shards are written",
                 received=f"by:{column} of shards that hold it as a feature",
                 mend=f"Write them anew: `tfdist shard SOURCE.csv OUT --partition by:{column}`",
             )
@@ -236,7 +237,7 @@ class Clients:
         if client_id not in self._known_ids:
             shown = ", ".join(self.ids[:10])
             raise DataError(
-                "a client is one of the data's",
+                "the client must be one of the data's",
                 received=repr(client_id),
                 mend=f"There are {len(self.ids)}: {shown}{', ...' if len(self.ids) > 10 else ''}",
             )
@@ -260,7 +261,7 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
                 if len(wrong):
                     value = array[tuple(wrong[0])]
                     raise DataError(
-                        "all values are finite",
+                        "all values must be finite",
                         received=f"{value} in {('x', 'y', 'sample_weight')[position]}, "
                         f"record {wrong[0][0]}",
                     )

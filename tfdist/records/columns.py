@@ -60,9 +60,9 @@ class Columns:
         label = self.schema.class_label
         if label is None or column not in (label.name, *(label.columns or ())):
             raise DataError(
-                "the column of by:COLUMN is one of the source's",
+                "the column of by:COLUMN must be one of the source's",
                 received=f"'{column}'",
-                mend=f"Known: {'none' if label is None else label.name}",
+                mend="Choose another partition" if label is None else f"Choose by:{label.name}",
             )
         ids = self.class_ids()
         owners = ids if label.classes is None else np.array(label.classes)[ids]
@@ -101,7 +101,9 @@ def from_arrays(
     for role, named in roles:
         for name, values in named.items():
             if name in arrays:
-                raise DataError("each array has a name of its own", received=f"'{name}' twice")
+                raise DataError(
+                    "each array must have a name of its own", received=f"'{name}' twice"
+                )
             feature, array = _column(
                 name, role, values, (classes or {}).get(name), (columns or {}).get(name)
             )
@@ -125,9 +127,9 @@ def check_lengths(lengths: Mapping[str, int]) -> None:
     """Raises DataError unless all named arrays have the same number of records, at least one."""
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-        raise DataError("all arrays have the same number of records", received=counted)
+        raise DataError("all arrays must have the same number of records", received=counted)
     if 0 in lengths.values():
-        raise DataError("a source has at least one record", received="an empty source")
+        raise DataError("a source must have at least one record", received="none")
 
 
 def _column(
@@ -139,18 +141,24 @@ def _column(
 ) -> tuple[Feature, np.ndarray]:
     array = np.asarray(values)
     if array.ndim == 0:
-        raise DataError(f"array '{name}' has a first dimension of records", received="a scalar")
+        raise DataError(
+            f"array '{name}' must have a first dimension of records", received="a scalar"
+        )
     if 0 in array.shape[1:]:
-        raise DataError(f"each record of array '{name}' has values", received=f"{array.shape}")
+        raise DataError(
+            f"each record of array '{name}' must have values", received=f"shape {array.shape}"
+        )
     array = _plain(array, role)
     if array.dtype.name not in RAW_DTYPES:
         raise DataError(
-            f"the dtype of array '{name}' is one of {', '.join(RAW_DTYPES)}",
+            f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
             received=str(array.dtype),
             mend="Convert it to numbers first",
         )
     if role == "weight" and array.ndim != 1:
-        raise DataError("a sample weight is one number a record", received=f"shape {array.shape}")
+        raise DataError(
+            "a sample weight must be one number a record", received=f"shape {array.shape}"
+        )
     if array.dtype.kind == "f":
         _check_present(name, array)
     dtype, encoding = _storage(array)
@@ -174,7 +182,9 @@ def _check_present(name: str, array: np.ndarray) -> None:
     missing = np.isnan(array)
     if missing.any():
         record = int(np.argwhere(missing)[0][0])
-        raise DataError("no value is missing", received=f"NaN in array '{name}', record {record}")
+        raise DataError(
+            "every value must be present", received=f"NaN in array '{name}', record {record}"
+        )
 
 
 def _plain(array: np.ndarray, role: str) -> np.ndarray:
@@ -207,7 +217,7 @@ def _check_class_ids(feature: Feature, ids: np.ndarray) -> None:
     if len(wrong):
         known = "0 or more" if classes is None else f"in 0 to {len(classes) - 1}"
         raise DataError(
-            f"integer labels are class ids, {known}",
+            f"integer labels must be class ids, {known}",
             received=f"{ids[wrong[0]]} in '{feature.name}', record {wrong[0]}",
             mend="Number the classes from 0, or store targets of a regression as floats",
         )

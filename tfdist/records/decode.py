@@ -45,7 +45,7 @@ def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
     lengths = tf.strings.length(serialized)
     fits = check(
         tf.reduce_all(lengths == record_bytes),
-        f"every record has {record_bytes} bytes",
+        f"every record must have {record_bytes} bytes",
         listed(lengths),
     )
     with tf.control_dependencies([fits]):
@@ -120,7 +120,8 @@ def _decode(feature: Feature, values: tf.Tensor) -> tf.Tensor:
         lengths = tf.strings.length(values)
         fits = check(
             tf.reduce_all(lengths == feature.num_bytes),
-            f"feature '{feature.name}' has shape {list(feature.shape)}, {feature.num_bytes} bytes",
+            f"feature '{feature.name}' must have shape {list(feature.shape)}, "
+            f"{feature.num_bytes} bytes",
             listed(lengths),
         )
         with tf.control_dependencies([fits]):

@@ -17,7 +17,7 @@ from tfdist.records.schema import Feature, Schema
 
 # All that Pillow raises for a file that it cannot read.
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-_STRUCTURE = "images lie in class folders, FOLDER/CLASS/IMAGE"
+_STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE"
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -77,7 +77,7 @@ class ImageFiles:
                 image.convert(mode).save(png, "PNG")
         except _UNREADABLE as error:
             raise DataError(
-                "every image can be decoded", received=f"{self._paths[row]}: {error}"
+                "every image must be decodable", received=f"{self._paths[row]}: {error}"
             ) from error
         return png.getvalue()
 
@@ -97,7 +97,7 @@ def from_class_folders(folder: Path) -> Columns:
     for path, header in zip(paths, headers, strict=True):
         if (header.shape, header.dtype) != (first.shape, first.dtype):
             raise DataError(
-                "all images have the same size and channels",
+                "all images must have the same size and channels",
                 received=f"{paths[0]} {_describe(first)}, {path} {_describe(header)}",
                 mend="Resize or convert them first",
             )
@@ -133,7 +133,9 @@ def _find_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     for number, class_folder in enumerate(entries):
         images = [path for path in sorted(class_folder.iterdir()) if path.name[0] != "."]
         if not images:
-            raise DataError("every class folder has an image", received=f"none in {class_folder}")
+            raise DataError(
+                "every class folder must have an image", received=f"none in {class_folder}"
+            )
         for path in images:
             if not path.is_file():
                 raise DataError(_STRUCTURE, received=f"the folder {path}")
@@ -151,7 +153,7 @@ def _read_header(path: Path) -> _Header:
                 return _header_of(path, image)
     except _UNREADABLE as error:
         raise DataError(
-            "every file in a class folder is an image that Pillow reads",
+            "every file in a class folder must be an image that Pillow reads",
             received=f"{path}: {error}",
         ) from error
 
@@ -160,7 +162,9 @@ def _header_of(path: Path, image: Image.Image) -> _Header:
     kept = image.mode in _KEPT.get(image.format or "", ())
     mode = image.mode if kept else _CONVERTED.get(image.mode)
     if mode is None:
-        raise DataError("images have 8 or 16 bits a channel", received=f"{path}, mode {image.mode}")
+        raise DataError(
+            "images must have 8 or 16 bits a channel", received=f"{path}, mode {image.mode}"
+        )
     if image.mode == "P" and "transparency" in image.info:
         mode = "RGBA"
     return _Header(

@@ -65,7 +65,7 @@ class PipeFile(io.RawIOBase):
 
     def _silence(self, what: str) -> DataError:
         return DataError(
-            f"{self._path} gives data within {self._timeout_s:g} s",
+            f"{self._path} must give data within {self._timeout_s:g} s",
             received=what,
             mend="Check that the channel's input mode is Pipe, and that one process reads it",
         )
@@ -99,7 +99,7 @@ def read_pipe(
             left.remove(found)
         if stream.read(1):
             raise CorruptShardError(
-                f"{path} ends with the last shard of the manifest", received="more bytes"
+                f"{path} must end with the last shard of the manifest", received="more bytes"
             )
 
 
@@ -113,7 +113,7 @@ def _read_shard(
 
     def corrupt(reason: str) -> CorruptShardError:
         return CorruptShardError(
-            f"{path} gives the shards as they were written",
+            f"{path} must give the shards as they were written",
             received=f"{name}, record {record}, byte {offset}: {reason}",
             mend="Check the files with `tfdist inspect DIR --check`, and upload them again",
         )

@@ -154,18 +154,18 @@ class Manifest:
         version = _get(value, "format_version", int)
         if version != FORMAT_VERSION:
             raise DataError(
-                f"this tfdist reads manifests of format version {FORMAT_VERSION}",
+                f"the manifest must be of format version {FORMAT_VERSION}, which this tfdist reads",
                 received=f"version {version}, written by {value.get('written_by')}",
                 mend="Write the shards again with this version, or read them with that one",
             )
         compression = _get(value, "compression", str)
         if compression not in COMPRESSIONS:
             raise DataError(
-                f"compression is one of {', '.join(COMPRESSIONS)}", received=compression
+                f"compression must be one of {', '.join(COMPRESSIONS)}", received=compression
             )
         splits = _get(value, "splits", dict)
         if not splits:
-            raise DataError("a manifest has at least one split", received="none")
+            raise DataError("a manifest must have at least one split", received="none")
         schema = Schema.from_json(_get(value, "schema", list))
         return cls(
             schema=schema,
@@ -188,16 +188,20 @@ def load_manifest(folder: str | Path) -> Manifest:
     folder = Path(folder)
     mend = f"Write shards with `tfdist shard SOURCE {folder}`"
     if not folder.is_dir():
-        raise DataError("data is a folder of shards", received=f"no folder {folder}", mend=mend)
+        raise DataError(
+            "data must be a folder of shards", received=f"no folder {folder}", mend=mend
+        )
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise DataError(
-            f"a folder of shards has a {MANIFEST_NAME}", received=f"none in {folder}", mend=mend
+            f"a folder of shards must have a {MANIFEST_NAME}",
+            received=f"none in {folder}",
+            mend=mend,
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is JSON", received=str(error), mend=mend) from None
+        raise DataError(f"{path} must be JSON", received=f"an error: {error}", mend=mend) from None
     try:
         return Manifest.from_json(value)
     except DataError as error:
@@ -222,14 +226,14 @@ def _get(value: Any, key: str, kind: type) -> Any:
     found = value.get(key) if isinstance(value, Mapping) else None
     # type(), because True is an int to isinstance.
     if type(found) is not kind:
-        raise DataError(f"'{key}' is of type {kind.__name__}", received=repr(found))
+        raise DataError(f"'{key}' must be of type {kind.__name__}", received=repr(found))
     return found
 
 
 def _at_least(value: Any, key: str, least: int) -> int:
     found = _get(value, key, int)
     if found < least:
-        raise DataError(f"'{key}' is at least {least}", received=found)
+        raise DataError(f"'{key}' must be at least {least}", received=found)
     return found
 
 
@@ -240,10 +244,11 @@ def _string_keys(counts: Mapping[int, int] | None) -> dict[str, int] | None:
 def _split_from_json(name: str, value: Any) -> SplitInfo:
     shards = tuple(_shard_from_json(item) for item in _get(value, "shards", list))
     if not shards:
-        raise DataError(f"split '{name}' has at least one shard", received="none")
+        raise DataError(f"split '{name}' must have at least one shard", received="none")
     if len({shard.client is None for shard in shards}) > 1:
         raise DataError(
-            f"all shards of split '{name}' have a client, or none has", received="some of them"
+            f"all shards of split '{name}' must have a client, or none",
+            received="some that have one",
         )
     split = SplitInfo(
         shards=shards,
@@ -252,7 +257,7 @@ def _split_from_json(name: str, value: Any) -> SplitInfo:
     )
     if _get(value, "records", int) != split.records:
         raise DataError(
-            f"the records of split '{name}' are the sum over its shards",
+            f"the records of split '{name}' must be the sum over its shards",
             received=f"{value['records']} against {split.records}",
         )
     return split
@@ -261,12 +266,12 @@ def _split_from_json(name: str, value: Any) -> SplitInfo:
 def _shard_from_json(value: Any) -> ShardInfo:
     file, checksum = _get(value, "file", str), _get(value, "checksum", str)
     if Path(file).name != file or file in ("", ".", ".."):
-        raise DataError("a shard is a file name without a folder", received=repr(file))
+        raise DataError("a shard must be a file name without a folder", received=repr(file))
     if not re.fullmatch("[0-9a-f]{8}", checksum):
-        raise DataError(f"the checksum of {file} has 8 hexadecimal digits", received=checksum)
+        raise DataError(f"the checksum of {file} must have 8 hexadecimal digits", received=checksum)
     client = value.get("client")
     if client is not None and not _get(value, "client", str):
-        raise DataError(f"the client of {file} has a name", received=repr(client))
+        raise DataError(f"the client of {file} must have a name", received=repr(client))
     return ShardInfo(
         file=file,
         records=_at_least(value, "records", 1),
@@ -282,7 +287,7 @@ def _counts_from_json(owner: str, counts: Any) -> dict[int, int] | None:
         return None if counts is None else {int(key): int(n) for key, n in counts.items()}
     except (AttributeError, TypeError, ValueError):
         raise DataError(
-            f"the class counts of {owner} map class ids to numbers", received=repr(counts)
+            f"the class counts of {owner} must map class ids to numbers", received=repr(counts)
         ) from None
 
 
@@ -298,11 +303,15 @@ def _layout_from_json(value: Any, schema: Schema) -> Layout | None:
             kind=_get(slot, "kind", str),
         )
         if slots[name].kind not in ("raw", "float", "varint"):
-            raise DataError(f"the slot of '{name}' is raw, float or varint", received=slots[name])
+            raise DataError(
+                f"the slot of '{name}' must be raw, float or varint", received=slots[name]
+            )
         if slots[name].offset + slots[name].bytes > record_bytes:
-            raise DataError(f"the slot of '{name}' lies inside the record", received=slots[name])
+            raise DataError(
+                f"the slot of '{name}' must lie inside the record", received=slots[name]
+            )
     if set(slots) != {feature.name for feature in schema.features}:
-        raise DataError("the layout has one slot for each feature", received=sorted(slots))
+        raise DataError("the layout must have one slot for each feature", received=sorted(slots))
     for feature in schema.features:
         slot = slots[feature.name]
         fits = (
@@ -312,6 +321,6 @@ def _layout_from_json(value: Any, schema: Schema) -> Layout | None:
         )
         if not fits:
             raise DataError(
-                f"the slot of '{feature.name}' holds shape {list(feature.shape)}", received=slot
+                f"the slot of '{feature.name}' must hold shape {list(feature.shape)}", received=slot
             )
     return Layout(record_bytes=record_bytes, slots=slots)

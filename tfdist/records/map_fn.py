@@ -23,7 +23,7 @@ def checked(map_fn: MapFn) -> MapFn:
         found = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(result)]
         kept = graph_checks.check(
             tf.reduce_all([rows == number for number in found]),
-            "map_fn keeps the number of rows",
+            "map_fn must keep the number of rows",
             tf.strings.join(
                 [graph_checks.listed(tf.stack(found)), " for ", tf.strings.as_string(rows)]
             ),
@@ -42,12 +42,12 @@ def spec_after(map_fn: MapFn, spec: Any) -> Any:
     expected = _ITEMS[len(spec)]
     outputs = map_fn.get_concrete_function(*sized).structured_outputs
     if not isinstance(outputs, (tuple, list)) or len(outputs) != len(spec):
-        count = len(outputs) if isinstance(outputs, (tuple, list)) else "no tuple"
-        raise DataError(f"map_fn returns {expected}, as it receives", received=f"{count} items")
+        count = f"{len(outputs)} items" if isinstance(outputs, (tuple, list)) else "no tuple"
+        raise DataError(f"map_fn must return {expected}, as it is given", received=count)
     for leaf in tf.nest.flatten(outputs):
         if leaf.shape.rank == 0 or (leaf.shape.rank and leaf.shape[0] not in (rows, None)):
             raise DataError(
-                "map_fn takes a batch and returns one with the same number of rows",
+                "map_fn must take a batch and return one with the same number of rows",
                 received=f"shape {tuple(leaf.shape)} for {rows} rows",
             )
     return tf.nest.map_structure(

@@ -30,7 +30,7 @@ def open_source(source: Any) -> Source:
     if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
         return ArraySource((source,))
     raise DataError(
-        "data is a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
+        "data must be a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
         received=f"a {type(source).__name__}",
     )
 
@@ -51,12 +51,14 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
     known = ", ".join(str(folder / name) for name in manifest.splits)
     if split is None and len(manifest.splits) > 1:
         raise DataError(
-            "one split is read at a time", received=f"{folder}", mend=f"Choose one of {known}"
+            "one split must be chosen", received=f"only {folder}", mend=f"Choose one of {known}"
         )
     split = split or next(iter(manifest.splits))
     if split not in manifest.splits:
         raise DataError(
-            "a split is one of the manifest's", received=f"'{split}'", mend=f"Choose one of {known}"
+            "the split must be one that the manifest names",
+            received=f"'{split}'",
+            mend=f"Choose one of {known}",
         )
     return folder, split, manifest
 

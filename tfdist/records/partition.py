@@ -52,17 +52,17 @@ def parse_partition(text: str) -> Partition:
         alpha = _number(value, float)
         if alpha is None or not 0 < alpha < math.inf:
             raise OptionError(
-                "the ALPHA of dirichlet:ALPHA is a positive number",
+                "the ALPHA of dirichlet:ALPHA must be a positive number",
                 received=repr(value),
-                mend="Small values skew the labels, 100 is nearly iid; write for example "
-                "dirichlet:0.3",
+                mend="Write for example dirichlet:0.3, where small values skew the labels and 100 "
+                "is nearly iid",
             )
         return Partition(kind=kind, alpha=alpha)
     if kind == "shards" and colon:
         count = _number(value, int)
         if count is None or count < 1:
             raise OptionError(
-                "the K of shards:K is a whole number of at least 1",
+                "the K of shards:K must be a whole number of at least 1",
                 received=repr(value),
                 mend="Write for example shards:2",
             )
@@ -84,18 +84,19 @@ def check_num_clients(partition: Partition, num_clients: int | None) -> None:
     if partition.kind == "by":
         if num_clients is not None:
             raise OptionError(
-                f"by:{partition.column} makes a client of each value of the column",
+                f"by:{partition.column} must stand without a number of clients, since it makes a "
+                "client of each value of the column",
                 received=f"{num_clients} clients too",
                 mend="Leave the number of clients out",
             )
     elif num_clients is None:
         raise OptionError(
-            f"a partition '{partition.kind}' needs the number of clients",
+            f"a partition '{partition.kind}' must have a number of clients",
             received="none",
             mend="Name it: --clients N, or clients=N in Python",
         )
     elif num_clients < 1:
-        raise OptionError("the number of clients is at least 1", received=num_clients)
+        raise OptionError("the number of clients must be at least 1", received=num_clients)
 
 
 def take_column(
@@ -114,16 +115,16 @@ def take_column(
     if found is None or not others:
         known = [*(inputs if len(inputs) > 1 else ()), *labels]
         raise DataError(
-            "the column of by:COLUMN is one of several inputs, or a label",
+            "the column of by:COLUMN must be one of several inputs, or a label",
             received=f"'{column}' of {', '.join([*inputs, *labels])}",
-            mend=f"Known: {', '.join(known) or 'none'}",
+            mend=f"Choose one of {', '.join(known)}" if known else "Choose another partition",
         )
     values = np.asarray(found)
     if values.shape == (len(values), 1):
         values = values[:, 0]
     if values.ndim != 1:
         raise DataError(
-            f"column '{column}' has one value a record", received=f"shape {values.shape}"
+            f"column '{column}' must have one value a record", received=f"shape {values.shape}"
         )
     return values, others
 
@@ -154,7 +155,8 @@ def deal(
     check_num_clients(partition, num_clients)
     if partition.needs_class_ids and class_ids is None:
         raise DataError(
-            f"a partition '{partition.kind}' needs one label of class ids", received="no class ids"
+            f"a partition '{partition.kind}' must have one label of class ids",
+            received="no class ids",
         )
     rng = np.random.default_rng(seed)
     order = rng.permutation(num_records)
@@ -168,7 +170,7 @@ def deal(
         if pieces != num_clients:
             received += f" of {partition.shards_per_client} shards each"
         raise DataError(
-            "every client, and each of its shards, has at least one record",
+            "every client, and each of its shards, must have at least one record",
             received=received,
             mend="Choose fewer clients",
         )
@@ -186,9 +188,11 @@ def _by(order: np.ndarray, values: np.ndarray, column: str | None) -> dict[str, 
     names, numbers = np.unique(values, return_inverse=True)
     texts = [_text(name).strip() for name in names.tolist()]
     if "" in texts or (names.dtype.kind == "f" and np.isnan(names).any()):
-        raise DataError(f"no value of column '{column}' is missing", received="an empty value")
+        raise DataError(
+            f"every value of column '{column}' must be present", received="an empty value"
+        )
     if len(set(texts)) != len(texts):
-        raise DataError(f"the values of column '{column}' differ in more than blanks")
+        raise DataError(f"the values of column '{column}' must differ in more than blanks")
     owners = numbers[order]
     by_owner = order[np.argsort(owners, kind="stable")]
     ends = np.cumsum(np.bincount(owners, minlength=len(names)))[:-1]

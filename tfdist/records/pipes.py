@@ -37,7 +37,7 @@ class PipeSource(ShardSource):
     def __init__(self, prefix: Path, split: str, manifest: Manifest, *, some: bool):
         if manifest.compression != "none":
             raise DataError(
-                "shards that come through pipes are not compressed",
+                "shards that come through pipes must not be compressed",
                 received=manifest.compression,
                 mend="Write them with --compression none, or choose input mode File or FastFile",
             )
@@ -58,7 +58,7 @@ class PipeSource(ShardSource):
         passed = read_pipe(self._next_pipe(), shards, some=True, timeout_s=_TIMEOUT_S)
         found = tuple(ended for _, ended in passed if ended is not None)
         if not found:
-            raise DataError(f"{self._prefix} gives at least one shard", received="none")
+            raise DataError(f"{self._prefix} must give at least one shard", received="none")
         return replace(manifest, splits={split: SplitInfo(shards=found)})
 
     def _next_pipe(self) -> Path:

@@ -50,9 +50,9 @@ def read(
     """
     records = open_records(path, map_fn=map_fn, cache=cache)
     if batch_size < 1:
-        raise OptionError("batch_size is at least 1", received=batch_size)
+        raise OptionError("batch_size must be at least 1", received=batch_size)
     if epochs < 1:
-        raise OptionError("epochs is at least 1", received=epochs)
+        raise OptionError("epochs must be at least 1", received=epochs)
 
     def epoch_batches(epoch: Any) -> tf.data.Dataset:
         return records.batches(
@@ -95,7 +95,7 @@ def open_records(
             wrong size.
     """
     if cache not in (True, False, "auto"):
-        raise OptionError("cache is True, False or 'auto'", received=repr(cache))
+        raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
     return Records(open_source(source), map_fn, cache)
 
 
@@ -300,10 +300,10 @@ def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistE
         faults = check(folder, split, manifest=manifest[0] if manifest else None)
         if faults:
             return CorruptShardError(
-                "shards are as they were written",
+                "shards must be as they were written",
                 received=str(faults[0]),
                 mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:
-        return DataError("every record fits the schema", received=message.split(" [[{{")[0])
+        return DataError("every record must fit the schema", received=message.split(" [[{{")[0])
     return from_check

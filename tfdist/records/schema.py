@@ -84,20 +84,20 @@ class Feature:
     def from_json(cls, value: Any) -> Feature:
         """Returns the feature that ``to_json`` described. Raises DataError for anything else."""
         if not isinstance(value, Mapping):
-            raise DataError("a feature of the schema is a JSON object", received=repr(value))
+            raise DataError("a feature of the schema must be a JSON object", received=repr(value))
         name = value.get("name")
         if not isinstance(name, str) or not name:
-            raise DataError("a feature of the schema has a name", received=repr(name))
+            raise DataError("a feature of the schema must have a name", received=repr(name))
         shape = value.get("shape")
         if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
             raise DataError(
-                f"the shape of feature '{name}' is a list of positive integers",
+                f"the shape of feature '{name}' must be a list of positive integers",
                 received=repr(shape),
             )
         for key, known in (("dtype", RAW_DTYPES), ("encoding", ENCODINGS), ("role", ROLES)):
             if value.get(key) not in known:
                 raise DataError(
-                    f"the {key} of feature '{name}' is one of {', '.join(known)}",
+                    f"the {key} of feature '{name}' must be one of {', '.join(known)}",
                     received=repr(value.get(key)),
                 )
         return cls(
@@ -115,7 +115,7 @@ def _names(feature: str, key: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise DataError(f"the {key} of feature '{feature}' are a list of names", received=value)
+        raise DataError(f"the {key} of feature '{feature}' must be a list of names", received=value)
     return tuple(value)
 
 
@@ -132,11 +132,15 @@ class Schema:
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
-            raise DataError("each feature has a name of its own", received=", ".join(names))
+            raise DataError("each feature must have a name of its own", received=", ".join(names))
         if not self.of_role("input"):
-            raise DataError("a record has at least one input", received=", ".join(names) or "none")
+            raise DataError(
+                "a record must have at least one input", received=", ".join(names) or "none"
+            )
         if len(self.of_role("weight")) > 1:
-            raise DataError("a record has at most one sample weight", received=", ".join(names))
+            raise DataError(
+                "a record must have at most one sample weight", received=", ".join(names)
+            )
 
     def of_role(self, role: str) -> tuple[Feature, ...]:
         return tuple(feature for feature in self.features if feature.role == role)
@@ -172,7 +176,7 @@ class Schema:
     def from_json(cls, value: Any) -> Schema:
         """Returns the schema that ``to_json`` described. Raises DataError for anything else."""
         if not isinstance(value, list):
-            raise DataError("the schema is a list of features", received=repr(value))
+            raise DataError("the schema must be a list of features", received=repr(value))
         return cls(tuple(Feature.from_json(item) for item in value))
 
 

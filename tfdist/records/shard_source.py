@@ -138,10 +138,10 @@ def _check_present(folder: Path, shard: ShardInfo) -> None:
     mend = f"See all faults with `tfdist inspect {folder} --check`"
     if not path.is_file():
         raise CorruptShardError(
-            "every shard of the manifest exists", received=f"no {path}", mend=mend
+            "every shard of the manifest must exist", received=f"no {path}", mend=mend
         )
     size = path.stat().st_size
     if size != shard.bytes:
         raise CorruptShardError(
-            f"{path} has {shard.bytes} bytes", received=f"{size} bytes", mend=mend
+            f"{path} must have {shard.bytes} bytes", received=f"{size} bytes", mend=mend
         )

@@ -26,7 +26,7 @@ def draw(skew: Skew, path: str | Path) -> None:
     target = Path(path)
     if target.suffix != ".png" or not target.parent.is_dir():
         raise OptionError(
-            "a chart is written to a .png file in a folder that exists", received=str(target)
+            "a chart must be written to a .png file in a folder that exists", received=str(target)
         )
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -38,7 +38,11 @@ def open_source(source: Any, label: str | None = None, client: str | None = None
     """
     is_table = isinstance(source, (str, Path)) and Path(source).suffix.lower() in (".csv", ".npz")
     if label is not None and not is_table:
-        raise DataError("a label is named for .csv and .npz files only", received=f"'{label}'")
+        raise DataError(
+            "the option label must go with a .csv or .npz file",
+            received=f"'{label}' with another source",
+            mend="Leave it out",
+        )
     if isinstance(source, (str, Path)):
         columns = _open_named(source, label, client)
     elif _is_dataset(source):
@@ -59,14 +63,16 @@ def _open_named(source: str | Path, label: str | None, client: str | None) -> Co
 
         return from_class_folders(path)
     if not path.is_file():
-        raise DataError(f"the source is {_KINDS}", received=f"'{source}', which does not exist")
+        raise DataError(
+            f"the source must be {_KINDS}", received=f"'{source}', which does not exist"
+        )
     if path.suffix.lower() == ".csv":
         from tfdist.records.tables import from_csv
 
         return from_csv(path, label, client)
     if path.suffix.lower() == ".npz":
         return _from_npz(path, label, client)
-    raise DataError(f"the source is {_KINDS}", received=f"'{source}'")
+    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
 
 
 def _from_digits() -> Columns:
@@ -86,8 +92,8 @@ def _from_npz(path: Path, label: str | None, client: str | None) -> Columns:
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise DataError(
-            f"{path} is an archive of numeric arrays, as numpy.savez writes it",
-            received=str(error),
+            f"{path} must be an archive of numeric arrays, as numpy.savez writes it",
+            received=f"an error: {error}",
         ) from None
     names = ", ".join(arrays) or "none"
     if label is None:
@@ -95,14 +101,16 @@ def _from_npz(path: Path, label: str | None, client: str | None) -> Columns:
     if label not in arrays:
         wanted = f"'{label}'" if label else f"called {', '.join(_LABEL_ARRAYS)}"
         raise DataError(
-            f"{path} has a label array {wanted}",
+            f"{path} must have a label array {wanted}",
             received=f"arrays {names}",
             mend="Name the label's array: --label NAME",
         )
     labels = {label: arrays.pop(label)}
     weights = {name: arrays.pop(name) for name in (_WEIGHT_ARRAY,) if name in arrays}
     if not arrays:
-        raise DataError(f"{path} has an input array beside the label", received=f"arrays {names}")
+        raise DataError(
+            f"{path} must have an input array beside the label", received=f"arrays {names}"
+        )
     return _owned("npz", arrays, labels, weights, client)
 
 
@@ -126,7 +134,7 @@ def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
     if not 1 <= len(parts) <= 3:
         raise DataError(
-            "arrays are x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
+            "arrays must be x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
         )
     x, y, weight = (*parts, None, None)[:3]
     return _owned(
@@ -152,14 +160,15 @@ def _from_dataset(dataset: Any, client: str | None) -> Columns:
     import tensorflow as tf
 
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise DataError("a dataset to write is finite", received="an infinite dataset")
+        raise DataError("a dataset to write must be finite", received="an infinite dataset")
     try:
         batches = list(dataset.batch(1024).as_numpy_iterator())
     except tf.errors.InvalidArgumentError as error:
         raise DataError(
-            "all records of a dataset have the same shape", received=error.message.split("\n")[0]
+            "all records of a dataset must have the same shape",
+            received="an error: " + error.message.split("\n")[0],
         ) from None
     if not batches:
-        raise DataError("a source has at least one record", received="an empty dataset")
+        raise DataError("a source must have at least one record", received="an empty dataset")
     whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
     return _from_structure("dataset", whole, client)

@@ -25,20 +25,24 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
     pairs = split.items() if isinstance(split, Mapping) else _pairs(split, example)
     for name, share in pairs:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise OptionError("a split's name is letters, digits and _", received=repr(name))
+            raise OptionError(
+                "a split's name must be letters, digits and _, a letter first", received=repr(name)
+            )
         try:
             number = float(share)
         except (TypeError, ValueError):
             number = math.nan
         if not 0 < number < math.inf:
             raise OptionError(
-                f"the share of split '{name}' is a positive number", received=share, mend=example
+                f"the share of split '{name}' must be a positive number",
+                received=share,
+                mend=example,
             )
         if name in shares:
-            raise OptionError("each split is named once", received=f"'{name}' twice")
+            raise OptionError("each split must be named once", received=f"'{name}' twice")
         shares[name] = number
     if not shares:
-        raise OptionError("there is at least one split", received=repr(split), mend=example)
+        raise OptionError("there must be at least one split", received=repr(split), mend=example)
     return shares
 
 
@@ -47,7 +51,7 @@ def _pairs(text: str, example: str) -> list[tuple[str, str]]:
     for part in text.split(","):
         name, equals, share = part.partition("=")
         if not equals:
-            raise OptionError("a split is NAME=SHARE", received=repr(part), mend=example)
+            raise OptionError("a split must be NAME=SHARE", received=repr(part), mend=example)
         pairs.append((name.strip(), share.strip()))
     return pairs
 
@@ -73,7 +77,7 @@ def assign(
     for name, rows in assigned.items():
         if not len(rows):
             raise DataError(
-                f"split '{name}' has at least one record",
+                f"split '{name}' must have at least one record",
                 received=f"none of {num_records} records",
                 mend="Give it a larger share, or leave the split out",
             )

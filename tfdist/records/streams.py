@@ -87,7 +87,7 @@ class Source(abc.ABC):
             filled += rows
         if filled != stop - start:
             raise DataError(
-                "data keeps its number of records",
+                "data must keep its number of records",
                 received=f"{filled} records where there were {stop - start}",
             )
         return tf.nest.map_structure(tf.convert_to_tensor, arrays)
@@ -105,14 +105,18 @@ class ArraySource(Source):
     def __init__(self, arrays: tuple[Any, ...]):
         if not 1 <= len(arrays) <= 3:
             raise DataError(
-                "arrays are (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(arrays)}"
+                "arrays must be (x, y) or (x, y, sample_weight)",
+                received=f"a tuple of {len(arrays)}",
             )
         arrays = tf.nest.map_structure(_to_array, tuple(_without_lists(item) for item in arrays))
         lengths = [len(array) for array in tf.nest.flatten(arrays)]
         if len(set(lengths)) != 1:
-            raise DataError("all arrays have the same number of records", received=lengths)
+            raise DataError(
+                "all arrays must have the same number of records",
+                received=", ".join(map(str, lengths)),
+            )
         if lengths[0] == 0:
-            raise DataError("data has at least one record", received="empty arrays")
+            raise DataError("data must have at least one record", received="empty arrays")
         if len(arrays) == 3:
             arrays = (*arrays[:2], tf.nest.map_structure(_to_weights, arrays[2]))
         self.arrays = arrays
@@ -143,9 +147,11 @@ def _without_lists(item: Any) -> Any:
 def _to_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.ndim == 0:
-        raise DataError("an array has a first dimension of records", received=repr(value)[:80])
+        raise DataError(
+            "an array must have a first dimension of records", received=repr(value)[:80]
+        )
     if array.dtype.kind not in "biufSU":
-        raise DataError("arrays hold numbers or strings", received=f"dtype {array.dtype}")
+        raise DataError("arrays must hold numbers or strings", received=f"dtype {array.dtype}")
     return array
 
 
@@ -153,7 +159,9 @@ def _to_weights(array: np.ndarray) -> np.ndarray:
     """Returns the weights of records, float32 [records]; a model of several outputs may have some
     for each."""
     if array.ndim != 1:
-        raise DataError("a sample weight is one number a record", received=f"shape {array.shape}")
+        raise DataError(
+            "a sample weight must be one number a record", received=f"shape {array.shape}"
+        )
     return array.astype(np.float32)
 
 
@@ -166,11 +174,11 @@ class DatasetSource(Source):
             element, dataset = (element,), dataset.map(lambda x: (x,))
         if not 1 <= len(element) <= 3:
             raise DataError(
-                "a dataset gives (x, y) or (x, y, sample_weight)",
+                "a dataset must give (x, y) or (x, y, sample_weight)",
                 received=f"tuples of {len(element)}",
             )
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
-            raise DataError("a dataset gives dense tensors", received=str(element))
+            raise DataError("a dataset must give dense tensors", received=str(element))
         _refuse_changing(dataset)
         self._dataset = dataset
         self.num_records = _count(dataset)
@@ -204,7 +212,7 @@ def _refuse_changing(dataset: tf.data.Dataset) -> None:
         for a, b in zip(once, again, strict=True)
     ):
         raise DataError(
-            "a dataset gives the same records in the same order each time",
+            "a dataset must give the same records in the same order each time",
             received="other records in a second pass",
             mend="Remove shuffle() and random augmentation from it: strategy.dataset shuffles, and "
             "its map_fn augments",
@@ -215,14 +223,14 @@ def _count(dataset: tf.data.Dataset) -> int:
     cardinality = int(dataset.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:
         raise DataError(
-            "a dataset is finite: tfdist repeats it each epoch",
+            "a dataset must be finite, since tfdist repeats it each epoch",
             received="an infinite dataset",
             mend="Remove repeat() from it",
         )
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
     if cardinality == 0:
-        raise DataError("data has at least one record", received="an empty dataset")
+        raise DataError("data must have at least one record", received="an empty dataset")
     return cardinality
 
 

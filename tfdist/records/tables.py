@@ -31,10 +31,14 @@ def from_csv(path: Path, label: str | None = None, client: str | None = None) ->
     header, rows, lines = _read(path)
     position = _label_position(path, header, label)
     if client is not None and client not in header:
-        raise DataError(f"{path} has a column '{client}'", received=f"columns {', '.join(header)}")
+        raise DataError(
+            f"{path} must have a column '{client}'", received=f"columns {', '.join(header)}"
+        )
     names = [name for name in header if name not in (header[position], client)]
     if not names:
-        raise DataError(f"{path} has a column beside the label", received=", ".join(header))
+        raise DataError(
+            f"{path} must have a column beside the label", received=f"only {', '.join(header)}"
+        )
     features = np.empty((len(rows), len(names)), np.float32)
     for column, name in enumerate(names):
         number = header.index(name)
@@ -69,26 +73,27 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                     continue
                 if len(row) != len(header):
                     raise DataError(
-                        f"every row of {path} has {len(header)} values",
+                        f"every row of {path} must have {len(header)} values",
                         received=f"{len(row)} in line {reader.line_num}",
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is UTF-8 text", received=str(error)) from None
+        raise DataError(f"{path} must be UTF-8 text", received=f"an error: {error}") from None
     except csv.Error as error:
         raise DataError(
-            f"{path} is a comma-separated table", received=f"{error} in line {reader.line_num}"
+            f"{path} must be a comma-separated table",
+            received=f"an error: {error} in line {reader.line_num}",
         ) from None
     if not rows:
-        raise DataError(f"{path} has rows below its header", received="none")
+        raise DataError(f"{path} must have rows below its header", received="none")
     return header, rows, lines
 
 
 def _check_header(path: Path, header: list[str]) -> None:
     if not header or "" in header or len(set(header)) != len(header):
         raise DataError(
-            f"the first line of {path} names each column, each once",
+            f"the first line of {path} must name each column, each once",
             received=", ".join(header) or "an empty line",
         )
 
@@ -99,7 +104,7 @@ def _label_position(path: Path, header: list[str], label: str | None) -> int:
         return next(known, len(header) - 1)
     if label not in header:
         raise DataError(
-            f"{path} has a column '{label}'",
+            f"{path} must have a column '{label}'",
             received=f"columns {', '.join(header)}",
             mend="Name the label's column: --label NAME",
         )
@@ -117,7 +122,7 @@ def _numbers(path: Path, name: str, values: Sequence[str], lines: Sequence[int])
             if _float(value) is None
         )
         raise DataError(
-            f"column '{name}' of {path} holds numbers",
+            f"column '{name}' of {path} must hold numbers",
             received=f"'{value}' in line {line}",
             mend="Encode it as numbers, or name it as the label: --label NAME",
         ) from None
@@ -130,7 +135,7 @@ def _check_present(path: Path, name: str, values: Sequence[str], lines: Sequence
     for value, line in zip(values, lines, strict=True):
         if value.strip().lower() in _MISSING:
             raise DataError(
-                f"no value of {path} is missing",
+                f"every value of {path} must be present",
                 received=f"'{value}' in line {line}, column '{name}'",
                 mend="Fill it in, or remove the row",
             )

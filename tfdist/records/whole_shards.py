@@ -64,7 +64,7 @@ def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> bytes:
 def _damage(folder: Path, shard: ShardInfo, manifest: Manifest) -> CorruptShardError:
     faults = check_shard(folder, shard, manifest)
     return CorruptShardError(
-        "shards are as they were written",
+        "shards must be as they were written",
         received=str(faults[0]) if faults else f"{shard.file}, which changes while it is read",
         mend=f"See all faults with `tfdist inspect {folder} --check`",
     )

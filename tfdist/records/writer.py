@@ -89,7 +89,9 @@ def write(
     columns = open_source(source, label, None if dealt is None else dealt.column)
     class_ids = columns.class_ids()
     if stratify and class_ids is None:
-        raise DataError("stratify needs one label of class ids", received="no class ids")
+        raise DataError(
+            "data to stratify must have one label of class ids", received="no class ids"
+        )
     rows = assign(columns.num_records, shares, seed, class_ids if stratify else None)
     if dealt is None:
         _check_enough(rows, num_shards)
@@ -112,7 +114,7 @@ def write(
             )
             manifest.save(folder)
     except OSError as error:
-        raise DataError(f"{out} can be written", received=str(error)) from error
+        raise DataError(f"{out} must be writable", received=f"an error: {error}") from error
     return manifest
 
 
@@ -126,7 +128,7 @@ def _check_clients(
     check_num_clients(dealt, clients)
     if num_shards is not None:
         raise OptionError(
-            "every client has one shard",
+            "every client must have one shard",
             received=f"num_shards {num_shards} beside clients",
             mend="Leave the number of shards out",
         )
@@ -137,7 +139,7 @@ def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
     first, first_rows = next(iter(rows.items()))
     if len(first_rows) < num_shards:
         raise DataError(
-            f"split '{first}' has at least one record for each shard",
+            f"split '{first}' must have at least one record for each shard",
             received=f"{len(first_rows)} records for {num_shards} shards",
             mend="Choose fewer shards",
         )
@@ -146,9 +148,9 @@ def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
 def _check_options(num_shards: int, seed: int, compression: str, workers: int) -> None:
     for name, value, least in (("num_shards", num_shards, 1), ("workers", workers, 1)):
         if value < least:
-            raise OptionError(f"{name} is at least {least}", received=value)
+            raise OptionError(f"{name} must be at least {least}", received=value)
     if seed < 0:
-        raise OptionError("seed is 0 or more", received=seed)
+        raise OptionError("seed must be 0 or more", received=seed)
     if compression not in COMPRESSIONS:
         raise unknown_choice("compression", compression, COMPRESSIONS)
 
@@ -156,7 +158,7 @@ def _check_options(num_shards: int, seed: int, compression: str, workers: int) -
 def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(
-            "shards are written to a new or empty folder",
+            "shards must be written to a new or empty folder",
             received=f"{out}, which exists",
             mend="Choose another folder, or remove this one first",
         )

@@ -19,7 +19,7 @@ IDS = tuple(f"client-{number}" for number in range(40))
     ("options", "words"),
     [
         ({"algorithm": "fedavgg"}, "Did you mean 'fedavg'"),
-        ({"aggregation": "mode"}, "Known: mean, clipped_mean, median, trimmed_mean"),
+        ({"aggregation": "mode"}, "Choose one of mean, clipped_mean, median, trimmed_mean"),
         ({"batch_norm": "sync"}, "refuse, average, group_norm"),
         ({"clients_per_round": 0}, "clients_per_round is a whole number"),
         ({"local_epochs": True}, "local_epochs"),

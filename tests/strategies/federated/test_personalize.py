@@ -132,7 +132,7 @@ def test_bad_clients_are_left_out_and_named():
     assert found.ids == ("good",)
     text = str(found)
     assert "1 clients, 10 records to fine-tune on, 10 held out, 2 left out" in text
-    assert "left out: client 'nan': all values are finite" in text
+    assert "left out: client 'nan': all values must be finite" in text
     assert "left out: client 'single': a client has a record to fine-tune on" in text
     with pytest.raises(DataError, match="all 1 were left out"):
         run(make_model(), {"nan": (bad, y)})

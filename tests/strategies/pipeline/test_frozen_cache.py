@@ -311,7 +311,7 @@ def test_size_is_told(capsys):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"frozen_cache": "tape"}, "Known: memory, disk"),
+        ({"frozen_cache": "tape"}, "Choose one of memory, disk"),
         ({"frozen_cache": "memory", "freeze_until": None}, "without freeze_until"),
         ({"frozen_cache": "disk"}, "come together"),
         ({"frozen_cache": "memory", "frozen_cache_dir": "x"}, "come together"),

@@ -162,13 +162,13 @@ def stateful() -> keras.Model:
             lambda: sequential(layers.Dense(2, name="a"), layers.Dense(2, name="b")),
             {"cut_after": "c"},
             OptionError,
-            "Known: a, b",
+            "Choose one of a, b",
         ),
         (
             lambda: sequential(layers.Dense(2, name="a"), layers.Dense(2, name="b")),
             {"freeze_until": "c"},
             OptionError,
-            "Known: a, b",
+            "Choose one of a, b",
         ),
     ],
 )
@@ -181,10 +181,10 @@ def test_models_that_cannot_be_a_pipeline(make, chosen, error, part):
 @pytest.mark.parametrize(
     ("chosen", "part"),
     [
-        ({"balance": "guessed"}, "Known: estimated, measured"),
-        ({"optimize": "money"}, "Known: speed, memory"),
-        ({"batch_norm": "none"}, "Known: synchronized, per_microbatch"),
-        ({"recompute": "yes"}, "unknown recompute"),
+        ({"balance": "guessed"}, "Choose one of estimated, measured"),
+        ({"optimize": "money"}, "Choose one of speed, memory"),
+        ({"batch_norm": "none"}, "Choose one of synchronized, per_microbatch"),
+        ({"recompute": "yes"}, "recompute must be a known one"),
         ({"stages": 3, "cut_after": "a"}, "one layer fewer than there are parts, here 2"),
         ({"schedule": "interleaved", "microbatches": 3}, "Choose microbatches=4"),
     ],

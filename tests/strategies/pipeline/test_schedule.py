@@ -67,7 +67,7 @@ def test_at_a_barrier_all_microbatches_wait():
 @pytest.mark.parametrize(
     ("name", "stages", "microbatches", "chunks", "part"),
     [
-        ("pipedream", 2, 4, None, "Known: gpipe, 1f1b, interleaved"),
+        ("pipedream", 2, 4, None, "Choose one of gpipe, 1f1b, interleaved"),
         ("gpipe", 0, 4, None, "stages must be"),
         ("gpipe", 2, True, None, "microbatches must be"),
         ("1f1b", 2, 4, 2, "belongs to schedule='interleaved'"),
