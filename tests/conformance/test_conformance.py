@@ -81,7 +81,7 @@ def _launched(strategy: str, workers: int) -> tuple[str, ...]:
 
 
 def _own_step(strategy: str) -> dict[str, str]:
-    return {"train_step-*": f"strategy '{strategy}' brings its own train_step"}
+    return {"train_step-*": f"strategy '{strategy}' must have Keras' own train_step"}
 
 
 ROWS = (

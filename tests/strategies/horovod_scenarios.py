@@ -76,7 +76,7 @@ def hosts_that_hold_other_records_equal_one_device(strategy, folder):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     loss = model.evaluate(feed, verbose=0)
     np.testing.assert_allclose(loss, reference.evaluate(X, Y, verbose=0), atol=1e-5)
-    with pytest.raises(DataError, match="every host holds all records"):
+    with pytest.raises(DataError, match="every host must hold all records"):
         feed.on_one_device()
 
 

@@ -28,8 +28,8 @@ _NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
         ({"communication": "mpi"}, "Choose one of auto, ring, nccl"),
         ({"bytes_per_pack": 0}, "bytes_per_pack must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
-        ({"stall_timeout_s": 0}, "stall_timeout_s must be at least 1"),
-        ({"start_timeout_s": "soon"}, "start_timeout_s must be at least 1"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s must be a number of seconds, at least 1"),
+        ({"start_timeout_s": "soon"}, "start_timeout_s must be a number of seconds, at least 1"),
         ({"comunication": "ring"}, "option of strategy 'multi_worker' must be a known one"),
     ],
 )

@@ -37,8 +37,8 @@ _TASKS = ("chief", "worker", "worker", "ps")
     [
         ({"min_shard_bytes": 0}, "min_shard_bytes must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
-        ({"stall_timeout_s": 0}, "stall_timeout_s must be at least 1"),
-        ({"start_timeout_s": "soon"}, "start_timeout_s must be at least 1"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s must be a number of seconds, at least 1"),
+        ({"start_timeout_s": "soon"}, "start_timeout_s must be a number of seconds, at least 1"),
         ({"precision": "mixed_float16"}, "Choose precision='mixed_bfloat16'"),
         ({"accumulate_steps": 2}, "option of strategy 'parameter_server' must be a known one"),
         ({"ps": 2}, "option of strategy 'parameter_server' must be a known one"),

@@ -519,7 +519,7 @@ def layers_that_recompute_does_not_know_are_listed(strategy, folder):
         model.compile("sgd", "sparse_categorical_crossentropy")
         return model
 
-    with pytest.raises(ModelError, match="recompute needs a Functional or Sequential model"):
+    with pytest.raises(ModelError, match="recompute must have a Functional or Sequential model"):
         given(strategy, recompute="blocks").build(of_its_own_class)
     assert_trains_as_one_device(given(strategy, accumulate_steps=2), of_its_own_class, data())
 
@@ -535,5 +535,5 @@ def a_step_of_ones_own_is_refused(strategy, folder):
         model.compile("sgd", "sparse_categorical_crossentropy")
         return model
 
-    with pytest.raises(ModelError, match="brings its own train_step"):
+    with pytest.raises(ModelError, match="must have Keras' own train_step"):
         given(strategy, accumulate_steps=2).build(model_fn)

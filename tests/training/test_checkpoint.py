@@ -179,7 +179,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(
 def test_only_damaged_ones_are_an_error(broken):
     for path in broken.glob("*.index"):
         path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="damaged: ckpt-10, ckpt-8, ckpt-6"):
+    with pytest.raises(CheckpointError, match="only damaged ones, ckpt-10, ckpt-8, ckpt-6"):
         fit(Checkpoints(broken, resume=True))
 
 

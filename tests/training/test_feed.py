@@ -138,7 +138,7 @@ def test_class_weights_multiply_sample_weights():
 
 
 def test_batches_and_data_that_cannot_be_shared():
-    with pytest.raises(OptionError, match=r"replicas, here 4\. Received: 3"):
+    with pytest.raises(OptionError, match=r"replicas, here 4, but found 3"):
         Feed(records=SimpleNamespace(num_records=9), global_batch_size=3, parts=2, splits=2)
     with pytest.raises(DataError, match="at least one record"):
         Feed(records=SimpleNamespace(num_records=0), global_batch_size=3)

@@ -37,7 +37,7 @@ def zeros(*shape: int) -> np.ndarray:
     ("model_fn", "x", "words"),
     [
         (one_input, zeros(5), ["'a'", "[4]", "[5]"]),
-        (one_input, {"c": zeros(4)}, ["inputs of the model: a", "c"]),
+        (one_input, {"c": zeros(4)}, ["inputs a of the model", "c"]),
         (one_input, (zeros(4), zeros(2)), ["here 1", "2 features"]),
         (two_inputs, {"a": zeros(4)}, ["a, b"]),
         (two_inputs, {"a": zeros(2), "b": zeros(4)}, ["'a'", "[4]", "[2]"]),
@@ -66,5 +66,5 @@ def test_a_label_without_an_output_is_named():
     strategy = tfdist.strategy("single")
     model = strategy.build(one_input)
     data = strategy.dataset((zeros(4), np.full(8, 7)), global_batch_size=4)
-    with pytest.raises(DataError, match=r"0 to 2\. Received: label 7"):
+    with pytest.raises(DataError, match=r"0 to 2, but found label 7"):
         model.fit(data, verbose=0)

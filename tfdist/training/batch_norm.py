@@ -150,8 +150,8 @@ class _Shared:
             if training is True and getattr(_running, "now", None) is not None:
                 if mask is not None and not self._layer.fused:  # Keras' fused code ignores it too.
                     raise ModelError(
-                        "BatchNormalization after a mask cannot be divided among replicas or "
-                        "microbatches",
+                        "BatchNormalization must not follow a mask where a batch is divided among "
+                        "replicas or microbatches",
                         received=f"layer '{self._layer.name}' with a mask",
                         mend="Use LayerNormalization, or strategy 'single'",
                     )

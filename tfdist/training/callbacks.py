@@ -33,7 +33,7 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
             raise OptionError(
-                "a fit on a dataset of a strategy goes on from tfdist's checkpoints",
+                "a fit on a dataset of a strategy must go on from tfdist's own checkpoints",
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )

@@ -144,7 +144,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return Start()
         if not self.resume:
             raise CheckpointError(
-                "a new fit needs a folder without checkpoints",
+                "a new fit must have a folder without checkpoints",
                 received=f"{self.directory} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
@@ -161,8 +161,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 continue
             return self._state.start(data, path)
         raise CheckpointError(
-            f"resuming needs a checkpoint in {self.directory} that can be read",
-            received=f"damaged: {', '.join(damaged)}",
+            f"{self.directory} must have a checkpoint that can be read",
+            received=f"only damaged ones, {', '.join(damaged)}",
             mend=f"Remove {self.directory} and train from the start",
         )
 
@@ -317,8 +317,8 @@ class _State:
             saved = replace(data, seed=saved.seed, num_records=saved.num_records)
         if replace(saved, parts=data.parts) != data:
             raise CheckpointError(
-                f"a fit resumed from {Path(path).name} needs the data of the fit that wrote it",
-                received=f"{data}, written with {saved}",
+                f"a fit resumed from {Path(path).name} must have the data of the fit that wrote it",
+                received=f"{data} where it was {saved}",
                 mend="Resume with the same records, seed and global_batch_size",
             )
         state = self._metrics.numpy()
@@ -336,7 +336,7 @@ def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
         status.assert_existing_objects_matched().expect_partial()
     except (AssertionError, ValueError) as error:
         raise CheckpointError(
-            "a checkpoint can be resumed only by the model that wrote it",
+            "a checkpoint must be resumed by the model that wrote it",
             received=f"{path}: {str(error).splitlines()[0]}",
             mend="Give the same model and optimizer, or start anew in another folder",
         ) from error

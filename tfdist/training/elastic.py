@@ -242,7 +242,7 @@ class Survival:
         told = self._collective.gather((self._number, mine))
         if _OUTSIDE in told or max(number for number, _ in told) > self._number:
             raise LaunchError(
-                "a worker joins an elastic job during its first fit",
+                "a worker must join an elastic job during its first fit",
                 received="a job that is past it",
                 mend="Nothing needs to be done: the others go on without this one",
             )

@@ -65,7 +65,7 @@ class Feed:
             )
         if self.num_records == 0:
             raise DataError(
-                "a dataset needs at least one record", received="0 records", mend="Give more data"
+                "a dataset must have at least one record", received="none", mend="Give more data"
             )
 
     @property
@@ -123,7 +123,7 @@ class Feed:
         """
         if self.held is not None and self.parts > 1:
             raise DataError(
-                "one device can be compared where every host holds all records",
+                "every host must hold all records where one device is compared",
                 received="records divided among hosts",
                 mend="Give each host the whole data",
             )
@@ -143,8 +143,8 @@ class Feed:
             return self
         if self.held is not None or self.records.is_sequential:
             raise DataError(
-                "within an epoch, records that hosts hold apart or that come through pipes are "
-                "gone on with by as many processes",
+                "an epoch over records that hosts hold apart, or that come through pipes, must be "
+                "resumed by as many processes as began it",
                 received=f"{self.parts} processes for an epoch that {parts} began",
                 mend=f"Resume on {parts} processes, or give each host all records as files",
             )
@@ -238,7 +238,7 @@ class Feed:
 
         if not isinstance(y, tf.Tensor):
             raise DataError(
-                "class_weight needs one label a record",
+                "data for class_weight must have one label a record",
                 received=f"{len(tf.nest.flatten(y))} labels",
                 mend="Give sample weights instead",
             )

@@ -117,8 +117,9 @@ class Runs:
         """Returns (x[, y[, sample_weight]]); takes them out of ``options``."""
         if not _are_arrays(x):
             raise DataError(
-                f"a model of strategy '{self._strategy_name}' reads what strategy.dataset returns",
-                received=type(x).__name__,
+                f"a model of strategy '{self._strategy_name}' must be given what strategy.dataset "
+                "returns",
+                received=f"data of type {type(x).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=...), data being a folder of "
                 "shards, arrays, or an unbatched tf.data.Dataset",
             )
@@ -148,7 +149,7 @@ class Runs:
             return feed
         if feed.held is not None or feed.records.is_sequential:
             raise DataError(
-                "the processes of an elastic job divide records that each of them can read",
+                "the processes of an elastic job must divide records that each of them can read",
                 received="records that hosts hold apart, or that come through pipes",
                 mend="Give each process all records as files or arrays, or use --max-restarts",
             )
@@ -160,7 +161,7 @@ class Runs:
         check_inputs(self._model, feed.records.element_spec)
         if feed.num_replicas != self._collective.num_replicas:
             raise DataError(
-                "a dataset comes from the strategy that built the model",
+                "a dataset must come from the strategy that built the model",
                 received=f"a dataset for {feed.num_replicas} replicas, a model on "
                 f"{self._collective.num_replicas}",
                 mend="Make both with the same strategy object",
@@ -175,7 +176,7 @@ class Runs:
             )
             raise DataError(
                 "all ranks must give the same records, global_batch_size and seed to "
-                "strategy.dataset; tfdist divides them",
+                "strategy.dataset, which divides them",
                 received=listed,
                 mend="Give each rank the whole data",
             )
@@ -391,8 +392,8 @@ class Runs:
             feed = self._as_feed(x, options)
         else:
             raise DataError(
-                "validation_data beside a dataset of this strategy comes from it too",
-                received=type(data).__name__,
+                "validation_data beside a dataset of this strategy must come from it too",
+                received=f"data of type {type(data).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
         feed = self._present(feed)
@@ -423,9 +424,11 @@ def _refuse_settled(
     settled = [name for name in names if options.get(name) is not None]
     if settled:
         raise OptionError(
-            "the batches of a strategy have their size, weights, order and number already",
-            received=", ".join(settled),
-            mend="Leave that out, and give the rest to strategy.dataset",
+            "what strategy.dataset has settled must not be given to fit, evaluate or predict again",
+            received=f"the option {settled[0]}"
+            if len(settled) == 1
+            else f"the options {', '.join(settled)}",
+            mend="Leave it out, or give it to strategy.dataset instead",
         )
 
 

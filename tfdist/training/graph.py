@@ -118,7 +118,7 @@ def graph_of(model: tf.keras.Model, *, needed_by: str, otherwise: str) -> Graph:
     # Keras has no public reader of the graph of layers.
     if not getattr(model, "_nodes_by_depth", None):
         raise ModelError(
-            f"{needed_by} needs a Functional or Sequential model: it cuts between layers",
+            f"{needed_by} must have a Functional or Sequential model, since it cuts between layers",
             received=f"model '{model.name}' of class {type(model).__name__}",
             mend=f"Write it as keras.Model(inputs, outputs), or {otherwise}",
         )

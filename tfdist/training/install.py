@@ -97,8 +97,8 @@ def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
     for step in ("train_step", "test_step", "predict_step"):
         if getattr(type(model), step) is not getattr(tf.keras.Model, step):
             raise ModelError(
-                f"strategy '{strategy_name}' brings its own {step}: it makes the shares of the "
-                "replicas add up to one device's batch",
+                f"a model of strategy '{strategy_name}' must have Keras' own {step}, since the "
+                "strategy takes its place to make the replicas' shares add up to one batch",
                 received=f"{type(model).__name__} with a {step} of its own",
                 mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
             )
@@ -110,8 +110,8 @@ def refuse_xla(model: tf.keras.Model) -> None:
     """
     if model.jit_compile:
         raise ModelError(
-            "XLA cannot compile a step that several replicas share",
-            received=f"model '{model.name}' compiled with jit_compile=True",
+            "a model whose step several replicas share must be compiled without XLA",
+            received=f"model '{model.name}' with jit_compile=True",
             mend="Compile it without jit_compile, or use strategy 'single'",
         )
 
@@ -123,7 +123,8 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
     if isinstance(model.optimizer, tf.keras.optimizers.legacy.Optimizer):
         name = type(model.optimizer).__name__
         raise ModelError(
-            "an elastic job needs an optimizer that can make its variables before the first step",
+            "the optimizer of an elastic job must be able to make its variables before the first "
+            "step",
             received=f"the legacy optimizer {name}",
             mend=f"Compile with tf.keras.optimizers.{name}",
         )

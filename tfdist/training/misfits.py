@@ -33,7 +33,7 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
         missing = [name for name in names if name not in x]
         if missing:
             raise DataError(
-                f"a dataset must have the inputs of the model: {', '.join(names)}",
+                f"a dataset must have the inputs {', '.join(names)} of the model",
                 received=", ".join(sorted(x)),
                 mend="Name the model's keras.Input layers as the features are named",
             )
@@ -48,8 +48,8 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
     for name, spec, tensor in zip(names, given, expected, strict=True):
         if not _fits(spec.shape[1:], tensor.shape[1:]):
             raise DataError(
-                f"input '{name}' of the model takes records of shape {list(tensor.shape[1:])}",
-                received=f"records of shape {list(spec.shape[1:])}",
+                f"records for input '{name}' of the model must have shape {list(tensor.shape[1:])}",
+                received=f"shape {list(spec.shape[1:])}",
                 mend="Change the model's keras.Input, or reshape the data",
             )
 

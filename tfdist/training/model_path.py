@@ -20,13 +20,13 @@ def check(model: str) -> None:
     place, colon, name = model.rpartition(":")
     if not colon or not name.isidentifier() or not place:
         raise ModelError(
-            "a model is given as FILE.py:NAME or MODULE:NAME, NAME being a function that returns "
-            "a compiled Keras model",
+            "a model must be given as FILE.py:NAME or MODULE:NAME, where NAME is a function that "
+            "returns a compiled Keras model",
             received=repr(model),
             mend="Write for example --model examples/digits.py:model_fn",
         )
     if place.endswith(".py") and not Path(place).is_file():
-        raise ModelError("the file of a model must exist", received=place)
+        raise ModelError("the file of a model must exist", received=f"no file {place}")
 
 
 def load(model: str) -> Any:
@@ -52,7 +52,9 @@ def load(model: str) -> Any:
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
-            raise ModelError("the module of a model must exist", received=str(error)) from error
+            raise ModelError(
+                "the module of a model must exist", received=f"an error: {error}"
+            ) from error
     if not hasattr(module, name):
         known = [
             key

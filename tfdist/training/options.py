@@ -45,13 +45,13 @@ class StepOptions:
         check_count("accumulate_steps", self.accumulate_steps)
         if not isinstance(self.sync_batch_norm, bool):
             raise OptionError(
-                "sync_batch_norm is True or False", received=repr(self.sync_batch_norm)
+                "sync_batch_norm must be True or False", received=repr(self.sync_batch_norm)
             )
         given = self.recompute
         names = () if given is None else (given,) if isinstance(given, str) else given
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise OptionError(
-                "recompute is 'none', 'blocks', or names of layers", received=repr(given)
+                "recompute must be 'none', 'blocks', or names of layers", received=repr(given)
             )
 
     @property
@@ -105,7 +105,7 @@ def check_deadline(option: str, value: object) -> None:
     OptionError: ``value`` is not a number of seconds, at least 1.
     """
     if not isinstance(value, (int, float)) or value < 1:
-        raise OptionError(f"{option} must be at least 1", received=repr(value))
+        raise OptionError(f"{option} must be a number of seconds, at least 1", received=repr(value))
 
 
 def check_precision(precision: str | None) -> None:

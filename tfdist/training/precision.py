@@ -50,7 +50,7 @@ def check_follows(model: tf.keras.Model, precision: str | None) -> None:
     found = sorted({layer.dtype_policy.name for layer in layers})
     if layers and precision not in found:
         raise ModelError(
-            "precision is chosen for the layers that model_fn makes",
+            "precision must be chosen for a function that makes the model's layers",
             received=f"precision={precision!r} and model '{model.name}', whose layers compute in "
             f"{', '.join(found)}",
             mend="Give a function that makes the model, with layers that choose no dtype, or "

@@ -148,7 +148,7 @@ def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None
         found = _unseeded_within(called, graph)
     if found:
         raise OptionError(
-            "recompute runs layers twice, so they must draw the same random numbers twice",
+            "layers that recompute runs twice must draw the same random numbers each time",
             received=f"operation '{found[0]}'",
             mend="Draw with tf.keras.layers.Dropout or GaussianNoise, or leave recompute out",
         )

@@ -185,7 +185,7 @@ def _without_side_effects(segment: Segment) -> Iterator[None]:
     assigning = [op.name for op in made if op.type in _ASSIGNING]
     if assigning:
         raise ModelError(
-            "recompute runs layers twice, so they must not change variables when they are called",
+            "layers that recompute runs twice must not change variables when they are called",
             received=f"operation '{assigning[0]}' in {segment.name}",
             mend="Give recompute the names of other layers",
         )
