@@ -71,4 +71,4 @@ def test_an_option_that_cannot_hold_is_one_line(run_cli, clients, tmp_path):
     wrong = train(run_cli, clients, tmp_path / "run", "-o", "dropout_rate=1.5")
     assert wrong.returncode == 2
     assert len(wrong.stderr.strip().splitlines()) == 1
-    assert "dropout_rate is a number" in wrong.stderr
+    assert "dropout_rate must be a number" in wrong.stderr

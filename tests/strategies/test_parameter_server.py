@@ -137,8 +137,8 @@ def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):
         running.strike(1, signal.SIGSTOP)
         assert running.end() == 1
     assert "is lost; the others take over its steps" in running.output
-    assert "Received: rank 1 (worker 0 at " in running.output
-    assert "has been silent for" in running.output
+    assert "but found rank 1 (worker 0 at " in running.output
+    assert " silent for" in running.output
 
 
 def test_a_lost_server_ends_the_job_and_a_restart_goes_on(tmp_path):

@@ -118,7 +118,7 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise OptionError("an option is written key=value", received=repr(pair))
+            raise OptionError("an option must be written as key=value", received=repr(pair))
         try:
             options[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

@@ -130,8 +130,8 @@ def called(model_fn: Any) -> tf.keras.Model:
     if not isinstance(model_fn, tf.keras.Model):
         if not callable(model_fn):
             raise ModelError(
-                "a model is given as a function that returns it, or as a compiled Keras model",
-                received=type(model_fn).__name__,
+                "a model must be given as a function that returns it, or as a compiled Keras model",
+                received=f"an object of type {type(model_fn).__name__}",
                 mend="Write def model_fn(): ... return model",
             )
         model = model_fn()
@@ -139,7 +139,7 @@ def called(model_fn: Any) -> tf.keras.Model:
             name = getattr(model_fn, "__name__", "model_fn")
             raise ModelError(
                 f"{name} must return a compiled Keras model",
-                received=type(model).__name__,
+                received=f"an object of type {type(model).__name__}",
                 mend="End it with: return model",
             )
     if getattr(model, "optimizer", None) is None:
@@ -171,7 +171,7 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
         copy.compile_from_config(model.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            "this strategy must copy a model that was made outside of it, and Keras cannot",
+            "a model that was made outside of this strategy must be one that Keras can copy",
             received=f"model '{model.name}': {str(error).splitlines()[0]}",
             mend="Give a function that makes and compiles the model instead",
         ) from error
@@ -186,8 +186,8 @@ def check_folder(path: str | os.PathLike) -> None:
     if not target.parent.is_dir():
         raise OptionError(
             "the folder of a saved model must exist",
-            received=str(target),
-            mend=f"Make {target.parent} first",
+            received=f"no folder {target.parent}",
+            mend="Make it first",
         )
 
 

@@ -110,10 +110,10 @@ class DataParallel(Strategy):
         is_size = isinstance(global_batch_size, int) and global_batch_size > 0
         if training and of_each > 1 and is_size and global_batch_size < microbatches:
             raise OptionError(
-                "a global batch needs a row for each microbatch of each replica",
+                "a global batch must have a row for each microbatch of each replica",
                 received=f"global_batch_size={global_batch_size}, {collective.num_replicas} "
                 f"replicas with accumulate_steps={of_each}",
-                mend=f"Choose a global batch size of {microbatches} or more: it is what one "
+                mend=f"Choose a global batch size of {microbatches} or more, since it is what one "
                 "update sees",
             )
         return make_feed(

@@ -33,7 +33,7 @@ def choose_gpu(gpus: Sequence[str], local_rank: int) -> str | None:
         return None
     if local_rank >= len(gpus):
         raise OptionError(
-            "each rank of a host needs a GPU of its own",
+            "each rank of a host must have a GPU of its own",
             received=f"local rank {local_rank} with {len(gpus)} visible GPUs",
             mend=f"Start at most {len(gpus)} workers on this host, or hide the GPUs: "
             "CUDA_VISIBLE_DEVICES=-1",
@@ -91,8 +91,8 @@ class Horovod(DataParallel):
             import horovod.tensorflow as hvd
         except ImportError as error:
             raise EngineMissingError(
-                "strategy 'horovod' needs the package horovod, built for this TensorFlow",
-                received=str(error).splitlines()[0],
+                "strategy 'horovod' must have the package horovod, built for this TensorFlow",
+                received=f"an error: {str(error).splitlines()[0]}",
                 mend="Run make setup, or pip install tfdist[horovod]",
             ) from error
         if place.elastic_workers is None:
@@ -106,7 +106,7 @@ class Horovod(DataParallel):
             self._news = HostNews()
         if place.addresses and hvd.size() != place.world_size:
             raise OptionError(
-                "Horovod's ranks are started by mpirun or horovodrun, or by srun with MPI",
+                "Horovod's ranks must be started by mpirun or horovodrun, or by srun with MPI",
                 received=f"{hvd.size()} ranks, where {place.launcher} names {place.world_size}",
                 mend="Use tfdist launch --hosts, srun --mpi=pmix, or strategy 'multi_worker'",
             )
@@ -130,8 +130,8 @@ class Horovod(DataParallel):
             tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, threads)))
         except RuntimeError as error:
             raise OptionError(
-                "strategy 'horovod' takes its GPU and threads before TensorFlow is first used",
-                received=str(error).splitlines()[0],
+                "strategy 'horovod' must be entered before TensorFlow is first used",
+                received=f"an error: {str(error).splitlines()[0]}",
                 mend="Enter the strategy at the start of the program",
             ) from error
 

@@ -52,7 +52,7 @@ def meet(hvd: Any) -> None:
     if not hvd.is_initialized():
         raise LaunchError(
             "the ranks of an elastic job must meet",
-            received="Horovod, which did not start",
+            received="that Horovod did not start",
             mend="Look for the first rank that failed; --max-restarts starts all again",
         )
 

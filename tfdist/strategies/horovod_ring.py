@@ -108,8 +108,8 @@ class Ring(Collective):
         # Horovod's word for a rank that has gone; ranks that disagree get another kind of error.
         kind = ProcessLost if isinstance(error, tf.errors.UnknownError) else LaunchError
         return kind(
-            f"all ranks must take every step together; rank {self.process} was left waiting",
-            received=lines[-1].strip(),
+            "all ranks must take every step together",
+            received=f"rank {self.process} left waiting: {lines[-1].strip()}",
             mend="Look for the first rank that failed or stopped; its last lines name the cause",
         )
 
@@ -126,7 +126,7 @@ class Ring(Collective):
 
     def _give_up(self, place: str) -> None:
         text = (
-            f"tfdist: all ranks must take every step together. Received: rank {self.process} on "
+            f"tfdist: all ranks must take every step together, but found rank {self.process} on "
             f"{socket.gethostname()} has waited for the others in {place} for more than "
             f"{self._stall_timeout_s:g} s. Look for the first rank that failed or stopped"
         )

@@ -32,7 +32,7 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
         return [f"CPU:{i}" for i in range(devices or _DEFAULT_LOGICAL_CPUS)]
     if devices is not None and devices > len(gpus):
         raise OptionError(
-            f"{option} can be at most the number of visible GPUs",
+            f"{option} must be at most the number of visible GPUs",
             received=f"{option}={devices} with {len(gpus)} GPUs",
             mend=f"Choose {option}={len(gpus)} or fewer, or hide the GPUs: CUDA_VISIBLE_DEVICES=-1",
         )

@@ -25,13 +25,13 @@ def check_place(place: Topology) -> None:
     """
     if "ps" in place.roles:
         raise OptionError(
-            "strategy 'multi_worker' has workers only",
+            "a cluster of strategy 'multi_worker' must have workers only",
             received="a TF_CONFIG with parameter servers",
             mend="Leave ps out of the cluster in TF_CONFIG",
         )
     if place.world_size > 1 and not place.addresses:
         raise OptionError(
-            "the workers of strategy 'multi_worker' know each other's addresses",
+            "the workers of strategy 'multi_worker' must know each other's addresses",
             received=f"rank {place.rank} of {place.world_size}, started by {place.launcher}",
             mend="Start them with tfdist launch --strategy multi_worker, or with Slurm's srun",
         )
@@ -115,8 +115,8 @@ class MultiWorker(DataParallel):
             tf.config.threading.set_inter_op_parallelism_threads(max(4, threads))
         except RuntimeError as error:
             raise OptionError(
-                "strategy 'multi_worker' connects its workers before TensorFlow is first used",
-                received=str(error).splitlines()[0],
+                "strategy 'multi_worker' must be entered before TensorFlow is first used",
+                received=f"an error: {str(error).splitlines()[0]}",
                 mend="Enter the strategy at the start of the program",
             ) from error
 

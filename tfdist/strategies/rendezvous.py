@@ -56,7 +56,7 @@ def meet_and_stay(place: Topology, *, timeout_s: float) -> dict[int, socket.sock
         listed = ", ".join(f"rank {rank} ({place.addresses[rank]})" for rank in missing)
         raise LaunchError(
             f"every task of a cluster must come up within {timeout_s:g} s",
-            received=f"rank {place.rank} waits for {listed}",
+            received=f"rank {place.rank} waiting for {listed}",
             mend="Start the missing tasks with the same cluster in TF_CONFIG, or raise "
             "start_timeout_s",
         )
@@ -100,7 +100,7 @@ def _listening(address: str) -> Iterator[socket.socket]:
         server = socket.create_server((own, int(port)))
     except OSError as error:
         raise LaunchError(
-            "rank 0 of a cluster listens on its address in TF_CONFIG",
+            "rank 0 of a cluster must listen on its address in TF_CONFIG",
             received=f"{address}: {error.strerror}",
             mend="Choose a free port of this host",
         ) from error
@@ -148,7 +148,7 @@ def check_port(place: Topology) -> None:
             own.bind(("", port))
     except OSError as error:
         raise LaunchError(
-            "each rank of a cluster listens on a port of its own",
+            "each rank of a cluster must listen on a port of its own",
             received=f"port {port} of rank {place.rank} ({address}): {error.strerror}",
             mend=_FREE_PORTS[place.launcher],
         ) from error

@@ -322,7 +322,7 @@ def a_round_with_too_few_clients_is_an_error(strategy, folder):
             np.testing.assert_array_equal(a, b)
     with federated() as none_left:
         model = built(none_left)
-        with pytest.raises(DataError, match="round 1 needs at least 1 clients"):
+        with pytest.raises(DataError, match="round 1 must have at least 1 clients"):
             model.fit(none_left.dataset({"bad": data["bad"]}), epochs=1, verbose=0)
 
 
@@ -527,10 +527,10 @@ def what_cannot_be_honoured_is_refused(strategy, folder):
     model = strategy.build(model_fn)
     with pytest.raises(OptionError, match="validation_split"):
         model.fit(strategy.dataset(unequal(5)), validation_split=0.1)
-    with pytest.raises(DataError, match="trains on clients"):
+    with pytest.raises(DataError, match="must train on clients"):
         model.fit(strategy.dataset(records(5), training=False))
     clients = strategy.dataset(unequal(5))
-    with pytest.raises(DataError, match="validation is central"):
+    with pytest.raises(DataError, match="one set of records for all"):
         model.fit(clients, validation_data=clients)
     with pytest.raises(OptionError, match="number of clients"):
         strategy.dataset(records(5))

@@ -133,7 +133,7 @@ def test_bad_clients_are_left_out_and_named():
     text = str(found)
     assert "1 clients, 10 records to fine-tune on, 10 held out, 2 left out" in text
     assert "left out: client 'nan': all values must be finite" in text
-    assert "left out: client 'single': a client has a record to fine-tune on" in text
+    assert "left out: client 'single': a client must have a record to fine-tune on" in text
     with pytest.raises(DataError, match="all 1 were left out"):
         run(make_model(), {"nan": (bad, y)})
 
@@ -141,9 +141,9 @@ def test_bad_clients_are_left_out_and_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs is at least 1"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
-        ({"num_clients": 0}, "num_clients is at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"num_clients": 0}, "num_clients must be at least 1"),
         ({"held_out_share": 1.0}, "between 0 and 1"),
         ({"learning_rate": 0.0}, "positive number"),
     ],

@@ -122,9 +122,9 @@ def test_callbacks_see_what_they_see_on_one_device(results):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("rnn", ["UnsupportedLayerError", "'lstm' (LSTM)", "Supported: Activation"]),
+        ("rnn", ["UnsupportedLayerError", "'lstm' (LSTM)", "Use Activation"]),
         ("adafactor", ["Adafactor", "SGD, Adam"]),
-        ("nadam", ["counts its variables", "Received: keras Nadam"]),
+        ("nadam", ["counts its variables", "but found keras Nadam"]),
         ("legacy", ["Choose one of tf.keras.optimizers"]),
         ("ema", ["use_ema=True"]),
         ("regularizer", ["Mean of dense", "L1, L2 or L1L2"]),
@@ -134,10 +134,10 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("added loss", ["adds a loss"]),
         ("mask", ["mask_zero"]),
         ("unknown shape", ["unknown dimension"]),
-        ("nothing matches", ["'conv.*'", "The paths are: dense"]),
+        ("nothing matches", ["'conv.*'", "Choose from the paths dense"]),
         ("rank", ["each dimension of dense", "which has 2"]),
         ("axis", ["'modle'", "Did you mean 'model'?"]),
-        ("divides", ["dimension 1 of dense", "is 15", "[1, 3, 5, 15]"]),
+        ("divides", ["dimension 1 of dense", "splits, 15 in", "[1, 3, 5, 15]"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],
@@ -156,5 +156,7 @@ def test_an_axis_is_a_whole_number(options):
 
 
 def test_a_mesh_larger_than_its_devices_is_refused():
-    with pytest.raises(OptionError, match=r"needs 4 different devices. Received: 2: CPU:0, CPU:1"):
+    with pytest.raises(
+        OptionError, match=r"must have 4 different devices, but found 2: CPU:0, CPU:1"
+    ):
         tfdist.strategy("mesh", batch=2, model=2, devices=["CPU:0", "CPU:1"])

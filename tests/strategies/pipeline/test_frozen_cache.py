@@ -315,8 +315,8 @@ def test_size_is_told(capsys):
         ({"frozen_cache": "memory", "freeze_until": None}, "without freeze_until"),
         ({"frozen_cache": "disk"}, "come together"),
         ({"frozen_cache": "memory", "frozen_cache_dir": "x"}, "come together"),
-        ({"frozen_cache": "disk", "frozen_cache_dir": "no/such/x"}, "Make no/such first"),
-        ({"frozen_cache": "memory", "stages": 9}, "each part of the model needs a layer"),
+        ({"frozen_cache": "disk", "frozen_cache_dir": "no/such/x"}, "no folder no/such"),
+        ({"frozen_cache": "memory", "stages": 9}, "must have a layer that is not frozen"),
         (
             {"frozen_cache": "memory", "stages": 2, "cut_after": "backbone/conv"},
             "first cut after 'backbone/conv'",

@@ -16,7 +16,7 @@ def test_cuts_after_the_last_call_of_a_layer():
     ("named", "part"),
     [
         ([("b", [1]), ("a", [0])], "in the order of the model"),
-        ([("c", [2])], "the last stage needs a layer"),
+        ([("c", [2])], "the last stage must have a layer"),
     ],
 )
 def test_cuts_that_cannot_be(named, part):

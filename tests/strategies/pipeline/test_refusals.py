@@ -54,7 +54,7 @@ def sequential(*given: Any, shape: tuple = (6,), **compiled: Any) -> keras.Model
 def test_an_optimizer_that_counts_its_traces():
     model = sequential(layers.Dense(4, "tanh"), layers.Dense(2))
     model.compile("nadam", "mse")
-    with pytest.raises(ModelError, match=r"Received: Nadam\. Choose Adam"):
+    with pytest.raises(ModelError, match=r"but found the optimizer Nadam\. Choose Adam"):
         plan(model)
 
 
@@ -126,12 +126,17 @@ def stateful() -> keras.Model:
 @pytest.mark.parametrize(
     ("make", "chosen", "error", "part"),
     [
-        (lambda: sequential(layers.Dense(2)), {}, ModelError, "2 stages need at least 2 layers"),
+        (
+            lambda: sequential(layers.Dense(2)),
+            {},
+            ModelError,
+            "2 stages must have at least 2 layers",
+        ),
         (
             lambda: sequential(*(layers.Dense(2) for _ in range(3))),
             {"schedule": "interleaved"},
             ModelError,
-            "2 stages of 2 chunks each need at least 4 layers",
+            "2 stages of 2 chunks each must have at least 4 layers",
         ),
         (Subclassed, {}, ModelError, "Functional or Sequential"),
         (with_own_step, {}, ModelError, "train_step"),
@@ -139,7 +144,7 @@ def stateful() -> keras.Model:
         (with_hidden_norm, {}, ModelError, "inside 'inner'"),
         (masked, {}, ModelError, "mask"),
         (stateful, {}, ModelError, "stateful=False"),
-        (masked_norm, {}, ModelError, "after a mask"),
+        (masked_norm, {}, ModelError, "must not follow a mask"),
         (
             lambda: sequential(layers.Dense(2), layers.Dense(2), jit_compile=True),
             {},

@@ -70,7 +70,7 @@ def test_at_a_barrier_all_microbatches_wait():
         ("pipedream", 2, 4, None, "Choose one of gpipe, 1f1b, interleaved"),
         ("gpipe", 0, 4, None, "stages must be"),
         ("gpipe", 2, True, None, "microbatches must be"),
-        ("1f1b", 2, 4, 2, "belongs to schedule='interleaved'"),
+        ("1f1b", 2, 4, 2, "must go with schedule='interleaved'"),
         ("interleaved", 4, 6, 2, "Choose microbatches=8"),
         ("interleaved", 2, 4, 1, "schedule='1f1b'"),
     ],

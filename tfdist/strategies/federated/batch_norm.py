@@ -22,9 +22,10 @@ def check(model: tf.keras.Model) -> None:
     names = [layer.name for layer in layers_of(model)]
     if names:
         raise ModelError(
-            "BatchNormalization takes its statistics from one client's records, which are not "
-            "like those of the others",
-            received=f"layer '{names[0]}'" + (f" and {len(names) - 1} more" if names[1:] else ""),
+            "a model of strategy 'federated' must not take statistics from one client's records, "
+            "which are not like those of the others",
+            received=f"BatchNormalization in layer '{names[0]}'"
+            + (f" and {len(names) - 1} more" if names[1:] else ""),
             mend="Give batch_norm='group_norm' to replace it (best when labels are skewed), "
             "batch_norm='average' to average its moving statistics, or use GroupNormalization",
         )
@@ -59,14 +60,15 @@ def with_group_norm(model: tf.keras.Model) -> tf.keras.Model:
         copy.compile_from_config(model.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            "batch_norm='group_norm' copies a Functional or Sequential model",
+            "a model for batch_norm='group_norm' must be a Functional or Sequential one, which "
+            "Keras can copy",
             received=f"model '{model.name}': {str(error).splitlines()[0]}",
             mend="Use GroupNormalization in the model itself",
         ) from error
     nested = [layer.name for layer in layers_of(copy)]
     if nested:
         raise ModelError(
-            "batch_norm='group_norm' replaces the layers of the model itself",
+            "a layer that batch_norm='group_norm' replaces must be one of the model itself",
             received=f"layer '{nested[0]}' within another layer",
             mend="Use GroupNormalization there",
         )

@@ -42,8 +42,8 @@ def import_tff() -> Any:
         import tensorflow_federated as tff
     except ImportError as error:
         raise EngineMissingError(
-            "strategy 'federated' needs tensorflow-federated",
-            received=error,
+            "strategy 'federated' must have tensorflow-federated installed",
+            received=f"an error: {error}",
             mend="Run `make setup` or `pip install tfdist[federated]`",
         ) from error
     return tff
@@ -62,7 +62,7 @@ class Engine:
         binary = Path(self._tff.__file__).parent / "data" / "worker_binary"
         if not binary.is_file():
             raise EngineMissingError(
-                "tensorflow-federated needs its worker_binary",
+                "tensorflow-federated must have its worker_binary",
                 received=f"none at {binary}",
                 mend="Install the wheel for this platform",
             )

@@ -100,7 +100,7 @@ class ClientFeed:
             lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self.clients.element_spec
         )
         if len(batched) < 2:
-            raise DataError("a federated fit needs labels", received="records of inputs alone")
+            raise DataError("a federated fit must have labels", received="records of inputs alone")
         spec = OrderedDict(zip(("x", "y", "w"), _by_name(batched), strict=False))
         if self.class_weight:
             spec["w"] = tf.TensorSpec([None], tf.float32)
@@ -252,7 +252,7 @@ def _weigh_by_class(
     """Returns sample weights, float32 [records]; y: classes [records] or one-hot [records, n]."""
     if not isinstance(y, np.ndarray):
         raise DataError(
-            "class_weight needs one label a record",
+            "data for class_weight must have one label a record",
             received=f"{len(tf.nest.flatten(y))} labels",
             mend="Give sample weights instead",
         )

@@ -156,14 +156,14 @@ class FederatedFit:
         if isinstance(x, ClientFeed):
             if y is not None or batch_size is not None:
                 raise OptionError(
-                    "clients have their labels and their batches already",
-                    received="y or batch_size",
-                    mend="Leave that out",
+                    "y and batch_size must be left out beside clients, which have their own",
+                    received="y" if y is not None else f"batch_size={batch_size}",
+                    mend="Leave it out",
                 )
             return x
         if isinstance(x, Feed):
             raise DataError(
-                "strategy 'federated' trains on clients",
+                "strategy 'federated' must train on clients",
                 received="a dataset to evaluate on",
                 mend="Write strategy.dataset(data, clients=...) without training=False",
             )
@@ -175,8 +175,8 @@ class FederatedFit:
             return data.in_record_order()
         if isinstance(data, (ClientFeed, Clients)):
             raise DataError(
-                "validation is central: one set of records for all",
-                received=type(data).__name__,
+                "validation_data must be one set of records for all clients",
+                received="records divided among clients",
                 mend="Write strategy.dataset(data, training=False)",
             )
         return self._dataset(data, global_batch_size=_EVALUATION_BATCH_SIZE, training=False)
@@ -186,9 +186,11 @@ def _refuse_settled(options: dict) -> None:
     given = [name for name in _SETTLED if options.get(name) is not None]
     if given:
         raise OptionError(
-            "the clients' records have their weights, order and number already",
-            received=", ".join(given),
-            mend="Leave that out, and give the rest to strategy.dataset",
+            "what the clients have settled must not be given to fit again",
+            received=f"the option {given[0]}"
+            if len(given) == 1
+            else f"the options {', '.join(given)}",
+            mend="Leave it out, or give it to strategy.dataset instead",
         )
     known = inspect.signature(tf.keras.Model.fit).parameters
     unknown = [name for name in options if name not in known]

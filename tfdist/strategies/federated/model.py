@@ -63,7 +63,7 @@ class TracedStep:
                 continue
             if captured.dtype in (tf.resource, tf.variant):
                 raise ModelError(
-                    "a model of strategy 'federated' holds nothing but variables",
+                    "a model of strategy 'federated' must hold nothing but variables",
                     received=f"model '{model.name}' with a lookup table or another resource",
                     mend="Leave text and category lookups to map_fn of strategy.dataset",
                 )

@@ -37,11 +37,11 @@ def learning_rate_of(optimizer: Any) -> float:
     rate = getattr(optimizer, "_learning_rate", None)
     if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         raise ModelError(
-            "a client's optimizer starts anew in each round, so a schedule over its steps cannot "
-            "go on",
-            received=type(rate).__name__,
-            mend="Give a number, and the callback keras.callbacks.LearningRateScheduler: it sets "
-            "the clients' learning rate for each round",
+            "a client's learning rate must be a number, since its optimizer starts anew in each "
+            "round and no schedule can go on",
+            received=f"the schedule {type(rate).__name__}",
+            mend="Give a number, and the callback keras.callbacks.LearningRateScheduler, which "
+            "sets the clients' learning rate for each round",
         )
     return float(tf.keras.backend.get_value(optimizer.learning_rate))
 
@@ -57,14 +57,14 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
     for option, plain in _PLAIN.items():
         if config.get(option, plain) not in (plain, None):
             raise ModelError(
-                f"no optimizer of TFF has {option}",
+                f"an optimizer of the clients must do without {option}, which none of TFF has",
                 received=f"{kind}({option}={config[option]})",
                 mend="Leave it out, or use algorithm='fedsgd', which takes any optimizer",
             )
     decay = config.get("weight_decay")
     if decay and kind != "AdamW":
         raise ModelError(
-            "of TFF's optimizers only AdamW has weight_decay",
+            "an optimizer of the clients must be AdamW to have weight_decay",
             received=f"{kind}(weight_decay={decay})",
             mend="Use AdamW, or a kernel_regularizer",
         )
@@ -78,7 +78,7 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
             return build.build_adam(rate, *betas)
         if any(getattr(optimizer, name, None) for name in _EXCLUSIONS):
             raise ModelError(
-                "TFF's AdamW decays all weights",
+                "AdamW of the clients must decay all weights, as TFF's does",
                 received="AdamW.exclude_from_weight_decay",
                 mend="Leave the exclusion out",
             )
@@ -86,9 +86,11 @@ def client_optimizer(optimizer: Any, learning_rate: float) -> Any:
     if kind == "Adagrad":
         return build.build_adagrad(rate, config["initial_accumulator_value"], config["epsilon"])
     raise ModelError(
-        f"the clients of strategy 'federated' train with TFF's optimizers: {_SUPPORTED}",
+        f"the clients of strategy 'federated' must train with one of TFF's optimizers "
+        f"({_SUPPORTED})",
         received=kind,
-        mend=f"Compile the model with {_SUPPORTED}; algorithm='fedsgd' takes any optimizer",
+        mend=f"Compile the model with {_SUPPORTED}, or use algorithm='fedsgd', which takes any "
+        "optimizer",
     )
 
 

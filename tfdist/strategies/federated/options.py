@@ -83,14 +83,15 @@ class Options:
         asked = self.clients_per_round
         if asked is not None and self.min_clients > asked:
             raise OptionError(
-                "min_clients cannot be more than clients_per_round",
+                "min_clients must be at most clients_per_round",
                 received=f"min_clients={self.min_clients}, clients_per_round={asked}",
             )
 
     def _check_algorithm(self) -> None:
         if self.proximal_strength is not None and self.algorithm != "fedprox":
             raise OptionError(
-                "proximal_strength belongs to algorithm='fedprox'", received=self.algorithm
+                "proximal_strength must go with algorithm='fedprox'",
+                received=f"algorithm='{self.algorithm}'",
             )
         if self.algorithm != "fedsgd":
             return
@@ -102,8 +103,8 @@ class Options:
         ):
             if getattr(self, name) != plain:
                 raise OptionError(
-                    "a client of algorithm='fedsgd' computes one gradient, which the compiled "
-                    "optimizer applies on the server",
+                    "a client of algorithm='fedsgd' must compute one gradient only, which the "
+                    "compiled optimizer applies on the server",
                     received=f"{name}={getattr(self, name)}",
                     mend=f"Leave {name} out, or use algorithm='fedavg'",
                 )
@@ -112,7 +113,7 @@ class Options:
         if self.dp_clip_norm != "adaptive":
             if isinstance(self.dp_clip_norm, str):
                 raise OptionError(
-                    "dp_clip_norm is a number or 'adaptive'", received=repr(self.dp_clip_norm)
+                    "dp_clip_norm must be a number or 'adaptive'", received=repr(self.dp_clip_norm)
                 )
             _check_number("dp_clip_norm", self.dp_clip_norm, low=0, open_low=True)
         if self.dp_delta is not None:
@@ -127,7 +128,7 @@ class Options:
         ):
             if getattr(self, name) != plain:
                 raise OptionError(
-                    "differential privacy brings its own aggregation",
+                    "differential privacy must have an aggregation of its own",
                     received=f"{name}={getattr(self, name)} with dp_noise_multiplier",
                     mend=f"Leave {name} out, or dp_noise_multiplier",
                 )
@@ -136,17 +137,17 @@ class Options:
         if self.quantize_bits is not None:
             _check_whole("quantize_bits", self.quantize_bits, at_least=1)
             if self.quantize_bits > 16:
-                raise OptionError("quantize_bits is at most 16", received=self.quantize_bits)
+                raise OptionError("quantize_bits must be at most 16", received=self.quantize_bits)
         robust = self.aggregation in ("median", "trimmed_mean")
         if robust and (self.quantize_bits is not None or self.secure_aggregation):
             raise OptionError(
-                f"aggregation='{self.aggregation}' needs to see each client's own update",
+                f"aggregation='{self.aggregation}' must see each client's own update",
                 received="quantize_bits or secure_aggregation beside it",
                 mend="Leave that out, or use aggregation='clipped_mean'",
             )
         if self.secure_aggregation and self.quantize_bits is not None:
             raise OptionError(
-                "secure aggregation encodes updates in its own way",
+                "secure aggregation must be left to encode updates in its own way",
                 received=f"quantize_bits={self.quantize_bits} with secure_aggregation",
                 mend="Leave one of them out",
             )
@@ -154,7 +155,9 @@ class Options:
 
 def _check_whole(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise OptionError(f"{name} is a whole number of at least {at_least}", received=repr(value))
+        raise OptionError(
+            f"{name} must be a whole number of at least {at_least}", received=repr(value)
+        )
 
 
 def _check_number(
@@ -175,4 +178,4 @@ def _check_number(
     bounds = f"{'more than' if open_low else 'at least'} {low:g}"
     if high != math.inf:
         bounds += f" and {'less than' if open_high else 'at most'} {high:g}"
-    raise OptionError(f"{name} is a number of {bounds}", received=repr(value))
+    raise OptionError(f"{name} must be a number of {bounds}", received=repr(value))

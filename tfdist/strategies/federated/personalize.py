@@ -134,7 +134,7 @@ def personalize(
                 progress(number + 1, len(chosen))
     if not rows:
         raise DataError(
-            "at least one client can fine-tune the model",
+            "at least one client must be able to fine-tune the model",
             received=next(iter(failed.values())),
             mend=f"Look at the clients: all {len(failed)} were left out",
         )
@@ -240,11 +240,11 @@ def _check_options(
         counts["num_clients"] = num_clients
     for name, value in counts.items():
         if value < 1:
-            raise OptionError(f"{name} is at least 1", received=value)
+            raise OptionError(f"{name} must be at least 1", received=value)
     if not 0 < held_out_share < 1:
-        raise OptionError("held_out_share is between 0 and 1", received=held_out_share)
+        raise OptionError("held_out_share must be between 0 and 1", received=held_out_share)
     if learning_rate is not None and not learning_rate > 0:
-        raise OptionError("learning_rate is a positive number", received=learning_rate)
+        raise OptionError("learning_rate must be a positive number", received=learning_rate)
 
 
 def _choose(clients: Clients, num_clients: int | None, seed: int) -> list[str]:
@@ -257,10 +257,13 @@ def _choose(clients: Clients, num_clients: int | None, seed: int) -> list[str]:
 def _divide(records: Any, held_out_share: float, seed: list[int]) -> tuple[Any, Any]:
     """Returns the records to fine-tune on and those that are held out, at least one each."""
     if len(records) < 2:
-        raise DataError("fine-tuning needs labels", received="records of inputs alone")
+        raise DataError("data for fine-tuning must have labels", received="records of inputs alone")
     rows = _num_rows(records)
     if rows < 2:
-        raise DataError("a client has a record to fine-tune on and one to hold out", received=rows)
+        raise DataError(
+            "a client must have a record to fine-tune on and one to hold out",
+            received=f"{rows} in all",
+        )
     order = np.random.default_rng(seed).permutation(rows)
     held_out = min(max(1, round(held_out_share * rows)), rows - 1)
     return _take(records, order[held_out:]), _take(records, order[:held_out])

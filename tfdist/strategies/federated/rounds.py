@@ -192,7 +192,7 @@ class RoundRunner:
         if len(record.failed) > 1:
             found.append(f"{len(record.failed) - 1} more failed")
         return DataError(
-            f"round {record.number} needs at least {self._options.min_clients} clients",
+            f"round {record.number} must have at least {self._options.min_clients} clients",
             received=f"too few in {record.attempts} cohorts" + "".join(f"; {t}" for t in found),
             mend="Mend their data, ask more clients (clients_per_round), or lower min_clients or "
             "dropout_rate",

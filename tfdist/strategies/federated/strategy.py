@@ -109,7 +109,7 @@ class Federated(OneProcessStrategy):
         super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
         if not self.scaling.is_off:
             raise OptionError(
-                "the clients of strategy 'federated' train with the learning rate as it is",
+                "the clients of strategy 'federated' must train with the learning rate as it is",
                 received=f"lr_scaling={lr_scaling}, warmup_epochs={warmup_epochs}",
                 mend="Give client_learning_rate, or the callback LearningRateScheduler",
             )
@@ -184,7 +184,8 @@ class Federated(OneProcessStrategy):
             statistics = batch_norm.moving_statistics(model)
             if statistics and self._options.is_private:
                 raise ModelError(
-                    "no noise is added to moving statistics: averaging them is not private",
+                    "moving statistics must not be averaged in a private fit, since no noise is "
+                    "added to them",
                     received="batch_norm='average' with dp_noise_multiplier",
                     mend="Give batch_norm='group_norm'",
                 )
@@ -344,7 +345,7 @@ def check_model(model: Any, options: Options) -> None:
     refuse_xla(model)
     if model.run_eagerly:
         raise ModelError(
-            "a client trains a graph",
+            "a client must train a graph",
             received="compile(run_eagerly=True)",
             mend="Leave out run_eagerly",
         )
@@ -352,7 +353,7 @@ def check_model(model: Any, options: Options) -> None:
     policies = {layer.compute_dtype for layer in model._flatten_layers() if layer.weights}
     if mixed or policies - {"float32"}:
         raise ModelError(
-            "clients train in float32, as TFF's optimizers do",
+            "clients must train in float32, as TFF's optimizers do",
             received=f"the precision {', '.join(sorted(policies | set(mixed[:1])))}",
             mend='Leave the policy at "float32"',
         )

@@ -26,7 +26,9 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     """
     # The traversal of Keras' own Functional._run_internal_graph.
     if not getattr(model, "_is_graph_network", False):
-        raise UnsupportedLayerError(model, "a model of a class of its own has no graph of layers")
+        raise UnsupportedLayerError(
+            model, "it is a model of a class of its own, without a graph of layers"
+        )
     values: dict[str, list[Any]] = {}
 
     def put(symbols: Any, results: Any) -> None:
@@ -117,7 +119,9 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     flat = _flat((arguments, options))
     tensors = [value for value in flat if isinstance(value, mtf.Tensor)]
     if not tensors or len(tensors) != len(_flat(arguments)) or _has_tensor(options):
-        raise UnsupportedLayerError(layer, "a composite layer is called on tensors of the model")
+        raise UnsupportedLayerError(
+            layer, "its call takes something else than tensors of the model"
+        )
     model, constants = _trace(context, layer, arguments, options)
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
     constants = [context.constant(value) for value in constants]
@@ -230,7 +234,7 @@ def _add_activity_loss(context: Context, layer: Any, outputs: Any) -> None:
     if regularizer is None:
         return
     if type(regularizer) not in SEPARABLE_REGULARIZERS:
-        raise UnsupportedLayerError(layer, "activity regularizers are L1, L2 or L1L2 on a mesh")
+        raise UnsupportedLayerError(layer, "its activity regularizer is none of L1, L2 and L1L2")
     for y in _flat(outputs):
         context.losses.append(_mean_over_rows(context, regularizer, y))
 

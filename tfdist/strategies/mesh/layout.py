@@ -34,7 +34,7 @@ class Layout:
         self.settled: dict[int, Axes] = {}
         if rules is not None and not isinstance(rules, Mapping):
             raise OptionError(
-                "layout maps regular expressions of weight paths to mesh axes",
+                "layout must map regular expressions of weight paths to mesh axes",
                 received=repr(rules),
                 mend='Write for example {"dense_1/kernel": (None, "model")}',
             )
@@ -58,16 +58,16 @@ class Layout:
     def _check(self, pattern: str, axes: Axes, path: str, shape: Any) -> None:
         if len(axes) != len(shape):
             raise OptionError(
-                f"a layout rule names one mesh axis, or None, for each dimension of {path}, which "
-                f"has {len(shape)}",
+                f"a layout rule must name one mesh axis, or None, for each dimension of {path}, "
+                f"which has {len(shape)}",
                 received=f"{pattern!r}: {axes}",
             )
         for dimension, axis in enumerate(axes):
             size = shape[dimension]
             if axis is not None and size % self.model:
                 raise OptionError(
-                    f"mesh axis 'model' must divide the dimension that it splits: dimension "
-                    f"{dimension} of {path} is {size}",
+                    f"mesh axis 'model' must divide the dimension that it splits, {size} in "
+                    f"dimension {dimension} of {path}",
                     received=f"model={self.model}",
                     mend=f"Choose model from {divisors(size)}, or leave that dimension whole",
                 )
@@ -86,8 +86,8 @@ class Layout:
             asked = self.asked_for(variable)
             if asked is not None and self.model > 1 and asked != axes:
                 raise OptionError(
-                    f"the layer of {path_of(variable)} cannot split it as asked",
-                    received=f"{asked}",
+                    f"a layout must split {path_of(variable)} as its layer can",
+                    received=f"{asked} asked for",
                     mend=f"Ask for {axes}, or give the rule to the kernel that it goes with",
                 )
             self.settled[id(variable)] = axes
@@ -106,8 +106,8 @@ class Layout:
             paths = ", ".join(path_of(variable) for variable in variables)
             raise OptionError(
                 "every rule of a layout must be found in the path of a weight",
-                received=f"{unused[0]!r}, found in none",
-                mend=f"The paths are: {paths}",
+                received=f"{unused[0]!r}, which is in none",
+                mend=f"Choose from the paths {paths}",
             )
         if self.model > 1 and variables and not any(any(axes) for axes in self.settled.values()):
             sizes = ", ".join(f"{path_of(v)} {tuple(v.shape)}" for v in variables)
@@ -134,24 +134,24 @@ def _checked(pattern: str, axes: Any) -> Axes:
         re.compile(pattern)
     except re.error as error:
         raise OptionError(
-            "a layout rule begins with a regular expression", received=f"{pattern!r}: {error}"
+            "a layout rule must begin with a regular expression", received=f"{pattern!r}: {error}"
         ) from error
     if not isinstance(axes, (tuple, list)):
         raise OptionError(
-            "a layout rule ends in one mesh axis, or None, for each dimension",
+            "a layout rule must end in one mesh axis, or None, for each dimension",
             received=f"{pattern!r}: {axes!r}",
         )
     for axis in axes:
         if axis == "batch":
             raise OptionError(
-                "weights can be split on mesh axis 'model' only; 'batch' splits the records",
+                "weights must be split on mesh axis 'model' only, since 'batch' splits the records",
                 received=f"{pattern!r}: {tuple(axes)}",
             )
         if axis not in (None, "model"):
             raise unknown_choice("mesh axis", axis, ["model"])
     if list(axes).count("model") > 1:
         raise OptionError(
-            "one mesh axis splits at most one dimension of a weight",
+            "one mesh axis must split at most one dimension of a weight",
             received=f"{pattern!r}: {tuple(axes)}",
         )
     return tuple(axes)

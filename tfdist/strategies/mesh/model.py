@@ -26,27 +26,28 @@ def check_model(model: tf.keras.Model) -> None:
     for step in ("train_step", "test_step", "predict_step", "compute_loss"):
         if getattr(type(model), step) is not getattr(tf.keras.Model, step):
             raise ModelError(
-                f"strategy 'mesh' brings its own {step}",
+                f"a model of strategy 'mesh' must have Keras' own {step}",
                 received=f"{type(model).__name__} with a {step} of its own",
                 mend="Move the custom part into a loss or a layer, or use strategy 'single'",
             )
     if model.run_eagerly:
         raise ModelError(
-            "a model on a mesh runs as a graph",
+            "a model on a mesh must run as a graph",
             received="compile(run_eagerly=True)",
             mend="Leave out run_eagerly",
         )
     constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
     if constrained:
         raise ModelError(
-            "weights on a mesh have no constraints: a slice does not know the norm of the whole",
+            "weights on a mesh must have no constraints, since a slice does not know the norm of "
+            "the whole",
             received=f"a constraint of {', '.join(constrained[:3])}",
             mend="Leave the constraint out, or use a regularizer",
         )
     unknown = [symbol.name for symbol in model.inputs if None in symbol.shape[1:]]
     if unknown:
         raise ModelError(
-            "a mesh needs to know the shape of a record",
+            "a mesh must know the shape of a record",
             received=f"input {unknown[0]} with an unknown dimension",
             mend="Give keras.Input the whole shape",
         )

@@ -66,7 +66,7 @@ def convert_operator(
     if symbol in _REPEATS and not has_batch(on_mesh[0]):
         return _for_each_row(context, layer, arguments, options)
     if not all(has_batch(x) for x in on_mesh):
-        raise UnsupportedLayerError(layer, f"{symbol} of a tensor without a batch (a weight)")
+        raise UnsupportedLayerError(layer, f"it is {symbol} of a tensor without a batch (a weight)")
     _check_keeps_rows(layer, symbol, arguments, options, on_mesh[0])
     if symbol == "reshape":
         arguments, options = (on_mesh[0], [-1, *node.outputs.shape[1:]]), {}
@@ -85,7 +85,7 @@ def _elementwise(
         raise UnsupportedLayerError(layer, "its operands have different numbers of dimensions")
     others = [flat[i] for i in places if not isinstance(flat[i], mtf.Tensor)]
     if batches and any(len(x.shape) == rank and x.shape[0] != 1 for x in others):
-        raise UnsupportedLayerError(layer, "an operand has a row for each record, but is constant")
+        raise UnsupportedLayerError(layer, "one operand has a row for each record, but is constant")
     tensors, output = aligned(context, [flat[i] for i in places])
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
@@ -135,7 +135,7 @@ def _for_each_row(context: Context, layer: Any, arguments: Any, options: dict[st
     rows, *others = np.ravel(counts).tolist() if known else [None]
     if x.shape.dims[0].size != 1 or rows != context.batch.size or axis != 0:
         raise UnsupportedLayerError(
-            layer, f"{layer.symbol} of a weight is known from 1 to tf.shape(x)[0] rows only"
+            layer, f"it is {layer.symbol} of a weight, but not from 1 to tf.shape(x)[0] rows"
         )
 
     def one(x: tf.Tensor) -> tf.Tensor:
@@ -171,9 +171,9 @@ def _check_keeps_rows(
         first = spec[0] if isinstance(spec, (tuple, list)) else spec
         kept = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
     else:
-        raise UnsupportedLayerError(layer, f"the operator {symbol} is not known")
+        raise UnsupportedLayerError(layer, f"its operator {symbol} is not known")
     if not kept:
-        raise UnsupportedLayerError(layer, f"{symbol} works over the rows of the batch")
+        raise UnsupportedLayerError(layer, f"its {symbol} works over the rows of the batch")
 
 
 def _slices(spec: Any) -> Any:

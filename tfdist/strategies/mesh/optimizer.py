@@ -29,16 +29,16 @@ def check_optimizer(optimizer: Any) -> None:
     base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
     if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
         raise ModelError(
-            "an optimizer on a mesh updates each element of a weight by itself; one that works on "
-            "whole layers (LAMB, Adafactor), that counts its variables (Nadam), or a class of your "
-            "own, does not see them there",
+            "an optimizer on a mesh must update each element of a weight by itself, unlike one "
+            "that works on whole layers (LAMB, Adafactor), one that counts its variables "
+            "(Nadam), or a class of your own",
             received=type(optimizer).__module__.partition(".src")[0]
             + f" {type(optimizer).__name__}",
             mend=f"Choose one of tf.keras.optimizers: {known}",
         )
     if optimizer.use_ema:
         raise ModelError(
-            "averages of weights are not kept on a mesh",
+            "an optimizer on a mesh must keep no averages of weights",
             received=f"{type(optimizer).__name__} with use_ema=True",
             mend="Leave out use_ema",
         )

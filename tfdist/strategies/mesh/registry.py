@@ -22,9 +22,9 @@ class UnsupportedLayerError(ModelError):
         self.layer = layer
         supported = ", ".join(supported_layers())
         super().__init__(
-            f"a layer on a mesh must have a conversion: layer '{layer.name}' "
-            f"({type(layer).__name__}): {reason}",
-            mend=f"Supported: {supported}. Add yours with "
+            "a mesh must be able to run every layer of the model",
+            received=f"layer '{layer.name}' ({type(layer).__name__}): {reason}",
+            mend=f"Use {supported}; add yours with "
             "tfdist.strategies.mesh.register_layer, or use another strategy",
         )
 

@@ -61,8 +61,8 @@ def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
     unused = [v.name for v in model.weights if id(v) not in layout.settled]
     if unused:
         raise ModelError(
-            "every weight of a model on a mesh is used by a layer that its graph reaches",
-            received=f"unused: {', '.join(unused)}",
+            "every weight of a model on a mesh must be used by a layer that its graph reaches",
+            received=f"{', '.join(unused)} unused",
             mend="In the call of a layer of your own, call layers that are attributes of it "
             "(self.dense), or call them on tensors that come from its inputs",
         )
@@ -205,7 +205,7 @@ class WeightRegularizers:
                     continue
                 if type(regularizer) not in SEPARABLE_REGULARIZERS:
                     raise ModelError(
-                        "a regularizer of weights on a mesh is a sum over their elements",
+                        "a regularizer of weights on a mesh must be a sum over their elements",
                         received=f"{type(regularizer).__name__} of {variable.name}",
                         mend="Use L1, L2 or L1L2",
                     )
@@ -213,7 +213,7 @@ class WeightRegularizers:
         expected = sum(len(layer._callable_losses) for layer in model._flatten_layers())
         if expected != len(self._pairs):
             raise ModelError(
-                "a loss that a layer adds is not known on a mesh",
+                "a layer on a mesh must add no loss but that of a regularizer of its weights",
                 received=f"{expected} losses beside the compiled one, {len(self._pairs)} of them "
                 "regularizers of weights",
                 mend="Write it as a kernel_regularizer or activity_regularizer, or into the loss",

@@ -47,7 +47,7 @@ class Mesh(OneProcessStrategy):
         for axis, size in (("batch", batch), ("model", model)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise OptionError(
-                    f"mesh axis '{axis}' is a whole number of at least 1", received=repr(size)
+                    f"mesh axis '{axis}' must be a whole number of at least 1", received=repr(size)
                 )
         if devices is not None:
             check_devices(batch, model, list(devices))
@@ -68,7 +68,8 @@ class Mesh(OneProcessStrategy):
             import_mesh_tensorflow()
         except ImportError as error:
             raise EngineMissingError(
-                "strategy 'mesh' needs mesh-tensorflow",
+                "strategy 'mesh' must have mesh-tensorflow installed",
+                received=f"an error: {error}",
                 mend="Run `make setup` or `pip install tfdist[mesh]`",
             ) from error
         from tfdist.strategies.mesh.layout import Layout
@@ -133,7 +134,8 @@ class Mesh(OneProcessStrategy):
         check_follows(model, self.precision)
         if not getattr(model, "_is_graph_network", False):
             raise ModelError(
-                "strategy 'mesh' needs a Functional or Sequential model: it reads its graph",
+                "strategy 'mesh' must have a Functional or Sequential model, since it reads its "
+                "graph",
                 received=f"{type(model).__name__} '{model.name}'",
                 mend="Build it with keras.Input and keras.Model(inputs, outputs)",
             )
@@ -167,8 +169,8 @@ class Mesh(OneProcessStrategy):
         on_mesh = getattr(model, "on_mesh", None)
         if on_mesh is None:
             raise ModelError(
-                "describe takes a model that strategy.build returned",
-                received=getattr(model, "name", type(model).__name__),
+                "describe must be given a model that strategy.build returned",
+                received=f"{getattr(model, 'name', type(model).__name__)}",
             )
         description = describe(on_mesh, global_batch_size)
         description.print()
@@ -197,7 +199,7 @@ def check_devices(batch: int, model: int, names: list[str], *, exactly: bool = T
     need = batch * model
     if len(names) < need or (exactly and len(names) != need) or len(set(names)) < len(names):
         raise OptionError(
-            f"mesh batch={batch} x model={model} needs {need} different devices",
+            f"mesh batch={batch} x model={model} must have {need} different devices",
             received=f"{len(names)}: {', '.join(names)}",
             mend=f"Choose batch and model whose product is {len(set(names))}",
         )

@@ -41,8 +41,8 @@ def take_devices(place: Topology, threads: int | None) -> tf.compat.v1.ConfigPro
         tf.config.threading.set_inter_op_parallelism_threads(inter)
     except RuntimeError as error:
         raise OptionError(
-            "strategy 'parameter_server' connects its tasks before TensorFlow is first used",
-            received=str(error).splitlines()[0],
+            "strategy 'parameter_server' must be entered before TensorFlow is first used",
+            received=f"an error: {str(error).splitlines()[0]}",
             mend="Enter the strategy at the start of the program",
         ) from error
     return tf.compat.v1.ConfigProto(
@@ -71,8 +71,8 @@ def serve(place: Topology, config: tf.compat.v1.ConfigProto, *, start_timeout_s:
     if not stay_until_goodbye(line):
         time.sleep(_AFTER_CHIEF_S)
         raise LaunchError(
-            "the tasks of a cluster end with their chief",
-            received=f"{task} has lost the chief at {place.addresses[0]}",
+            "the chief must stay until the tasks of its cluster have ended",
+            received=f"that {task} has lost the chief at {place.addresses[0]}",
             mend="Look at the chief's last lines",
         )
     del server
@@ -89,8 +89,8 @@ def _server(task: Task, place: Topology, config: tf.compat.v1.ConfigProto) -> tf
         )
     except tf.errors.OpError as error:
         raise LaunchError(
-            "a task of a cluster listens on its address in TF_CONFIG",
-            received=f"{task}: {str(error).splitlines()[0]}",
+            "a task of a cluster must listen on its address in TF_CONFIG",
+            received=f"an error of {task}: {str(error).splitlines()[0]}",
             mend="Choose a free port of this host",
         ) from error
 

@@ -25,7 +25,7 @@ _RIGHT_ON_SHARDS = {
     ),
     "constraint": (tf.keras.constraints.NonNeg,),
 }
-_WHOLE = "Leave variables whole: min_shard_bytes=None"
+_WHOLE = "Leave variables whole with min_shard_bytes=None"
 
 
 def refuse_model(model: tf.keras.Model) -> None:
@@ -35,40 +35,40 @@ def refuse_model(model: tf.keras.Model) -> None:
     name = f"model '{model.name}'"
     if model.jit_compile:
         raise ModelError(
-            "XLA cannot compile a step whose weights lie on other processes",
-            received=f"{name} compiled with jit_compile=True",
+            "a model whose weights lie on other processes must be compiled without XLA",
+            received=f"{name} with jit_compile=True",
             mend="Compile it without jit_compile",
         )
     if model.run_eagerly:
         raise ModelError(
-            "workers take their steps as graphs",
-            received=f"{name} compiled with run_eagerly=True",
+            "workers must take their steps as graphs",
+            received=f"{name} with run_eagerly=True",
             mend="Compile it without run_eagerly, or use strategy 'single' to look into a step",
         )
     optimizer = model.optimizer
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         raise ModelError(
-            "Keras does not scale losses on parameter servers",
+            "a loss on parameter servers must not be scaled",
             received=f"{name} with a LossScaleOptimizer (mixed_float16)",
             mend="Use mixed_bfloat16, which needs no scale",
         )
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise ModelError(
-            "strategy 'parameter_server' needs an optimizer of tf.keras.optimizers",
+            "strategy 'parameter_server' must have an optimizer of tf.keras.optimizers",
             received=f"{name} with {type(optimizer).__name__} of tf.keras.optimizers.legacy",
             mend=f"Use tf.keras.optimizers.{type(optimizer).__name__}",
         )
     if isinstance(optimizer, _K.Nadam):
         raise ModelError(
-            "Keras' Nadam tells by a count of traced variables when a step begins, and parameter "
-            "servers have others, which several steps update at a time",
+            "an optimizer on parameter servers must not tell by a count of traced variables when "
+            "a step begins, as Keras' Nadam does",
             received=f"{name} with Nadam",
             mend="Choose Adam or AdamW",
         )
     others = [v for v in vars(model).values() if isinstance(v, _K.Optimizer) and v is not optimizer]
     if others:
         raise ModelError(
-            "strategy 'parameter_server' keeps the state of one optimizer, that of compile",
+            "a model of strategy 'parameter_server' must have one optimizer, that of compile",
             received=f"{name} with a second one, {type(others[0]).__name__}",
             mend="Train it on strategy 'single'",
         )
@@ -85,7 +85,7 @@ def whole_in_mixed_precision() -> Iterator[None]:
         if "ShardedVariable" not in str(error):
             raise
         raise ModelError(
-            "Keras' mixed precision knows no variables that are divided among parameter servers",
+            "variables of mixed precision must not be divided among parameter servers",
             received="a model of mixed precision with large variables",
             mend=_WHOLE,
         ) from error
@@ -103,29 +103,30 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
     if base is None or type(optimizer).update_step is not base.update_step:
         known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
         raise ModelError(
-            "an optimizer that works on whole weights does not see those that are divided among "
+            "an optimizer must update each element by itself where weights are divided among "
             "parameter servers",
             received=f"{type(optimizer).__name__}, and '{name}' divided",
-            mend=f"{_WHOLE}; or choose one of tf.keras.optimizers: {known}",
+            mend=f"{_WHOLE}, or choose one of tf.keras.optimizers: {known}",
         )
     if optimizer.clipnorm:
         raise ModelError(
-            "clipnorm takes the norm of each whole gradient",
+            "gradients that clipnorm clips must be whole",
             received=f"clipnorm={optimizer.clipnorm}, and '{name}' divided among parameter servers",
-            mend=f"{_WHOLE}; or give global_clipnorm",
+            mend=f"{_WHOLE}, or give global_clipnorm",
         )
     kept = getattr(optimizer, "_exclude_from_weight_decay", None) or []
     if any(optimizer._var_key(variable) in kept for variable in divided):
         raise ModelError(
-            "weights that do not decay are named, where they are divided among parameter servers",
+            "weights that do not decay must be named where they are divided among parameter "
+            "servers",
             received="exclude_from_weight_decay(var_list=...)",
-            mend=f"Give var_names instead; or: {_WHOLE}",
+            mend=f"Give var_names instead, or: {_WHOLE}",
         )
     for layer in layers_in(model):
         for kind, rule in _rules_of(layer, divided):
             raise ModelError(
-                f"a {kind} of one's own, or one that looks at whole weights, does not see those "
-                "that are divided among parameter servers",
+                f"a {kind} of weights that are divided among parameter servers must be one of "
+                "Keras' own that looks at each element by itself",
                 received=f"{type(rule).__name__} of layer '{layer.name}'",
                 mend=_WHOLE,
             )

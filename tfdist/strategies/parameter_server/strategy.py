@@ -65,7 +65,7 @@ class ParameterServer(Strategy):
         check_precision(precision)
         if precision == "mixed_float16":
             raise OptionError(
-                "Keras does not scale losses on parameter servers, which mixed_float16 needs",
+                "a loss on parameter servers must not be scaled, as mixed_float16 needs",
                 received="precision='mixed_float16'",
                 mend="Choose precision='mixed_bfloat16'",
             )
@@ -94,7 +94,7 @@ class ParameterServer(Strategy):
         missing = [role for role in topology.ROLES if role not in place.roles]
         if missing:
             raise OptionError(
-                "strategy 'parameter_server' runs on a chief, workers and parameter servers",
+                "strategy 'parameter_server' must run on a chief, workers and parameter servers",
                 received=f"a process without {' and '.join(missing)} in its TF_CONFIG",
                 mend="Start it with tfdist launch --strategy parameter_server --workers 2 --ps 1",
             )
@@ -210,7 +210,7 @@ class ParameterServer(Strategy):
         )
         if feed.held is not None:
             raise DataError(
-                "the chief of strategy 'parameter_server' reads all records",
+                "the chief of strategy 'parameter_server' must read all records",
                 received="records divided among hosts",
                 mend="Give the chief's host the whole data",
             )

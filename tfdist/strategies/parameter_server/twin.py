@@ -113,8 +113,8 @@ class Twin:
                 twin.compile_from_config(model.get_compile_config())
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ModelError(
-                "strategy 'parameter_server' compiles a second model on the parameter servers, and "
-                "Keras cannot copy what this one was compiled with",
+                "a model of strategy 'parameter_server' must be compiled with what Keras can copy, "
+                "for a second model on the parameter servers",
                 received=f"model '{model.name}': {str(error).splitlines()[0]}",
                 mend="Compile it in model_fn, and build it anew",
             ) from error

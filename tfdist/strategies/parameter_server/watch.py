@@ -95,7 +95,7 @@ class Watch:
             if time.monotonic() - begun > limit:
                 self._end(
                     f"a step must end within {limit:g} s",
-                    f"all tasks are there, but {what} takes longer",
+                    f"that {what} takes longer, with all tasks there",
                     "Raise stall_timeout_s if a step is meant to take so long",
                 )
         return future.result()
@@ -110,8 +110,8 @@ class Watch:
         gone = [task for task in self._servers if task.rank in lost]
         if gone:
             self._end(
-                "a parameter server holds a part of the weights: none may be lost",
-                f"{_listed(gone)} is gone",
+                "all parameter servers must stay, since each holds a part of the weights",
+                f"that {_listed(gone)} is gone",
                 _RESUME,
             )
         for task in self._workers:
@@ -119,13 +119,13 @@ class Watch:
                 self._told.add(task.rank)
                 print(f"tfdist: {task} is lost; the others take over its steps", flush=True)
         if lost >= {task.rank for task in self._workers}:
-            self._end("a job needs one worker at least", "all workers are gone", _RESUME)
+            self._end("a job must have at least one worker", "none left", _RESUME)
         for task in (*self._workers, *self._servers):
             silence = self._lines.silence(task.rank)
             if task.rank not in lost and silence > self._stall_timeout_s:
                 self._end(
                     f"every task must give a sign of life within {self._stall_timeout_s:g} s",
-                    f"{task} has been silent for {silence:.0f} s",
+                    f"{task} silent for {silence:.0f} s",
                     f"Look for what has stopped that process. {_RESUME}",
                 )
 

@@ -99,7 +99,7 @@ class Frozen:
             made = tf.nest.flatten(chunk.model(arguments, training=training))
         if activity_losses(chunk.model):
             raise ModelError(
-                "a loss that a frozen layer adds would be missing when its outputs are kept",
+                "frozen layers whose outputs are kept must add no loss",
                 received=f"an activity loss in the layers up to '{self.last}'",
                 mend="Leave frozen_cache out, or that loss",
             )
@@ -117,21 +117,22 @@ class Frozen:
         random = random_layers(self._calls)
         if random:
             raise OptionError(
-                "frozen layers whose outputs are kept must not draw random numbers, which are "
-                "others in each epoch",
-                received=", ".join(random),
+                "frozen layers whose outputs are kept must not draw random numbers, which differ "
+                "in each epoch",
+                received=f"layers that draw them, {', '.join(random)}",
                 mend="Call them with training=False, or leave frozen_cache out",
             )
         unknown = [t.name for t in self._read if None in t.shape[1:]]
         if unknown:
             raise OptionError(
-                "outputs of frozen layers that are kept have one shape for all records",
+                "outputs of frozen layers that are kept must have one shape for all records",
                 received=f"tensor '{unknown[0]}' of unknown size",
                 mend="Give keras.Input a fixed shape, or leave frozen_cache out",
             )
         if type(self._model).compute_metrics is not tf.keras.Model.compute_metrics:
             raise OptionError(
-                "compute_metrics sees no features when the outputs of frozen layers are kept",
+                "a model whose frozen layers' outputs are kept must have Keras' own "
+                "compute_metrics",
                 received=f"{type(self._model).__name__} with a compute_metrics of its own",
                 mend="Give the metrics to compile(), or leave frozen_cache out",
             )
@@ -152,8 +153,7 @@ class Frozen:
             if not repeats or not same(values[::-1][:half], among_others[name]):
                 cause = "among other rows" if repeats else "when they ran again"
                 raise OptionError(
-                    "outputs of frozen layers can be kept only where they depend on the record "
-                    "alone",
+                    "outputs of frozen layers that are kept must depend on the record alone",
                     received=f"other outputs {cause}, in the layers up to '{self.last}'",
                     mend="Leave frozen_cache out",
                 )

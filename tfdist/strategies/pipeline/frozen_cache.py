@@ -51,11 +51,11 @@ class FrozenCache:
         """
         if feed.records.has_map_fn:
             raise OptionError(
-                "frozen_cache keeps what frozen layers make of a record, and map_fn may make "
-                "another one of it in each epoch",
+                "records for frozen_cache must be the same in each epoch, and map_fn may change "
+                "them",
                 received="a dataset with map_fn",
-                mend="Leave frozen_cache out; or do what is not random before: "
-                "give strategy.dataset a tf.data.Dataset with that map",
+                mend="Leave frozen_cache out, or give strategy.dataset a tf.data.Dataset that has "
+                "the map in it, where it is not random",
             )
         known = self._known.setdefault(feed.records, {})
         records = known.setdefault(
@@ -200,7 +200,7 @@ class KeptRecords:
         for leaf in tf.nest.flatten(first):
             if np.asarray(leaf).dtype.kind not in "biuf":
                 raise OptionError(
-                    "frozen_cache keeps outputs and labels that are ordinary numbers",
+                    "outputs and labels that frozen_cache keeps must be ordinary numbers",
                     received=f"dtype {np.asarray(leaf).dtype}",
                     mend="Cast them, or leave frozen_cache out",
                 )

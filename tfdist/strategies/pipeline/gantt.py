@@ -56,7 +56,7 @@ def draw(
     target = Path(path)
     if target.suffix != ".png" or not target.parent.is_dir():
         raise OptionError(
-            "a chart is written to a .png file in a folder that exists", received=str(target)
+            "a chart must be written to a .png file in a folder that exists", received=str(target)
         )
     slots = schedule.timeline(costs)
     figure = Figure(figsize=(12, 1.2 + 0.6 * schedule.num_devices), layout="constrained")

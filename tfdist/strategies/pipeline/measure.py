@@ -116,7 +116,7 @@ def _made_up(symbol: Any, rows: int) -> tf.Tensor:
     """Returns a batch for an input: numbers around 0, or ids that every vocabulary has."""
     if None in symbol.shape[1:]:
         raise OptionError(
-            "balance='measured' needs inputs of a fixed shape",
+            "balance='measured' must have inputs of a fixed shape",
             received=f"input '{symbol.name}' of shape {list(symbol.shape[1:])}",
             mend="Give keras.Input a fixed shape, or choose balance='estimated'",
         )

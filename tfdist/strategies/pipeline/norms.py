@@ -59,7 +59,7 @@ def _of_layer(replacement: Any) -> Any:
 
 def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
     return ModelError(
-        "BatchNormalization after a mask cannot be divided into microbatches",
+        "BatchNormalization must not follow a mask where a batch is divided into microbatches",
         received=f"layer '{layer.name}' with a mask",
         mend="Use LayerNormalization, or end the mask before it",
     )

@@ -52,7 +52,7 @@ class Options:
                 raise unknown_choice(what, chosen, known)
         if self.cut_names is not None and len(self.cut_names) != self.parts - 1:
             raise OptionError(
-                f"cut_after needs one layer fewer than there are parts, here {self.parts - 1}",
+                f"cut_after must name one layer fewer than there are parts, here {self.parts - 1}",
                 received=f"{len(self.cut_names)}: {', '.join(self.cut_names)}",
             )
 
@@ -63,12 +63,13 @@ class Options:
             raise unknown_choice("frozen_cache", self.frozen_cache, tables.KINDS)
         if self.frozen_cache is not None and self.freeze_until is None:
             raise OptionError(
-                "frozen_cache keeps the outputs of layers that freeze_until names",
+                "frozen_cache must go with freeze_until, which names the layers whose outputs it "
+                "keeps",
                 received=f"frozen_cache={self.frozen_cache!r} without freeze_until",
             )
         if (self.frozen_cache == "disk") != (self.frozen_cache_dir is not None):
             raise OptionError(
-                "frozen_cache='disk' and frozen_cache_dir come together",
+                "frozen_cache='disk' and frozen_cache_dir must come together",
                 received=f"frozen_cache={self.frozen_cache!r}, "
                 f"frozen_cache_dir={self.frozen_cache_dir!r}",
                 mend="Give a folder for 'disk', and none for 'memory'",
@@ -77,8 +78,8 @@ class Options:
         if folder is not None and not folder.is_dir() and not folder.parent.is_dir():
             raise OptionError(
                 "the folder above frozen_cache_dir must exist",
-                received=str(folder),
-                mend=f"Make {folder.parent} first",
+                received=f"no folder {folder.parent}",
+                mend="Make it first",
             )
 
     @property

@@ -23,10 +23,13 @@ def cuts_after(named: Sequence[tuple[str, Sequence[int]]], count: int) -> tuple[
     names = [name for name, _ in named]
     cuts = [max(items) + 1 for _, items in named]
     if cuts != sorted(set(cuts)):
-        raise OptionError("cut_after names layers in the order of the model", received=names)
+        raise OptionError(
+            "cut_after must name layers in the order of the model", received=", ".join(names)
+        )
     if cuts and cuts[-1] == count:
         raise OptionError(
-            "the last stage needs a layer too", received=f"a cut after the last layer, {names[-1]}"
+            "the last stage must have a layer too",
+            received=f"a cut after the last layer, {names[-1]}",
         )
     return tuple(cuts)
 
@@ -38,7 +41,8 @@ def check_enough(num_calls: int, parts: int, stages: int, name: str) -> None:
     if parts > num_calls:
         of_chunks = "" if parts == stages else f" of {parts // stages} chunks each"
         raise ModelError(
-            f"{stages} stages{of_chunks} need at least {parts} layers",
-            received=f"model '{name}' with {num_calls}; a model of its own class counts as one",
+            f"a model for {stages} stages{of_chunks} must have at least {parts} layers",
+            received=f"model '{name}' with {num_calls}, where a model of its own class counts as "
+            "one",
             mend=f"Choose at most {num_calls} stages",
         )

@@ -57,7 +57,7 @@ def place(
         tuple(w.shape) for w in model.weights
     ]:
         raise ModelError(
-            "a pipeline calls model_fn twice, and must get the same model",
+            "model_fn, which a pipeline calls twice, must return the same model each time",
             received=f"{seen.count} variables, then {placed.count}",
             mend="Make all layers inside model_fn, each time anew",
         )

@@ -141,7 +141,7 @@ def _check_live(
     num_live = len(graph.calls) - num_frozen
     if num_live < options.parts or (cuts and cuts[0] <= num_frozen):
         raise OptionError(
-            "with frozen_cache each part of the model needs a layer that is not frozen",
+            "each part of a model with frozen_cache must have a layer that is not frozen",
             received=f"{num_live} such layers after '{options.freeze_until}' for "
             f"{options.parts} parts"
             + (f", the first cut after '{graph.names[cuts[0] - 1]}'" if cuts else ""),
@@ -212,8 +212,9 @@ def make_plan(
         if options.schedule != "gpipe":
             layer = calls[min(norm_starts)].layer.name
             raise OptionError(
-                f"schedule={options.schedule!r} takes microbatches backward before all have gone "
-                f"forward, but the statistics of BatchNormalization '{layer}' need all of them",
+                "a model with synchronized BatchNormalization must have schedule='gpipe', where "
+                "all microbatches have gone forward before one goes backward",
+                received=f"schedule={options.schedule!r} with layer '{layer}'",
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
         made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
@@ -267,7 +268,7 @@ def _refuse_other_numbers(calls: Sequence[Call]) -> None:
     random = random_layers(calls, but=is_seeded)
     if random:
         raise OptionError(
-            "recompute runs layers twice, and layers that augment images draw other numbers then",
-            received=", ".join(random),
+            "layers that recompute runs twice must draw the same random numbers each time",
+            received=f"layers that draw them, {', '.join(random)}",
             mend="Augment in the map_fn of strategy.dataset, or leave recompute out",
         )

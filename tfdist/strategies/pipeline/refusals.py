@@ -34,16 +34,17 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
     refuse_xla(model)
     if type(model).compute_loss is not tf.keras.Model.compute_loss:
         raise ModelError(
-            "strategy 'pipeline' computes the compiled loss of each microbatch by itself",
+            "a model of strategy 'pipeline' must have Keras' own compute_loss, since the strategy "
+            "computes the compiled loss of each microbatch by itself",
             received=f"{type(model).__name__} with a compute_loss of its own",
             mend="Compile the model with that loss",
         )
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if isinstance(optimizer, tf.keras.optimizers.Nadam):
         raise ModelError(
-            "Keras' Nadam tells by a count of the traces of its graph when a step begins, and a "
-            "pipeline traces another one",
-            received=type(optimizer).__name__,
+            "an optimizer of a pipeline must not tell by a count of traces when a step begins, as "
+            "Keras' Nadam does",
+            received=f"the optimizer {type(optimizer).__name__}",
             mend="Choose Adam or AdamW",
         )
     for call in calls:
@@ -57,14 +58,14 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
             _check_nested_norm(layer, [call for call in calls if call.layer is layer])
     if any(type(layer).__name__ in _ADDED for layer in [*model.layers, *layers]):
         raise ModelError(
-            "a pipeline takes losses and metrics from compile() and from layers",
+            "losses and metrics of a pipeline must come from compile() or from layers",
             received=f"model '{model.name}' with model.add_loss or model.add_metric",
             mend="Give them to compile(), or add the loss inside a layer",
         )
     if any(getattr(output, "_keras_mask", None) is not None for output in model.outputs):
         raise ModelError(
-            "Keras divides a masked loss by the unmasked positions of the batch that it sees, and "
-            "a pipeline shows it one microbatch",
+            "an output of a pipeline must carry no mask, since Keras divides a masked loss by the "
+            "unmasked positions of the microbatch that it sees",
             received=f"model '{model.name}' whose output carries a mask",
             mend="End the mask before the output (pool, flatten or slice), or give sample weights",
         )
@@ -73,21 +74,21 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
 def _check_layer(layer: tf.keras.layers.Layer) -> None:
     if getattr(layer, "stateful", False):
         raise ModelError(
-            "a layer that keeps its state from batch to batch needs the rows of a batch in one "
-            "piece, and a pipeline divides them",
+            "a layer of a pipeline must keep no state from batch to batch, since a pipeline "
+            "divides the rows of a batch",
             received=f"stateful layer '{layer.name}'",
             mend="Make it with stateful=False, or use strategy 'single'",
         )
     if type(layer).__name__ == "SpectralNormalization":
         raise ModelError(
-            "a layer must not change its weights in each forward pass: there is one for each "
+            "a layer must not change its weights in each forward pass, since there is one for each "
             "microbatch",
             received=f"SpectralNormalization '{layer.name}'",
             mend="Leave it out, or use strategy 'single'",
         )
     if layer.metrics:
         raise ModelError(
-            "a pipeline takes metrics from compile()",
+            "metrics of a pipeline must come from compile()",
             received=f"layer '{layer.name}' with a metric of its own",
             mend="Give the metric to compile()",
         )
@@ -100,8 +101,8 @@ def _check_nested_norm(layer: tf.keras.layers.Layer, calls: list[Call]) -> None:
     inner = [part for part in layers_in(layer) if isinstance(part, kind) and part.trainable]
     if inner:
         raise ModelError(
-            "a pipeline can synchronize a BatchNormalization only in the graph of the model, not "
-            "inside of a layer",
+            "a BatchNormalization that a pipeline synchronizes must be in the graph of the model, "
+            "not inside of a layer",
             received=f"'{inner[0].name}' inside '{layer.name}'",
             mend=f"Make '{layer.name}' a Functional model, freeze it, or choose "
             "batch_norm='per_microbatch' (not exact)",

@@ -154,7 +154,7 @@ def check(name: str, *, stages: int, microbatches: int, chunks_per_stage: int | 
     if name != "interleaved":
         if chunks_per_stage is not None:
             raise OptionError(
-                "chunks_per_stage belongs to schedule='interleaved'",
+                "chunks_per_stage must go with schedule='interleaved'",
                 received=f"schedule={name!r}",
                 mend="Leave chunks_per_stage out, or choose schedule='interleaved'",
             )
@@ -165,11 +165,11 @@ def check(name: str, *, stages: int, microbatches: int, chunks_per_stage: int | 
         raise OptionError(
             "chunks_per_stage must be a whole number of at least 2",
             received=repr(chunks_per_stage),
-            mend="With one chunk for each stage choose schedule='1f1b'",
+            mend="Choose schedule='1f1b' for one chunk for each stage",
         )
     if microbatches % stages:
         raise OptionError(
-            "schedule='interleaved' needs a multiple of stages as microbatches",
+            "microbatches of schedule='interleaved' must be a multiple of stages",
             received=f"stages={stages}, microbatches={microbatches}",
             mend=f"Choose microbatches={-(-microbatches // stages) * stages}, or schedule='1f1b'",
         )

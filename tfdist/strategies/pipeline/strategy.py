@@ -225,7 +225,7 @@ class Pipeline(OneProcessStrategy):
 
         if model not in self._plans:
             raise ModelError(
-                "describe takes a model that this strategy has built",
+                "describe must be given a model that this strategy has built",
                 received=f"model '{model.name}'",
                 mend="Give what strategy.build returned",
             )
@@ -242,8 +242,8 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
             return fit(x, *args, **options)
         if not isinstance(x, Feed) or args:
             raise OptionError(
-                "frozen_cache works in a fit on what strategy.dataset returns, with all other "
-                "arguments by name",
+                "a fit with frozen_cache must be given what strategy.dataset returns, and all "
+                "other arguments by name",
                 received=f"fit({type(x).__name__}{', ...' if args else ''})",
             )
         return _fit_on_kept(fit, cache, x, options)

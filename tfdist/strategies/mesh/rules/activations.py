@@ -48,7 +48,8 @@ def check(layer: Any, function: Callable | None) -> None:
     if function is None or function in ELEMENTWISE or function in _ALONG_LAST:
         return
     raise UnsupportedLayerError(
-        layer, f"activation {getattr(function, '__name__', function)!r} is not one of Keras' own"
+        layer,
+        f"its activation {getattr(function, '__name__', function)!r} is not one of Keras' own",
     )
 
 

@@ -98,9 +98,11 @@ def multi_head_attention(
 
 def _check(layer: Any, query: Any, return_attention_scores: Any) -> None:
     if return_attention_scores:
-        raise UnsupportedLayerError(layer, "return_attention_scores: the scores stay on the mesh")
+        raise UnsupportedLayerError(layer, "it is called with return_attention_scores=True")
     if len(query.shape.dims) != 3 or list(layer._attention_axes or [1]) != [1]:
-        raise UnsupportedLayerError(layer, "attention is over one axis of [batch, time, features]")
+        raise UnsupportedLayerError(
+            layer, "its attention is over another axis than time of [batch, time, features]"
+        )
 
 
 def _by_heads(context: Context, layer: Any) -> bool:
@@ -114,7 +116,9 @@ def _by_heads(context: Context, layer: Any) -> bool:
 def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> Any | None:
     if mask is None or isinstance(mask, mtf.Tensor):
         if mask is not None and len(mask.shape.dims) != 3:
-            raise UnsupportedLayerError(layer, "attention_mask is [batch, targets, sources]")
+            raise UnsupportedLayerError(
+                layer, "its attention_mask is not [batch, targets, sources]"
+            )
         return mask
     mask = tf.convert_to_tensor(mask)
     if mask.shape.rank == 3 and mask.shape[0] == context.batch.size > 1:

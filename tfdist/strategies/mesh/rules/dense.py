@@ -62,7 +62,7 @@ def product_and_bias(
 @register_layer(L.TimeDistributed)
 def time_distributed(context: Context, layer: Any, x: Any) -> Any:
     if type(layer.layer) is not L.Dense:
-        raise UnsupportedLayerError(layer, "TimeDistributed is known around Dense only")
+        raise UnsupportedLayerError(layer, "it is not around a Dense")
     if layer.layer.compute_dtype != layer.compute_dtype:
         raise UnsupportedLayerError(layer, "its layer computes in another precision")
     return dense(context, layer.layer, x)
@@ -73,7 +73,7 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     """The vocabulary is split: each device looks up the ids it holds, and the rest are zeros."""
     if layer.mask_zero:
         raise UnsupportedLayerError(
-            layer, "mask_zero=True is not carried on; give masks to the layers that need them"
+            layer, "mask_zero=True, whose mask is not carried on to the layers that need it"
         )
     axes = context.layout.asked_for(layer.embeddings)
     if axes is None:
@@ -116,10 +116,10 @@ def _looked_up(context: Context, layer: Any, found: Any) -> Any:
 @register_layer(L.Dropout)
 def dropout(context: Context, layer: Any, x: Any) -> Any:
     if layer.noise_shape is not None:
-        raise UnsupportedLayerError(layer, "noise_shape is not known on a mesh")
+        raise UnsupportedLayerError(layer, "it has a noise_shape")
     if layer.seed is not None:
         raise UnsupportedLayerError(
-            layer, "a seed of its own; give tf.keras.utils.set_random_seed one"
+            layer, "it has a seed of its own, which belongs into tf.keras.utils.set_random_seed"
         )
     if not context.training or not layer.rate:
         return x
@@ -142,7 +142,7 @@ def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
     given = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     axes = sorted(axis % rank for axis in given)
     if 0 in axes or axes != list(range(axes[0], rank)):
-        raise UnsupportedLayerError(layer, "only the last dimensions can be normalized")
+        raise UnsupportedLayerError(layer, "it normalizes other dimensions than the last")
     x = context.whole(x)
     weights = [context.weight(v) for v in (layer.gamma, layer.beta) if v is not None]
 
@@ -164,7 +164,9 @@ def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
     rank = len(x.shape.dims)
     axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
     if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):
-        raise UnsupportedLayerError(layer, "only the last axis, and no renorm")
+        raise UnsupportedLayerError(
+            layer, "it normalizes another axis than the last, or has renorm=True"
+        )
     axes = (MODEL if last_is_split(x) else None,)
     moving = [context.weight(v, axes) for v in (layer.moving_mean, layer.moving_variance)]
     weights = [context.weight(v, axes) for v in (layer.gamma, layer.beta) if v is not None]

@@ -29,7 +29,10 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
         elif layer.groups == 1 and context.layout.can_split(layer.filters):
             axes[-1] = MODEL
     if any(axes[:-2]) or (layer.groups > 1 and any(axes)):
-        raise UnsupportedLayerError(layer, "a kernel is split by channels, without groups")
+        raise UnsupportedLayerError(
+            layer,
+            "a layout that splits its kernel otherwise than by channels, or a kernel with groups",
+        )
     x = context.with_last(x, split=axes[-2] is not None)
     sizes = layer.compute_output_shape([None, *(d.size for d in x.shape.dims[1:])])[1:]
     output = context.dimensions(sizes, split_last=axes[-1] is not None)
@@ -51,7 +54,9 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
     axes = context.layout.asked_for(layer.depthwise_kernel)
     if axes is not None:
         if any((axes[0], axes[1], axes[3])):
-            raise UnsupportedLayerError(layer, "a depthwise kernel is split by its channels")
+            raise UnsupportedLayerError(
+                layer, "a layout that splits its depthwise kernel otherwise than by channels"
+            )
         split = axes[2] is not None
         x = context.with_last(x, split=split)
     axis = MODEL if split else None
@@ -101,4 +106,4 @@ def each_channel(context: Context, layer: Any, x: Any) -> Any:
 
 def _channels_last(layer: Any) -> None:
     if getattr(layer, "data_format", None) == "channels_first":
-        raise UnsupportedLayerError(layer, "images have their channels last on a mesh")
+        raise UnsupportedLayerError(layer, "its images have their channels first, not last")

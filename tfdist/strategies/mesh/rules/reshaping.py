@@ -36,7 +36,7 @@ def each_row(context: Context, layer: Any, x: Any) -> Any:
     if isinstance(layer, L.Softmax):
         axes = layer.axis if isinstance(layer.axis, (tuple, list)) else [layer.axis]
         if any(axis % len(x.shape.dims) == 0 for axis in axes):
-            raise UnsupportedLayerError(layer, "a softmax over the batch")
+            raise UnsupportedLayerError(layer, "it is a softmax over the batch")
     x = context.whole(x)
     sizes = layer.compute_output_shape(tf.TensorShape([None, *(d.size for d in x.shape.dims[1:])]))[
         1:
