@@ -165,5 +165,5 @@ def test_horovod_that_srun_has_not_connected_is_refused(run_cli, model_file, sha
     env = {**os.environ, **slurm(2)[0]}
     done = run_cli(*command, "--output", tmp_path / "run", env=env)
     assert done.returncode == 2, done.stderr
-    assert "Received: 1 ranks, where slurm names 2" in done.stderr
+    assert "but found 1 ranks, where slurm names 2" in done.stderr
     assert not (tmp_path / "run").exists()

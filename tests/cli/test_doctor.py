@@ -79,4 +79,4 @@ def test_a_missing_mpirun(tmp_path, monkeypatch):
     engine = next(engine for engine in engines.ENGINES if engine.name == "openmpi")
     finding = engines.probe(engine, run=True)
     assert (finding.runs, finding.ok) == (False, False)
-    assert "needs the program mpirun" in finding.problem
+    assert "must have the program mpirun" in finding.problem

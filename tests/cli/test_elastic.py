@@ -29,6 +29,6 @@ def test_elastic_options_on_another_strategy(run_cli, shards, model_file, tmp_pa
         *("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run"),
     )
     assert done.returncode == 2
-    assert "elastic jobs are for strategy horovod" in done.stderr
+    assert "an elastic job must have strategy horovod" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()

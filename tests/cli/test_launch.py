@@ -126,8 +126,11 @@ def test_output_that_nobody_reads(script, traces):
             "reach each other",
         ),
         (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
-        (["--strategy", "mirrored", "--workers", "2", "--", "x"], "works inside one process"),
-        (["--strategy", "horovod", "--ps", "1", "--", "x"], "has no parameter servers"),
+        (["--strategy", "mirrored", "--workers", "2", "--", "x"], "must run in one process"),
+        (
+            ["--strategy", "horovod", "--ps", "1", "--", "x"],
+            "--ps must go with strategy parameter_server",
+        ),
         (["--workers", "2"], "COMMAND"),
     ],
 )
@@ -152,7 +155,7 @@ def test_a_missing_mpirun_is_one_line(tmp_path):
         timeout=60,
     )
     assert done.returncode == 2
-    assert "needs the program mpirun" in done.stderr
+    assert "must have the program mpirun" in done.stderr
     assert "make setup" in done.stderr
 
 

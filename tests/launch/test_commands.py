@@ -142,7 +142,7 @@ def test_workers_beside_servers_need_slots_here_too(cores):
 
 @pytest.mark.parametrize("strategy", ["single", "horovod", "multi_worker", "auto"])
 def test_other_strategies_have_no_parameter_servers(strategy):
-    with pytest.raises(OptionError, match="has no parameter servers"):
+    with pytest.raises(OptionError, match="--ps must go with strategy parameter_server"):
         jobs.job_for(strategy, ["x"], ps=1)
 
 
@@ -160,7 +160,7 @@ def test_an_unknown_controller_lists_the_known():
     "several", [{"workers": 2}, {"hosts": "a:2"}, {"controller": "mpi"}], ids=str
 )
 def test_a_strategy_of_one_process_refuses_several(several):
-    with pytest.raises(LaunchError, match="works inside one process"):
+    with pytest.raises(LaunchError, match="must run in one process"):
         jobs.job_for("mirrored", ["x"], **several)
 
 

@@ -29,7 +29,10 @@ pytestmark = pytest.mark.timeout(120)
         ({"host_discovery": "x"}, "Give --min-workers"),
         ({"min_workers": 1, "hosts": "a:2"}, "Give --host-discovery SCRIPT instead"),
         ({"min_workers": 1, "controller": "mpi"}, "Leave --controller out"),
-        ({"min_workers": 1, "strategy": "multi_worker"}, "elastic jobs are for strategy horovod"),
+        (
+            {"min_workers": 1, "strategy": "multi_worker"},
+            "an elastic job must have strategy horovod",
+        ),
     ],
 )
 def test_options_that_do_not_fit(options, message):
@@ -68,20 +71,20 @@ def test_discovery_scripts_that_cannot_be_used(script, tmp_path):
     discovery.check(str(path))
     assert discovery.run(str(path)) == [Host("localhost", 2)]
     for text, error, message in (
-        ("", OptionError, "prints the hosts that there are"),
+        ("", OptionError, "must print the hosts that there are"),
         ("localhost:many\n", OptionError, "'localhost:many'"),
-        ("elsewhere:2\n", OptionError, "run on this machine. Received: host elsewhere"),
+        ("elsewhere:2\n", OptionError, "run on this machine, but found host elsewhere"),
     ):
         slots.write_text(text)
         with pytest.raises(error, match=message):
             discovery.check(str(path))
     slots.unlink()
-    with pytest.raises(LaunchError, match=r"exit code 0\. Received: 1 from .*No such file"):
+    with pytest.raises(LaunchError, match=r"exit code 0, but found exit code 1 of .*No such file"):
         discovery.check(str(path))
     path.chmod(0o644)
     with pytest.raises(OptionError, match="Run chmod"):
         discovery.check(str(path))
-    with pytest.raises(OptionError, match="names a file"):
+    with pytest.raises(OptionError, match="must name a file"):
         discovery.check(str(tmp_path / "none"))
 
 
@@ -186,7 +189,7 @@ def test_too_few_are_left(run_cli, traces, script):
             *launch("--min-workers", "2", *more, code=KILL + "time.sleep(600)", token=traces.token)
         )
         assert done.returncode == 2
-        assert "goes on with at least 2 workers. Received: 1 left: rank 1" in done.stderr
+        assert "must have at least 2 workers to go on, but found 1 left: rank 1" in done.stderr
         assert len(done.stderr.splitlines()) == 1
         traces.wait_for(0)
 

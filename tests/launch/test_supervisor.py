@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_start_is_named(traces):
     bare = job.command[: job.command.index(sys.executable)]
     job = dataclasses.replace(job, command=[*bare, *python(code, traces.token)])
     with pytest.raises(
-        LaunchError, match=r"within 3 s\. Received: no sign of life from rank 1 of 2"
+        LaunchError, match=r"within 3 s, but found no sign of life from rank 1 of 2"
     ):
         Sink().run(job)
     assert traces.alive() == []

@@ -76,12 +76,12 @@ def test_hosts_of_eleven_are_ranked_alike_everywhere():
 @pytest.mark.parametrize(
     ("changes", "variable"),
     [
-        ({"SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS holds JSON"),
+        ({"SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS must hold JSON"),
         ({"SM_HOSTS": "[]"}, "SM_HOSTS"),
         ({"SM_HOSTS": "[1, 2]"}, "SM_HOSTS"),
         ({"SM_HOSTS": '{"algo-1": 0}'}, "SM_HOSTS"),
         ({"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST"),
-        ({"SM_HOSTS": "", "SM_RESOURCE_CONFIG": "{"}, "SM_RESOURCE_CONFIG holds JSON"),
+        ({"SM_HOSTS": "", "SM_RESOURCE_CONFIG": "{"}, "SM_RESOURCE_CONFIG must hold JSON"),
         ({"SM_HOSTS": "", "SM_RESOURCE_CONFIG": "[]"}, "SM_RESOURCE_CONFIG"),
         ({"SM_HOSTS": "", "SM_RESOURCE_CONFIG": '{"hosts": ["a", "b"]}'}, "SM_RESOURCE_CONFIG"),
     ],

@@ -57,9 +57,10 @@ class Conversion:
         """Raises OptionError for types that this quantization has not got."""
         if self.quantization in NEEDS_DATA and self.calibration is None:
             raise OptionError(
-                f"{self.quantization} needs records, to learn the ranges of activations",
+                f"a file quantized to {self.quantization} must have records, to learn the ranges "
+                "of activations from",
                 received="no data",
-                mend="Give --data DIR, or data= in Python; or choose dynamic, which needs none",
+                mend="Give --data DIR (data= in Python), or choose dynamic, which needs none",
             )
         integers = [
             f"{side} type {kind}"
@@ -68,7 +69,7 @@ class Conversion:
         ]
         if integers and self.quantization != "int8":
             raise OptionError(
-                "int8 inputs, and outputs of integers, are those of a file quantized to int8",
+                "int8 inputs, and outputs of integers, must be those of a file quantized to int8",
                 received=f"{', '.join(integers)} with {self.quantization}",
                 mend="Leave them at float32, or choose int8",
             )
@@ -76,7 +77,7 @@ class Conversion:
             others = [name for name in self.calibration.x if not self.has_bytes(name)]
             if others:
                 raise OptionError(
-                    "uint8 inputs are for records of bytes, 0 to 255",
+                    "records for uint8 inputs must be bytes, 0 to 255",
                     received=f"{self.calibration.x[others[0]].dtype} records for '{others[0]}'",
                     mend="Leave out the input type, or choose int8",
                 )
@@ -95,7 +96,8 @@ def convert(model: PlainModel, how: Conversion) -> bytes:
         model = recurrence.unrolled(model)
         if _loops(model, how):
             raise ExportError(
-                f"{how.quantization} needs a model without loops: TFLite learns no ranges in them",
+                f"a model for {how.quantization} must have no loops, in which TFLite learns no "
+                "ranges",
                 received=f"model '{model.given.name}', which loops",
                 mend="Give recurrent layers unroll=True, or choose dynamic, float16 or none",
             )
@@ -156,7 +158,7 @@ def input_specs(model: PlainModel, how: Conversion) -> dict[str, tf.TensorSpec]:
         if None in shape:
             if how.calibration is None:
                 raise ExportError(
-                    "a file for a phone has inputs of a fixed shape",
+                    "a file for a phone must have inputs of a fixed shape",
                     received=f"input '{name}' of shape {list(spec.shape[1:])}",
                     mend="Give records of that shape with --data (data= in Python), or the whole "
                     "shape to keras.Input",
@@ -235,14 +237,14 @@ def _explained(error: BaseException, log: str) -> ExportError:
         )
         where = f" in layer {', '.join(layers[:3])}" if layers else ""
         return ExportError(
-            "a TFLite file holds only TFLite's own operators",
+            "a TFLite file must hold TFLite's own operators only",
             received=f"{', '.join(unknown)}{where}",
             mend="Write that layer with other operators, or export the part of the model before "
-            "it: keras.Model(model.input, model.get_layer(...).output)",
+            "it with keras.Model(model.input, model.get_layer(...).output)",
         )
     if "TensorList" in text:
         return ExportError(
-            "a recurrent layer needs a fixed number of steps to become TFLite's own operators",
+            "a recurrent layer must have a fixed number of steps to become TFLite's own operators",
             received="a loop of unknown length",
             mend="Give keras.Input the number of steps, and recurrent layers unroll=True",
         )
@@ -250,7 +252,7 @@ def _explained(error: BaseException, log: str) -> ExportError:
     reason = next((line for line in lines if "error:" in line), lines[-1] if lines else "nothing")
     return ExportError(
         "TFLite must be able to convert the model",
-        received=f"{type(error).__name__}: {reason[:300]}",
+        received=f"an error: {type(error).__name__}: {reason[:300]}",
         mend="Try another quantization, or export a part of the model to find the layer",
     )
 

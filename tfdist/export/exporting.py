@@ -133,11 +133,11 @@ class _Job:
     def check(self, data: Any) -> None:
         _check_choice("quantization", self.quantize, (*QUANTIZATIONS, AUTO))
         if not isinstance(self.max_drop, (int, float)) or not self.max_drop >= 0:
-            raise OptionError("max_drop is a number of at least 0", received=self.max_drop)
+            raise OptionError("max_drop must be a number of at least 0", received=self.max_drop)
         if data is None and self.quantize in (AUTO, *NEEDS_DATA):
-            why = "to compare the files with Keras" if self.quantize == AUTO else "to learn ranges"
+            why = "compare the files with Keras" if self.quantize == AUTO else "learn ranges from"
             raise OptionError(
-                f"{self.quantize} needs records, {why}",
+                f"quantization {self.quantize} must have records, to {why}",
                 received="no data",
                 mend="Give --data DIR (data= in Python), or choose dynamic or float16",
             )
@@ -273,7 +273,7 @@ def _check_rescale(rescale: Any) -> None:
     except (TypeError, ValueError):
         scale = offset = math.nan
     if not (math.isfinite(scale) and math.isfinite(offset)):
-        raise OptionError("rescale is (scale, offset), two numbers", received=rescale)
+        raise OptionError("rescale must be (scale, offset), two numbers", received=rescale)
 
 
 def _checked_target(path: str | os.PathLike) -> Path:
@@ -286,7 +286,11 @@ def _checked_target(path: str | os.PathLike) -> Path:
     elif not os.access(target.parent, os.W_OK):
         problem = f"{target}, in a folder that cannot be written to"
     if problem:
-        raise OptionError("the exported file needs a folder to stand in", received=problem)
+        raise OptionError(
+            "the exported file must be given as a file in a folder that exists and can be "
+            "written to",
+            received=problem,
+        )
     return target
 
 
@@ -299,4 +303,6 @@ def _replacing(target: Path) -> Iterator[Path]:
             yield written
             os.replace(written, target)
     except OSError as error:
-        raise OptionError("the exported file can be written", received=error) from error
+        raise OptionError(
+            "the exported file must be writable", received=f"an error: {error}"
+        ) from error

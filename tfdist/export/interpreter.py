@@ -28,7 +28,8 @@ class TfliteModel:
                 self._run = interpreter.get_signature_runner()
             except (RuntimeError, ValueError) as error:
                 raise ExportError(
-                    "the interpreter must be able to run the file", received=str(error)[:300]
+                    "the interpreter must be able to run the file",
+                    received=f"an error: {str(error)[:300]}",
                 ) from error
         self.inputs = self._run.get_input_details()
         self.outputs = self._run.get_output_details()
@@ -44,7 +45,7 @@ class TfliteModel:
         except RuntimeError as error:
             raise ExportError(
                 "the interpreter must be able to run the file",
-                received=" ".join(str(error).split())[:300],
+                received=f"an error: {' '.join(str(error).split())[:300]}",
                 mend="Choose another quantization, or a layer that TFLite has for this one",
             ) from error
         return {name: _decoded(value, self.outputs[name]) for name, value in outputs.items()}

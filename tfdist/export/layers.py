@@ -88,7 +88,7 @@ def layer_errors(
         except Exception as error:
             raise ExportError(
                 "the quantization debugger must be able to run the model",
-                received=f"{type(error).__name__}: {str(error)[:200]}",
+                received=f"an error: {type(error).__name__}: {str(error)[:200]}",
                 mend="Leave out the report of the layers",
             ) from error
     text = io.StringIO()

@@ -86,9 +86,12 @@ def open_model(model: Any) -> PlainModel:
 
 def _load(path: Any) -> tf.keras.Model:
     if not isinstance(path, (str, os.PathLike)):
-        raise ModelError(f"a model is a Keras model, or {_FILES}", received=type(path).__name__)
+        raise ModelError(
+            f"a model must be a Keras model, or {_FILES}",
+            received=f"an object of type {type(path).__name__}",
+        )
     if not Path(path).exists():
-        raise ModelError(f"a model is {_FILES}", received=f"{path}, which does not exist")
+        raise ModelError(f"a model must be {_FILES}", received=f"{path}, which does not exist")
     try:
         return _loaded(path)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
@@ -100,7 +103,7 @@ def _load(path: Any) -> tf.keras.Model:
         else:
             mend = f"Load it in Python, with the custom_objects of your layers, and {_CALL}"
         raise ModelError(
-            f"{path} must be a model that Keras can load", received=reason, mend=mend
+            f"{path} must be a model that Keras can load", received=f"an error: {reason}", mend=mend
         ) from error
 
 
@@ -162,7 +165,7 @@ def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
     (structure, *more), _ = saved
     if more or not (isinstance(structure, (tf.TensorSpec, dict, list, tuple))):
         raise ExportError(
-            "a model to export takes one argument: a tensor, a list or a dict of tensors",
+            "a model to export must take one argument, a tensor, a list or a dict of tensors",
             received=f"model '{model.name}' with {1 + len(more)} arguments",
             mend="Wrap it in a keras.Model(inputs, outputs)",
         )

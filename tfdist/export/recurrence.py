@@ -41,7 +41,7 @@ def without_state(model: PlainModel) -> PlainModel:
     for layer in recurrent:
         if layer.stateful:
             raise ExportError(
-                "a recurrent layer in a file begins each record anew",
+                "a recurrent layer in a file must begin each record anew",
                 received=f"layer '{layer.name}' with stateful=True",
                 mend="Leave stateful out, or make the state an input and an output of the model",
             )
@@ -59,7 +59,7 @@ def refuse_state(content: bytes, name: str) -> None:
     """Raises ExportError for a file that would remember the record before."""
     if set(_WITH_STATE) & set(operators(content)):
         raise ExportError(
-            "TFLite's LSTM keeps its state from one record to the next",
+            "a recurrent layer in a file must begin each record anew, which TFLite's LSTM does not",
             received=f"model '{name}', in which Keras cannot replace it",
             mend="Write keras.layers.RNN(keras.layers.LSTMCell(units)) instead of LSTM(units)",
         )

@@ -131,7 +131,7 @@ class ParityError(ExportError):
     def __init__(self, report: Report, *, received: str, mend: str):
         self.report = report
         super().__init__(
-            f"the file may lose at most {report.max_drop:g} against Keras",
+            f"the file must lose at most {report.max_drop:g} against Keras",
             received=received,
             mend=mend,
         )

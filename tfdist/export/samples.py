@@ -100,7 +100,7 @@ def _choose(data: Any) -> tuple[Records, Records, str]:
 
 def _rows(records: Records, inputs: dict[str, tf.TensorSpec], wanted: int, seed: int) -> Rows:
     if records.num_records < 1:
-        raise DataError("data has at least one record", received="none")
+        raise DataError("data must have at least one record", received="none")
     taken = min(wanted, records.num_records)
     batches = records.batches(
         0, records.num_records, min(_BATCH_ROWS, taken), shuffle=True, seed=seed, epoch=0
@@ -130,15 +130,15 @@ def fitted(x: Any, inputs: dict[str, tf.TensorSpec]) -> dict[str, np.ndarray]:
         x = dict(zip(inputs, x.values(), strict=True))
     if set(x) != set(inputs):
         raise DataError(
-            f"records have the inputs of the model: {', '.join(inputs)}",
+            f"records must have the inputs {', '.join(inputs)} of the model",
             received=", ".join(x) or "another number of inputs",
         )
     for name, spec in inputs.items():
         array = x[name]
         if not spec.shape[1:].is_compatible_with(array.shape[1:]):
             raise DataError(
-                f"records fit the model's input '{name}', shape {list(spec.shape[1:])}",
-                received=f"records of shape {list(array.shape[1:])}",
+                f"records for input '{name}' of the model must have shape {list(spec.shape[1:])}",
+                received=f"shape {list(array.shape[1:])}",
                 mend="Give the data that the model was trained on",
             )
     return {name: x[name] for name in inputs}

@@ -25,16 +25,18 @@ def check(script: str) -> None:
     path = Path(script)
     mend = "Give an executable file that prints one host:slots on each line, such as localhost:2"
     if not path.is_file():
-        raise OptionError("--host-discovery names a file", received=repr(script), mend=mend)
+        raise OptionError(
+            "--host-discovery must name a file", received=f"no file {script}", mend=mend
+        )
     if not os.access(path, os.X_OK):
         raise OptionError(
-            "--host-discovery names an executable file",
+            "--host-discovery must name an executable file",
             received=f"{script}, which is not",
             mend=f"Run chmod +x {script}, and begin it with a line such as #!/bin/sh",
         )
     if not run(script):
         raise OptionError(
-            "a discovery script prints the hosts that there are",
+            "a discovery script must print the hosts that there are",
             received=f"nothing from {script}",
             mend=mend,
         )
@@ -65,7 +67,8 @@ def run(script: str) -> list[Host]:
         words = (done.stderr or done.stdout).strip().splitlines()
         raise LaunchError(
             "a discovery script must end with exit code 0",
-            received=f"{done.returncode} from {script}" + (f": {words[-1]}" if words else ""),
+            received=f"exit code {done.returncode} of {script}"
+            + (f": {words[-1]}" if words else ""),
         )
     return read(done.stdout)
 
@@ -82,16 +85,17 @@ def read(text: str) -> list[Host]:
             (host,) = hosts.parse(line)
         except (OptionError, ValueError):
             raise OptionError(
-                "a discovery script prints one host or host:slots on each line",
+                "a discovery script must print one host or host:slots on each line",
                 received=repr(line),
                 mend="Print lines such as localhost:2",
             ) from None
         if not host.is_local:
             # Horovod's rendezvous unpickles what it is sent: here it listens on loopback alone.
             raise OptionError(
-                "the workers of an elastic job run on this machine",
+                "the workers of an elastic job must run on this machine",
                 received=f"host {host.name}",
-                mend="Print localhost:SLOTS; on several machines use --hosts with --max-restarts",
+                mend="Print localhost:SLOTS, or use --hosts with --max-restarts on several "
+                "machines",
             )
         found.append(host)
     return found

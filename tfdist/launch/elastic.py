@@ -92,7 +92,7 @@ def _check_numbers(workers: int, least: int, most: int, host_discovery: str | No
         raise OptionError("--max-workers must be at least --workers", received=received)
     if most > workers and host_discovery is None:
         raise OptionError(
-            "more workers than --workers come from a discovery script",
+            "more workers than --workers must come from a discovery script",
             received=received,
             mend="Give --host-discovery SCRIPT, or leave --max-workers out",
         )
@@ -103,7 +103,7 @@ def _check_horovod() -> None:
 
     if importlib.util.find_spec("horovod") is None:
         raise EngineMissingError(
-            "an elastic job needs the package horovod, built with Gloo",
+            "an elastic job must have the package horovod, built with Gloo",
             received="no horovod",
             mend="Run make setup, or pip install tfdist[horovod]",
         )

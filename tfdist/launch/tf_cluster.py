@@ -69,7 +69,7 @@ def task_beside_servers(command: list[str], place: Topology, ps: int) -> list[st
     workers = place.world_size - 1 - ps
     if workers < 1 or not place.addresses:
         raise LaunchError(
-            "a chief, each worker and each parameter server are a rank with an address",
+            "a chief, each worker and each parameter server must be a rank with an address",
             received=f"{place.world_size} ranks, told by {place.launcher}, for --ps {ps}",
             mend=f"Start at least {2 + ps} tasks with srun, or give --workers to have them started",
         )
@@ -92,7 +92,7 @@ def _addresses(count: int, places: list[hosts.Host]) -> list[str]:
     names = [place.name for place in places for _ in range(place.slots)][:count]
     if _LOOPBACK & set(names):
         raise OptionError(
-            "the hosts of a cluster have names by which they reach each other",
+            "the hosts of a cluster must have names by which they reach each other",
             received=", ".join(sorted(_LOOPBACK & set(names))),
             mend=f"Name this machine as the others know it, such as {socket.gethostname()}",
         )

@@ -132,7 +132,9 @@ def _from_launcher(
         launcher=launcher,
     )
     if place.rank >= place.world_size:
-        raise OptionError(f"{rank} is less than {size}", received=f"{place.rank}, {environ[size]}")
+        raise OptionError(
+            f"{rank} must be less than {size}", received=f"{place.rank} of {environ[size]}"
+        )
     return place
 
 
@@ -187,7 +189,8 @@ def _from_tf_config(text: str) -> Topology:
         rank = tasks.index((role, cluster[role][index]))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise OptionError(
-            "TF_CONFIG holds a cluster of chief, worker and ps tasks, and the place of this one",
+            "TF_CONFIG must hold a cluster of chief, worker and ps tasks, and the place of this "
+            "one",
             received=text[:200],
             mend='Write {"cluster": {"worker": ["host:port", ...]}, '
             '"task": {"type": "worker", "index": 0}}, or let tfdist launch write it',

@@ -35,13 +35,13 @@ def task(environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
     """
     name, hosts, current = _described(environ)
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) and h for h in hosts):
-        raise wrong(f"{name} lists the names of the hosts", environ, name)
+        raise wrong(f"{name} must list the names of the hosts", environ, name)
     hosts = sorted(hosts)
     if current is None and len(hosts) == 1:
         current = hosts[0]
     if current not in hosts:
         own = _CURRENT if name == _HOSTS else name
-        raise wrong(f"{own} names one of the hosts {', '.join(hosts)}", environ, own)
+        raise wrong(f"{own} must name one of the hosts {', '.join(hosts)}", environ, own)
     listed = tuple(f"{host}:{FIRST + rank}" for rank, host in enumerate(hosts))
     return hosts.index(current), listed
 
@@ -52,5 +52,5 @@ def _described(environ: Mapping[str, str]) -> tuple[str, object, object]:
         return _HOSTS, parsed_json(environ, _HOSTS), environ.get(_CURRENT)
     config = parsed_json(environ, RESOURCE_CONFIG)
     if not isinstance(config, dict):
-        raise wrong(f"{RESOURCE_CONFIG} is a JSON object", environ, RESOURCE_CONFIG)
+        raise wrong(f"{RESOURCE_CONFIG} must be a JSON object", environ, RESOURCE_CONFIG)
     return RESOURCE_CONFIG, config.get("hosts"), config.get("current_host")

@@ -30,9 +30,9 @@ def place(environ: Mapping[str, str]) -> dict[str, Any]:
     """
     if not environ.get(_WORKERS):
         raise OptionError(
-            "an elastic job is started by tfdist, which keeps its batches the same",
+            "an elastic job must be started by tfdist, which keeps its batches the same",
             received=f"{MARKS[0]} without {_WORKERS}",
-            mend="Write tfdist launch --workers 2 --min-workers 1 -- python script.py",
+            mend="Start it with tfdist launch --workers 2 --min-workers 1 -- python script.py",
         )
     workers = whole(environ, _WORKERS, at_least=1)
     found = {

@@ -59,7 +59,7 @@ def task(environ: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
     size = whole(environ, _first(environ, _SIZE), at_least=1)
     rank = whole(environ, "SLURM_PROCID")
     if rank >= size:
-        raise wrong(f"SLURM_PROCID is less than {size}, the tasks", environ, "SLURM_PROCID")
+        raise wrong(f"SLURM_PROCID must be less than {size}, the tasks", environ, "SLURM_PROCID")
     hosts = _hosts_of_ranks(environ, size)
     _check_own_place(environ, hosts, rank)
     if environ.get(_PORTS):
@@ -140,7 +140,7 @@ def _hosts_of_ranks(environ: Mapping[str, str], size: int) -> list[str]:
         nodes = expand_hosts(environ.get(nodes_name, ""))
     except ValueError as error:
         raise wrong(
-            f"{nodes_name} lists hosts as node[01-03,07],other", environ, nodes_name
+            f"{nodes_name} must list hosts as node[01-03,07],other", environ, nodes_name
         ) from error
     if len(nodes) == 1:
         return nodes * size
@@ -149,11 +149,11 @@ def _hosts_of_ranks(environ: Mapping[str, str], size: int) -> list[str]:
         counts = expand_counts(environ.get(counts_name, ""))
     except ValueError as error:
         raise wrong(
-            f"{counts_name} lists the tasks of each node as 2(x3),1", environ, counts_name
+            f"{counts_name} must list the tasks of each node as 2(x3),1", environ, counts_name
         ) from error
     if len(counts) != len(nodes) or sum(counts) != size:
         raise wrong(
-            f"{counts_name} tells the tasks of {len(nodes)} nodes, {size} in all",
+            f"{counts_name} must tell the tasks of {len(nodes)} nodes, {size} in all",
             environ,
             counts_name,
             mend="Start the tasks with one srun, without the parts of a heterogeneous job",
@@ -169,7 +169,7 @@ def _dealt(environ: Mapping[str, str], nodes: list[str], counts: list[int]) -> I
         blocks[how] = whole(environ, "SLURM_DIST_PLANESIZE", at_least=1)
     if how not in blocks:
         raise wrong(
-            f"{_DISTRIBUTION} is block, cyclic or plane",
+            f"{_DISTRIBUTION} must be block, cyclic or plane",
             environ,
             _DISTRIBUTION,
             mend="Start the tasks with srun --distribution=block",
@@ -189,7 +189,7 @@ def _check_own_place(environ: Mapping[str, str], hosts: list[str], rank: int) ->
     local = hosts[:rank].count(hosts[rank])
     if whole(environ, "SLURM_LOCALID") != local:
         raise wrong(
-            f"rank {rank} is number {local} on {hosts[rank]}, by the nodes of this step and "
+            f"rank {rank} must be number {local} on {hosts[rank]}, by the nodes of this step and "
             f"{_DISTRIBUTION}={environ.get(_DISTRIBUTION, 'block')}",
             environ,
             "SLURM_LOCALID",
@@ -201,11 +201,11 @@ def _with_reserved_ports(environ: Mapping[str, str], hosts: list[str]) -> tuple[
     try:
         ports = [int(port) for port in _expand_ranges(environ[_PORTS].strip())]
     except ValueError as error:
-        raise wrong(f"{_PORTS} lists ports as 12000-12003", environ, _PORTS) from error
+        raise wrong(f"{_PORTS} must list ports as 12000-12003", environ, _PORTS) from error
     most = max(hosts.count(host) for host in set(hosts))
     if len(ports) < most:
         raise wrong(
-            f"{_PORTS} holds a port for each task of a node, {most}",
+            f"{_PORTS} must hold a port for each task of a node, {most}",
             environ,
             _PORTS,
             mend=f"Start the tasks with srun --resv-ports={most}",

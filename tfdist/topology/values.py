@@ -20,7 +20,7 @@ def whole(environ: Mapping[str, str], name: str, *, at_least: int = 0) -> int:
     text = environ.get(name, "").strip()
     if text.isascii() and text.isdigit() and int(text) >= at_least:
         return int(text)
-    raise wrong(f"{name} is a whole number of at least {at_least}", environ, name)
+    raise wrong(f"{name} must be a whole number of at least {at_least}", environ, name)
 
 
 def parsed_json(environ: Mapping[str, str], name: str) -> Any:
@@ -32,7 +32,7 @@ def parsed_json(environ: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(environ[name])
     except ValueError as error:
-        raise wrong(f"{name} holds JSON", environ, name) from error
+        raise wrong(f"{name} must hold JSON", environ, name) from error
 
 
 def wrong(rule: str, environ: Mapping[str, str], name: str, mend: str | None = None) -> OptionError:

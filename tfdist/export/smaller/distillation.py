@@ -55,16 +55,16 @@ def distill(
             temperature or share that cannot be.
     """
     if not isinstance(temperature, (int, float)) or not temperature > 0:
-        raise OptionError("temperature is a number above 0", received=temperature)
+        raise OptionError("temperature must be a number above 0", received=temperature)
     if not isinstance(teacher_share, (int, float)) or not 0 <= teacher_share <= 1:
-        raise OptionError("teacher_share is a share, 0 to 1", received=teacher_share)
+        raise OptionError("teacher_share must be a share, 0 to 1", received=teacher_share)
     tuning.check_epochs(epochs)
     whole = open_model(teacher).keras
     student = called(student_fn)
     shapes = [tuple(model.output_shape) for model in (whole, student)]
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
         raise ModelError(
-            "teacher and student have one output of the same shape, [records, values]",
+            "teacher and student must have one output of the same shape, [records, values]",
             received=f"{shapes[0]} and {shapes[1]}",
             mend="Give the student's last layer as many units",
         )

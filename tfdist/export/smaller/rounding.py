@@ -51,8 +51,8 @@ def quantize_aware(
             rounded = keras.quantize_apply(annotated)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
-            "quantization-aware training needs a flat Functional or Sequential model",
-            received=" ".join(str(error).split())[:200],
+            "quantization-aware training must have a flat Functional or Sequential model",
+            received=f"an error: {' '.join(str(error).split())[:200]}",
             mend="Write nested models as layers of one",
         ) from error
     tuning.fit(rounded, model, feed, epochs)

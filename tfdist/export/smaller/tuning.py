@@ -30,8 +30,8 @@ def import_tfmot() -> Any:
         import tensorflow_model_optimization
     except ImportError as error:
         raise EngineMissingError(
-            "making a model smaller needs tensorflow-model-optimization",
-            received=str(error),
+            "tensorflow-model-optimization must be installed to make a model smaller",
+            received=f"an error: {error}",
             mend="Run `make setup` or `pip install tfdist[export]`",
         ) from error
     return tensorflow_model_optimization
@@ -49,20 +49,21 @@ def plain_copy(model: tf.keras.Model) -> tf.keras.Model:
     """
     if not isinstance(model, tf.keras.Model) or getattr(model, "optimizer", None) is None:
         raise ModelError(
-            "a model is compiled before it is made smaller: it is trained some more",
-            received=getattr(model, "name", type(model).__name__),
+            "a model must be compiled before it is made smaller, since it is trained some more",
+            received=f"'{getattr(model, 'name', type(model).__name__)}', not compiled",
             mend="Call model.compile(optimizer, loss, metrics=...)",
         )
     copy = whole_copy(model)
     if copy is model:
         raise ModelError(
-            "only a Functional or Sequential model can be made smaller",
-            received=f"a {type(model).__name__}",
+            "a model to make smaller must be a Functional or Sequential one",
+            received=f"model '{model.name}' of class {type(model).__name__}",
             mend="Write it with keras.Model(inputs, outputs)",
         )
     if not any(is_heavy(layer) for layer in copy.submodules):
         raise ModelError(
-            "a model to make smaller has a Dense or a convolution", received=f"model '{copy.name}'"
+            "a model to make smaller must have a Dense or a convolution",
+            received=f"model '{copy.name}'",
         )
     return copy
 
@@ -84,9 +85,9 @@ def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
         splits = load_manifest(data).splits
         if "train" not in splits:
             raise DataError(
-                "data to train on has a split called train",
+                "data to train on must have a split called train",
                 received=f"{data} with {', '.join(splits)}",
-                mend=f"Name the split: {Path(data) / next(iter(splits))}",
+                mend=f"Name the split, such as {Path(data) / next(iter(splits))}",
             )
         data = Path(data) / "train"
     return make_feed(
@@ -111,7 +112,7 @@ def fit(
 
 def check_epochs(epochs: int) -> None:
     if type(epochs) is not int or epochs < 1:
-        raise OptionError("epochs is a whole number of at least 1", received=epochs)
+        raise OptionError("epochs must be a whole number of at least 1", received=epochs)
 
 
 def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:
@@ -119,7 +120,7 @@ def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:
         model.compile_from_config(like.get_compile_config())
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            "a model to make smaller is compiled with objects that Keras can copy",
-            received=str(error).splitlines()[0],
+            "a model to make smaller must be compiled with objects that Keras can copy",
+            received=f"an error: {str(error).splitlines()[0]}",
             mend="Register your loss with keras.saving.register_keras_serializable",
         ) from error
