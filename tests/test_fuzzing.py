@@ -1,0 +1,67 @@
+"""The fuzzer sees every way in which a reader can end, and damages alike for the same seed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import fuzzing
+
+READERS = """
+import os, signal, time
+from fuzzing import Target, Wrong, cli
+from mutations import flip_bits
+from tfdist.errors import DataError
+
+def targets(folder):
+    file = folder / "file"
+    file.write_bytes(bytes(100))
+
+    def reads():
+        assert file.read_bytes() != bytes(100)
+
+    def refuses():
+        raise DataError("a file must be whole", received="a bit")
+
+    def complains_twice():
+        raise DataError("a file must be whole", received="two\\nlines")
+
+    def is_wrong():
+        raise Wrong("other bytes")
+
+    uses = {
+        "reads": reads, "refuses": refuses, "complains": complains_twice, "wrong": is_wrong,
+        "fails": lambda: 1 / 0, "dies": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        "waits": lambda: time.sleep(600), "command": lambda: cli("inspect", file),
+        "bad command": lambda: cli("shard"),
+    }
+    return [
+        Target(kind=kind, file=file, mutations=[flip_bits], use=use, limit_s=3)
+        for kind, use in uses.items()
+    ]
+"""
+
+
+@pytest.mark.timeout(120)
+def test_every_outcome_is_told(tmp_path):
+    (tmp_path / "readers.py").write_text(READERS)
+    report = fuzzing.fuzz(tmp_path / "readers.py", 2)
+    found = {kind: dict(counts) for kind, counts in report.counts.items()}
+    assert found == {
+        "reads": {"read": 2},
+        "refuses": {"refused in one line": 2},
+        "complains": {"traceback": 2},
+        "wrong": {"silently wrong": 2},
+        "fails": {"traceback": 2},
+        "dies": {"crash": 2},
+        "waits": {"hang": 2},
+        "command": {"refused in one line": 2},
+        "bad command": {"refused in one line": 2},
+    }
+    assert len(report.bad) == 10
+    assert "reads" in str(report)
+    assert all(outcome in str(report) for outcome in fuzzing.OUTCOMES)
