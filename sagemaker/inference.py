@@ -37,8 +37,8 @@ def input_handler(data, context):
         examples = [{"b64": base64.b64encode(record).decode()} for record in _records(body)]
         return json.dumps({"signature_name": RECORDS_SIGNATURE, "inputs": {"examples": examples}})
     raise ValueError(
-        "the content type is application/json, application/jsonlines or application/x-tfrecord. "
-        f"Received: {kind or 'none'}."
+        "the content type must be application/json, application/jsonlines or "
+        f"application/x-tfrecord, but found {kind or 'none'}."
     )
 
 
@@ -71,16 +71,24 @@ def _records(body):
     while offset < len(body):
         header = body[offset : offset + 12]
         if len(header) < 12:
-            raise ValueError(f"the records end in the middle of one, at byte {offset}")
+            raise ValueError(
+                f"records must be whole, but found an end in the middle of one, at byte {offset}"
+            )
         length, length_sum = struct.unpack("<QI", header)
         record = body[offset + 12 : offset + 12 + length]
         footer = body[offset + 12 + length : offset + 16 + length]
         if length_sum != _masked(header[:8]):
-            raise ValueError(f"the length at byte {offset} does not match its checksum")
+            raise ValueError(
+                f"the length at byte {offset} must match its checksum, but found another one"
+            )
         if len(footer) < 4:
-            raise ValueError(f"the records end in the middle of one, at byte {offset}")
+            raise ValueError(
+                f"records must be whole, but found an end in the middle of one, at byte {offset}"
+            )
         if struct.unpack("<I", footer)[0] != _masked(record):
-            raise ValueError(f"the record at byte {offset} does not match its checksum")
+            raise ValueError(
+                f"the record at byte {offset} must match its checksum, but found another one"
+            )
         yield record
         offset += 16 + length
 

@@ -40,20 +40,20 @@ def test_changes_replace_what_the_file_says():
     [
         ("training.epoch=3", r"key of 'training' must be a known one.*Did you mean 'epochs'"),
         ("nmae=x", r"key of a configuration must be a known one.*Did you mean 'name'"),
-        ("training.epochs=three", r"'training.epochs' is of type int"),
-        ("training.epochs=0", r"training.epochs is at least 1"),
-        ("training.spot=1", r"'training.spot' is of type bool"),
-        ("training.max_wait_s=60", "max_wait_s is at least"),
+        ("training.epochs=three", r"'training.epochs' must be of type int"),
+        ("training.epochs=0", r"training.epochs must be at least 1"),
+        ("training.spot=1", r"'training.spot' must be of type bool"),
+        ("training.max_wait_s=60", "max_wait_s must be at least"),
         ("training.distribution=horovod", "distribution must be a known one"),
         ("data.channels.train.mode=Fast", "Did you mean 'FastFile'"),
         (
             "data.channels.train.distribution=Sharded",
             "Choose one of FullyReplicated, ShardedByS3Key",
         ),
-        ("data.folder=data/digits", "data has a folder of shards, or a source"),
-        ("data=digits", "'data' is a mapping"),
+        ("data.folder=data/digits", "data must have a folder of shards, or a source"),
+        ("data=digits", "'data' must be a mapping"),
         ("epochs", "section.key=value"),
-        ("name.first=x", "names a section"),
+        ("name.first=x", "must name a section"),
     ],
 )
 def test_a_mistake_is_named(change, message):

@@ -64,10 +64,10 @@ entry.run(body, Path({str(folder)!r}))
 
 
 def test_the_reason_goes_to_stderr_and_into_the_failure_file(tmp_path):
-    done = run("raise DataError('data exists', received='none')", tmp_path)
+    done = run("raise DataError('data must exist', received='none')", tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "tfdist: Error: data exists. Received: none.\n"
-    assert (tmp_path / "failure").read_text() == "data exists. Received: none."
+    assert done.stderr == "tfdist: Error: data must exist, but found none.\n"
+    assert (tmp_path / "failure").read_text() == "data must exist, but found none."
 
 
 def test_the_first_rank_that_fails_tells_the_cause(tmp_path):
@@ -161,7 +161,7 @@ def test_a_missing_exporter_is_found_before_training(monkeypatch):
     for name, value in environ(train=("File", "FullyReplicated")).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "tfdist.export", None)
-    with pytest.raises(OptionError, match=r"tflite needs tfdist\.export"):
+    with pytest.raises(OptionError, match=r"tflite must have a tfdist with tfdist\.export"):
         job.train(["--model", "a.py:b", "--tflite", "int8"], SCRIPTS)
 
 
@@ -221,7 +221,7 @@ def test_the_folder_does_not_hide_the_sdk():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("model=nowhere.py:model_fn", "the file of a model exists"),
+        ("model=nowhere.py:model_fn", "the file of a model must exist"),
         ("training.entry_point=mine.py", "no .*mine.py"),
     ],
 )
@@ -234,5 +234,5 @@ def test_what_is_missing_is_named(tmp_path, change, message):
 def test_a_model_may_not_hide_a_script(tmp_path):
     (tmp_path / "train.py").touch()
     wanted = config.load(SCRIPTS / "config.yaml", (f"model={tmp_path / 'train.py'}:f",))
-    with pytest.raises(OptionError, match="not called as one of the scripts"):
+    with pytest.raises(OptionError, match="must not be called as one of the scripts"):
         bundle.collect(wanted, tmp_path / "code")

@@ -44,7 +44,7 @@ PARTS = {
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "mesh", "pipeline", "auto"])
 def test_strategies_of_one_process(strategy):
     assert distribution(strategy=strategy) is None
-    with pytest.raises(OptionError, match="works on one instance"):
+    with pytest.raises(OptionError, match="must run on one instance"):
         distribution(strategy=strategy, instance_count=2)
 
 
@@ -99,10 +99,10 @@ def test_model_parallel():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "needs the number of partitions"),
+        ({}, "must have a number of partitions"),
         ({"partitions": 3}, "8 by 3"),
-        ({"partitions": 0}, "partitions is a whole number"),
-        ({"partitions": 2, "microbatches": "4"}, "microbatches is a whole number"),
+        ({"partitions": 0}, "partitions must be a whole number"),
+        ({"partitions": 2, "microbatches": "4"}, "microbatches must be a whole number"),
         ({"partitions": 2, "pipeline": "1f1b"}, "Choose one of interleaved, simple"),
         ({"partitions": 2, "optimize": "cost"}, "Choose one of speed, memory"),
         ({"partitions": 2, "stages": 2}, "distribution option must be a known one"),

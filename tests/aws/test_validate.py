@@ -45,22 +45,22 @@ def test_a_good_request():
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["TrainingJobName"], "bad_name!", "Train.TrainingJobName: matches"),
+        (["TrainingJobName"], "bad_name!", "Train.TrainingJobName must match"),
         (["RoleArn"], "arn:nothing", "Train.RoleArn"),
-        (["ResourceConfig", "InstanceType"], "ml.c5.2xlrge", "is one of ml.c5.2xlarge"),
-        (["ResourceConfig", "InstanceCount"], "1", "is a whole number"),
-        (["ResourceConfig", "InstanceCount"], True, "is a whole number"),
-        (["ResourceConfig", "InstanceCount"], -1, "at least 0"),
-        (["ResourceConfig"], [], "is an object"),
-        (["AlgorithmSpecification", "TrainingInputMode"], "Files", "is one of Pipe, File"),
-        (["OutputDataConfig", "S3OutputPath"], "http://bucket", "matches"),
-        (["HyperParameters"], {"epochs": 1}, "is a text"),
+        (["ResourceConfig", "InstanceType"], "ml.c5.2xlrge", "must be one of ml.c5.2xlarge"),
+        (["ResourceConfig", "InstanceCount"], "1", "must be a whole number"),
+        (["ResourceConfig", "InstanceCount"], True, "must be a whole number"),
+        (["ResourceConfig", "InstanceCount"], -1, "must be at least 0, but found -1"),
+        (["ResourceConfig"], [], "must be an object"),
+        (["AlgorithmSpecification", "TrainingInputMode"], "Files", "must be one of Pipe, File"),
+        (["OutputDataConfig", "S3OutputPath"], "http://bucket", "must match"),
+        (["HyperParameters"], {"epochs": 1}, "must be a text"),
         (["HyperParameters"], {"x" * 300: "1"}, "at most 256"),
-        (["HyperParameters"], [], "is a map"),
-        (["EnableManagedSpotTraining"], "yes", "is true or false"),
-        (["Foo"], 1, "has only"),
+        (["HyperParameters"], [], "must be a map"),
+        (["EnableManagedSpotTraining"], "yes", "must be true or false"),
+        (["Foo"], 1, "must have only"),
         (["InputDataConfig"], [{}] * 21, "at most 20 items"),
-        (["InputDataConfig"], {}, "is a list"),
+        (["InputDataConfig"], {}, "must be a list"),
     ],
 )
 def test_what_aws_would_refuse(path, value, message):
@@ -69,7 +69,7 @@ def test_what_aws_would_refuse(path, value, message):
 
 
 def test_missing_members_are_named():
-    assert "Train: has RoleArn. Received: none." in problems(
+    assert "Train must have RoleArn, but found none." in problems(
         {key: value for key, value in REQUEST.items() if key != "RoleArn"}
     )
 

@@ -155,7 +155,7 @@ def test_a_rehearsal_starts_its_own_processes(run_cli, model_file, shards):
     where = ("--strategy", "multi_worker", "--kill", "rank=1,step=2")
     done = run_cli(*command, *where, env={**os.environ, **slurm(2)[1]})
     assert (done.returncode, done.stdout) == (2, "")
-    assert "a rehearsal starts its own processes" in done.stderr
+    assert "a rehearsal must be started once" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

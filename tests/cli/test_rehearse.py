@@ -35,7 +35,7 @@ def test_the_verdict_is_a_table(rehearse):
 def test_a_step_beyond_the_end_is_refused_before_anything_is_trained(rehearse):
     done = rehearse("--strategy", "single", "--kill", "rank=0,step=9")
     assert done.returncode == 2
-    assert "after one of the 8 steps of the training. Received: rank=0,step=9" in done.stderr
+    assert "after one of the 8 steps of the training, but found rank=0,step=9" in done.stderr
     assert "epoch 1/2" not in done.stdout
 
 
@@ -48,7 +48,7 @@ def test_what_never_repeats_its_weights_is_not_rehearsed(rehearse):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "a rehearsal needs a fault"),
+        ((), "a rehearsal must have a fault"),
         (
             ("--kill", "1,20"),
             "the part of --kill must be a known one, but found '1'. Choose one of rank, step",
@@ -58,7 +58,7 @@ def test_what_never_repeats_its_weights_is_not_rehearsed(rehearse):
         (("--kill", "rank=1,rank=1"), "--kill rank=1,step=20"),
         (("--stop", "rank=-1,step=3"), "--stop rank=1,step=20"),
         (("--stop", "rank=0,step=0"), "--stop rank=1,step=20"),
-        (("--kill", "rank=7,step=5"), "rank 0 of strategy 'single'. Received: rank=7"),
+        (("--kill", "rank=7,step=5"), "rank 0 of strategy 'single', but found rank=7"),
     ],
 )
 def test_faults_that_cannot_be_read(rehearse, options, message):

@@ -100,7 +100,7 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
         (("--strategy", "mirrored", "-o", "devices"), ["key=value"]),
         (("--strategy", "mirrored", "--workers", "2"), ["one process", "horovod"]),
         (("--strategy", "horovod", "--workers", "999"), ["999 workers", "slots"]),
-        (("--resume", "--overwrite"), ["exclude each other"]),
+        (("--resume", "--overwrite"), ["one of --resume and --overwrite must be left out"]),
         (("--epochs", "0"), ["0"]),
     ],
 )

@@ -34,7 +34,7 @@ def collect(config: Config, folder: Path) -> Path:
     for name in dict.fromkeys((*_SCRIPTS, *_LISTS, config.training.entry_point)):
         if not (scripts / name).is_file():
             raise OptionError(
-                "the scripts lie beside the configuration",
+                "the scripts must lie beside the configuration",
                 received=f"no {scripts / name}",
                 mend="Copy tfdist's folder sagemaker/, or give `scripts:` in the configuration",
             )
@@ -43,10 +43,10 @@ def collect(config: Config, folder: Path) -> Path:
     if place.endswith(".py"):
         model = Path(place)
         if not model.is_file():
-            raise OptionError("the file of a model exists", received=place)
+            raise OptionError("the file of a model must exist", received=f"no file {place}")
         if (folder / model.name).exists():
             raise OptionError(
-                "the file of a model is not called as one of the scripts",
+                "the file of a model must not be called as one of the scripts",
                 received=model.name,
                 mend="Rename it",
             )

@@ -81,12 +81,14 @@ def channels(
     unknown = set(wanted) - set(splits)
     if unknown:
         raise OptionError(
-            "channels are for splits of the data",
+            "channels must be for splits of the data",
             received=", ".join(sorted(unknown)),
             mend=f"Choose among {', '.join(splits)}",
         )
     if "train" not in splits:
-        raise DataError("data to train on has a split 'train'", received=", ".join(splits))
+        raise DataError(
+            "data to train on must have a split 'train'", received=f"only {', '.join(splits)}"
+        )
     found = [Channel(name=MANIFEST_CHANNEL, uri=f"{root}/{MANIFEST_CHANNEL}/")]
     for split in ("train", "validation"):
         if split in splits:
@@ -95,7 +97,7 @@ def channels(
             found.extend(_of_split(split, config, root, processes_per_host))
     if len(found) > MAX_CHANNELS:
         raise OptionError(
-            f"a job has at most {MAX_CHANNELS} channels, and Pipe needs one for each process",
+            f"a job must have at most {MAX_CHANNELS} channels, and Pipe needs one for each process",
             received=f"{len(found)} for {processes_per_host} processes a host",
             mend="Choose mode FastFile",
         )
@@ -125,7 +127,7 @@ def check_shards(split: str, shape: Shape, config: ChannelConfig, hosts: int) ->
     """
     if config.mode == "Pipe" and shape.compression != "none":
         raise DataError(
-            f"shards that come through pipes are not compressed (split '{split}')",
+            f"shards that come through pipes must not be compressed (split '{split}')",
             received=shape.compression,
             mend="Shard with --compression none, or choose mode File or FastFile",
         )
@@ -134,7 +136,7 @@ def check_shards(split: str, shape: Shape, config: ChannelConfig, hosts: int) ->
     if shape.num_shards % hosts:
         above = -(-shape.num_shards // hosts) * hosts
         raise DataError(
-            f"the shards of split '{split}' divide by the {hosts} hosts that share them",
+            f"the shards of split '{split}' must divide by the {hosts} hosts that share them",
             received=f"{shape.num_shards} shards",
             mend=f"Write them again with `tfdist shard --num-shards {above}`, or choose "
             "distribution FullyReplicated",
@@ -142,7 +144,7 @@ def check_shards(split: str, shape: Shape, config: ChannelConfig, hosts: int) ->
     worst = balance(shape, hosts)
     if worst is not None and max(worst.records, worst.bytes) > MAX_IMBALANCE:
         raise DataError(
-            f"a host gets at most {MAX_IMBALANCE:g} times an equal share of split '{split}'",
+            f"a host must get at most {MAX_IMBALANCE:g} times an equal share of split '{split}'",
             received=f"{worst.records:.2f} times in records, {worst.bytes:.2f} in bytes",
             mend="Write shards of equal size with `tfdist shard`, or choose distribution "
             "FullyReplicated",

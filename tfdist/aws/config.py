@@ -27,7 +27,7 @@ def _among(what: str, value: str, known: tuple[str, ...]) -> None:
 
 def _at_least(what: str, value: float | None, least: float) -> None:
     if value is not None and value < least:
-        raise OptionError(f"{what} is at least {least:g}", received=value)
+        raise OptionError(f"{what} must be at least {least:g}", received=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if (self.folder is None) == (self.source is None):
             raise OptionError(
-                "data has a folder of shards, or a source to shard",
+                "data must have a folder of shards, or a source to shard",
                 received="both" if self.folder else "neither",
                 mend="Give data.folder (made by `tfdist shard`) or data.source",
             )
@@ -121,7 +121,7 @@ class TrainingConfig:
         _at_least("training.processes_per_host", self.processes_per_host, 1)
         if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
             raise OptionError(
-                "training.max_wait_s is at least training.max_run_s",
+                "training.max_wait_s must be at least training.max_run_s",
                 received=f"{self.max_wait_s} for {self.max_run_s}",
             )
 
@@ -200,9 +200,9 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
         for change in changes:
             _change(value, change)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError("--config is a YAML file", received=error) from None
+        raise OptionError("--config must be a YAML file", received=f"an error: {error}") from None
     except yaml.YAMLError as error:
-        raise OptionError(f"{path} is YAML", received=error) from None
+        raise OptionError(f"{path} must be YAML", received=f"an error: {error}") from None
     if isinstance(value, dict):
         value.setdefault("scripts", str(path.parent))
     try:
@@ -219,11 +219,13 @@ def _change(value: Any, change: str) -> None:
     place, equals, text = change.partition("=")
     *sections, key = place.split(".")
     if not equals or not key:
-        raise OptionError("a change is written section.key=value", received=repr(change))
+        raise OptionError("a change must be written as section.key=value", received=repr(change))
     for section in sections:
         value = value.setdefault(section, {}) if isinstance(value, dict) else None
     if not isinstance(value, dict):
-        raise OptionError("a change names a section of the configuration", received=repr(change))
+        raise OptionError(
+            "a change must name a section of the configuration", received=repr(change)
+        )
     value[key] = yaml.safe_load(text)
 
 
@@ -231,7 +233,9 @@ def _read(cls: type, value: Any, where: str) -> Any:
     """Returns the dataclass ``cls`` made of a mapping, its values checked against its types."""
     named = f"'{where}'" if where else "a configuration"
     if not isinstance(value, Mapping):
-        raise OptionError(f"{named} is a mapping", received=type(value).__name__)
+        raise OptionError(
+            f"{named} must be a mapping", received=f"a value of type {type(value).__name__}"
+        )
     hints = typing.get_type_hints(cls)
     known = {item.name: item for item in dataclasses.fields(cls)}
     for key in value:
@@ -245,7 +249,9 @@ def _read(cls: type, value: Any, where: str) -> Any:
         and item.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise OptionError(f"{named} has {', '.join(known)}", received=f"no {', '.join(missing)}")
+        raise OptionError(
+            f"{named} must have {', '.join(missing)}", received=f"no {', '.join(missing)}"
+        )
     prefix = f"{where}." if where else ""
     return cls(**{key: _value(hints[key], item, prefix + key) for key, item in value.items()})
 
@@ -265,6 +271,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is not kind:
         raise OptionError(
-            f"'{where}' is of type {kind.__name__}", received=f"{value!r} ({type(value).__name__})"
+            f"'{where}' must be of type {kind.__name__}",
+            received=f"{value!r} ({type(value).__name__})",
         )
     return value

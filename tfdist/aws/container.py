@@ -69,7 +69,7 @@ class Container:
         def get(name: str) -> str:
             if name not in environ:
                 raise OptionError(
-                    "a training container is described by SM_* variables",
+                    "a training container must be described by SM_* variables",
                     received=f"no {name}",
                     mend="Start the script with SageMaker's toolkit (`train`), or rehearse it with "
                     "`tfdist aws rehearse`",
@@ -103,8 +103,10 @@ class Container:
         """
         if MANIFEST_CHANNEL not in self.channels:
             raise OptionError(
-                f"a job has the channel '{MANIFEST_CHANNEL}' with manifest.json",
-                received=f"the channels {', '.join(self.channels) or 'none'}",
+                f"a job must have the channel '{MANIFEST_CHANNEL}' with manifest.json",
+                received=f"only the channels {', '.join(self.channels)}"
+                if self.channels
+                else "no channels",
                 mend="Send the data with `tfdist aws upload`, and make the channels with tfdist",
             )
         return self.channels[MANIFEST_CHANNEL].folder

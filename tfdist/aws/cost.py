@@ -36,12 +36,13 @@ class Speed:
     def __post_init__(self) -> None:
         if not self.measured or min(self.measured) < 1 or min(self.measured.values()) <= 0:
             raise OptionError(
-                "a measured speed is samples a second on 1 or more instances",
+                "a measured speed must be samples a second on 1 or more instances",
                 received=dict(self.measured),
             )
         if not 0.5 < self.efficiency <= 1:
             raise OptionError(
-                "the efficiency of a doubling is above 0.5 and at most 1", received=self.efficiency
+                "the efficiency of a doubling must be above 0.5 and at most 1",
+                received=self.efficiency,
             )
 
     def samples_per_s(self, instances: int) -> float:
@@ -140,6 +141,7 @@ def read_measurement(path: Path) -> float:
         return float(speeds[len(speeds) // 2])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(
-            "a measurement is metrics.json of `tfdist train`, or history.json of a training job",
-            received=f"{path}: {error!r}",
+            "a measurement must be metrics.json of `tfdist train`, or history.json of a training "
+            "job",
+            received=f"an error in {path}: {error!r}",
         ) from None

@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError("hyperparameters are those that the script knows", received=message)
+        raise OptionError(
+            "hyperparameters must be those that the script knows", received=f"an error: {message}"
+        )
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:
         """Returns the values of all arguments.

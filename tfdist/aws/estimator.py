@@ -38,7 +38,7 @@ def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
     wanted = training.processes_per_host or instance.default_processes
     if instance.gpus and wanted > instance.gpus:
         raise OptionError(
-            "each process of a host needs a GPU of its own",
+            "each process of a host must have a GPU of its own",
             received=f"{wanted} processes on {instance.name} with {instance.gpus} GPUs",
             mend=f"Choose processes_per_host={instance.gpus} or fewer",
         )
@@ -61,8 +61,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
     if kind is None:
         if training.instance_count > 1:
             raise OptionError(
-                f"strategy '{training.strategy}' works on one instance",
-                received=f"instance_count: {training.instance_count}",
+                f"strategy '{training.strategy}' must run on one instance",
+                received=f"instance_count {training.instance_count}",
                 mend=f"Choose one of {', '.join(_DISTRIBUTIONS)}",
             )
         return None
@@ -70,8 +70,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
         return {kind: {"enabled": True}}
     if training.image_uri is None:
         raise OptionError(
-            "strategy 'horovod' needs an image with Horovod: AWS's TensorFlow "
-            f"{training.framework_version} image has none",
+            "strategy 'horovod' must have an image with Horovod, since AWS's image of TensorFlow "
+            f"{training.framework_version} has none",
             received="no training.image_uri",
             mend="Build sagemaker/Dockerfile and give its image_uri",
         )
@@ -86,15 +86,15 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
 def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, Any]:
     if training.entry_point == "train.py":
         raise OptionError(
-            f"{training.distribution} needs a script that is written for it",
-            received="entry_point: train.py",
+            f"{training.distribution} must have a script that is written for it",
+            received="entry_point train.py",
             mend="Give your own script as training.entry_point, or choose a strategy of tfdist",
         )
     if training.distribution == "smdistributed_data_parallel":
         _refuse_later(training, _LAST_DATA_PARALLEL)
         if training.distribution_options:
             raise OptionError(
-                "smdistributed_data_parallel has no options",
+                "smdistributed_data_parallel must have no options",
                 received=", ".join(training.distribution_options),
             )
         if instance.name not in _DATA_PARALLEL_INSTANCES:
@@ -118,12 +118,12 @@ def _refuse_later(training: TrainingConfig, last: tuple[int, int]) -> None:
         version = tuple(int(part) for part in training.framework_version.split(".")[:2])
     except ValueError:
         raise OptionError(
-            "framework_version is a version of TensorFlow", received=training.framework_version
+            "framework_version must be a version of TensorFlow", received=training.framework_version
         ) from None
     if version > last:
         raise OptionError(
-            f"{training.distribution} exists for TensorFlow up to {last[0]}.{last[1]}",
-            received=f"framework_version: {training.framework_version}",
+            f"{training.distribution} must have TensorFlow {last[0]}.{last[1]} or earlier",
+            received=f"framework_version {training.framework_version}",
             mend="Choose an earlier framework_version with its py_version, or strategy: horovod",
         )
 
@@ -135,15 +135,15 @@ def _model_parallel_options(options: dict[str, Any], processes: int) -> dict[str
     for key in ("partitions", "microbatches"):
         value = options.get(key, 1)
         if type(value) is not int or value < 1:
-            raise OptionError(f"{key} is a whole number of at least 1", received=repr(value))
+            raise OptionError(f"{key} must be a whole number of at least 1", received=repr(value))
     if "partitions" not in options:
         raise OptionError(
-            "smdistributed_model_parallel needs the number of partitions",
+            "smdistributed_model_parallel must have a number of partitions",
             received="no distribution_options.partitions",
         )
     if processes % options["partitions"]:
         raise OptionError(
-            "processes_per_host divide by the partitions",
+            "processes_per_host must divide by the partitions",
             received=f"{processes} by {options['partitions']}",
         )
     for key, known in (("pipeline", ("interleaved", "simple")), ("optimize", ("speed", "memory"))):
@@ -174,7 +174,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         return dict(training.hyperparameters)
     if training.hyperparameters:
         raise OptionError(
-            "train.py has its hyperparameters from the configuration's own keys",
+            "train.py must have its hyperparameters from the configuration's own keys",
             received=f"training.hyperparameters with {', '.join(training.hyperparameters)}",
             mend="Give them as training.epochs and so on, or a script of your own as entry_point",
         )

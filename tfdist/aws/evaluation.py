@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> None:
     options = parser().parse(arguments)
     archive = options.model / ARCHIVE
     if not archive.is_file():
-        raise DataError(f"--model is a folder with {ARCHIVE}", received=f"none in {options.model}")
+        raise DataError(
+            f"--model must be a folder with {ARCHIVE}", received=f"none in {options.model}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
@@ -75,7 +77,7 @@ def evaluate(model_folder: Path, stored: Stored) -> dict[str, Any]:
     about = json.loads((model_folder / "tfdist" / "model.json").read_text())
     if about["problem"] is None:
         raise ModelError(
-            "evaluation knows models that give one class or one number a record",
+            "a model to evaluate must give one class or one number a record",
             received="another one",
             mend="Evaluate it with a script of your own",
         )
@@ -102,7 +104,7 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     records = open_records(stored)
     (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))
     if len(records.element_spec) < 2:
-        raise DataError("evaluation needs labels", received="records without any")
+        raise DataError("data to evaluate on must have labels", received="records without any")
     loaded = tf.saved_model.load(str(model_folder))
     ask = loaded.signatures["serving_default"]
     rows = []
@@ -111,7 +113,7 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
         for x, y, *weight in batches:
             answers = ask(**(x if more else {name: x}))
             if len(answers) != 1:
-                raise ModelError("evaluation knows models with one output", received=len(answers))
+                raise ModelError("a model to evaluate must have one output", received=len(answers))
             (outputs,) = answers.values()
             rows.append((y.numpy().reshape(-1), outputs.numpy(), *(w.numpy() for w in weight)))
     except tf.errors.OpError as error:

@@ -65,9 +65,9 @@ class PriceTable:
             return cls(str(value["date"]), str(value["region"]), instances)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                "a price table has date, region, and instances with vcpus, gpus, usd_per_hour, "
-                "watts",
-                received=f"{path}: {error!r}",
+                "a price table must have date, region, and instances with vcpus, gpus, "
+                "usd_per_hour, watts",
+                received=f"an error in {path}: {error!r}",
                 mend="Copy tfdist/aws/tables/instances.yaml and change it",
             ) from None
 
@@ -75,7 +75,7 @@ class PriceTable:
         if name not in self.instances:
             known = unknown_choice("instance type", name, list(self.instances))
             raise OptionError(
-                "an instance type has a row in the price table",
+                "an instance type must have a row in the price table",
                 received=repr(name),
                 mend=f"{known.mend}. For another one copy tfdist/aws/tables/instances.yaml, add it "
                 "there, and give the file as `prices:`",
@@ -105,8 +105,8 @@ class CarbonTable:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                "a carbon table has date, source, power_usage_effectiveness and kg_per_kwh",
-                received=f"{path}: {error!r}",
+                "a carbon table must have date, source, power_usage_effectiveness and kg_per_kwh",
+                received=f"an error in {path}: {error!r}",
                 mend="Copy tfdist/aws/tables/carbon.yaml and change it",
             ) from None
 
@@ -123,6 +123,6 @@ def _read(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{path} can be read", received=error.strerror) from None
+        raise OptionError(f"{path} must be readable", received=error.strerror) from None
     except yaml.YAMLError as error:
-        raise DataError(f"{path} is YAML", received=error) from None
+        raise DataError(f"{path} must be YAML", received=f"an error: {error}") from None

@@ -70,7 +70,8 @@ def train(arguments: list[str], code_folder: Path) -> None:
     model_path.check(options.model)
     if container.source("train", place) is None:
         raise DataError(
-            "a job has a channel 'train'", received=f"channels {', '.join(container.channels)}"
+            "a job must have a channel 'train'",
+            received=f"only channels {', '.join(container.channels)}",
         )
     with strategy:
         _train(strategy, options, container, code_folder)
@@ -81,7 +82,7 @@ def _strategy(options: argparse.Namespace) -> Strategy:
 
     if not isinstance(options.strategy_options, dict):
         raise OptionError(
-            "strategy-options are a JSON object", received=repr(options.strategy_options)
+            "strategy-options must be a JSON object", received=repr(options.strategy_options)
         )
     chosen = dict(options.strategy_options)
     if options.lr_scaling != "none":
@@ -219,8 +220,8 @@ def _exporter() -> Callable[..., Any]:
         from tfdist.export import tflite
     except ImportError as error:
         raise OptionError(
-            "hyperparameter tflite needs tfdist.export",
-            received=str(error),
+            "hyperparameter tflite must have a tfdist with tfdist.export",
+            received=f"an error: {error}",
             mend="Leave it out, or send a tfdist that has it",
         ) from error
     return tflite

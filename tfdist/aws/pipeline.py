@@ -41,7 +41,7 @@ def training_channels(config: Config) -> list[Channel]:
     known = splits(config)
     if config.evaluation.split not in known:
         raise OptionError(
-            "evaluation.split is a split of the data",
+            "evaluation.split must be a split of the data",
             received=config.evaluation.split,
             mend=f"Choose one of {', '.join(known)}",
         )

@@ -37,13 +37,13 @@ def import_sdk() -> Any:
         import sagemaker
     except ImportError as error:
         raise EngineMissingError(
-            "pipelines are made by the SageMaker SDK",
-            received=str(error).splitlines()[0],
+            "the SageMaker SDK must be installed to make pipelines",
+            received=f"an error: {str(error).splitlines()[0]}",
             mend="Run `make setup`, or pip install tfdist[sagemaker]",
         ) from error
     if not hasattr(sagemaker, "Session"):
         raise EngineMissingError(
-            "the package sagemaker is the SageMaker SDK",
+            "the package sagemaker must be the SageMaker SDK",
             received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
             mend="Run `make setup`, or pip install tfdist[sagemaker]",
         )
@@ -58,7 +58,8 @@ def sdk_errors() -> Iterator[None]:
     except ValueError as error:
         text = " ".join(str(error).split())
         raise OptionError(
-            "the SageMaker SDK takes the configuration", received=text[:500]
+            "the SageMaker SDK must be able to take the configuration",
+            received=f"an error: {text[:500]}",
         ) from error
 
 
@@ -140,7 +141,7 @@ def pipeline_session(region: str, bucket: str, prefix: str) -> Any:
     session = boto3.Session(region_name=region)
     if session.get_credentials() is None:
         raise OptionError(
-            "AWS is reached with credentials",
+            "AWS must be reached with credentials",
             received="none",
             mend="Configure them with `aws configure`, or stay here with --dry-run or rehearse",
         )
@@ -157,8 +158,8 @@ def _import_moto() -> Any:
         import moto
     except ImportError as error:
         raise EngineMissingError(
-            "looking without AWS needs moto, its stand-in",
-            received=str(error).splitlines()[0],
+            "moto, the stand-in for AWS, must be installed",
+            received=f"an error: {str(error).splitlines()[0]}",
             mend="Run `make setup`, or pip install tfdist[sagemaker]",
         ) from error
     return moto

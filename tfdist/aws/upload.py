@@ -76,7 +76,9 @@ def upload(
         for key, file in keys.items():
             path = folder / file
             if not path.is_file():
-                raise CorruptShardError("every shard of the manifest exists", received=f"no {path}")
+                raise CorruptShardError(
+                    "every shard of the manifest must exist", received=f"no {path}"
+                )
             size = path.stat().st_size
             if _is_there(client, bucket, key, size, checksums[file]):
                 kept += 1
@@ -89,9 +91,9 @@ def upload(
                 progress(done, total)
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         raise UploadError(
-            f"s3://{bucket}/{prefix} can be written",
-            received=str(error),
-            mend="Mend that, and upload again: what has been sent is not sent again",
+            f"s3://{bucket}/{prefix} must be writable",
+            received=f"an error: {error}",
+            mend="Mend that, and upload again, where what has been sent is not sent again",
         ) from error
     return Uploaded(sent, kept, bytes_sent)
 
@@ -115,7 +117,7 @@ def _refuse_foreign(
             for item in page.get("Contents", []):
                 if item["Key"] not in keys:
                     raise DataError(
-                        "a channel's place in S3 holds the shards of this manifest alone",
+                        "a channel's place in S3 must hold the shards of this manifest alone",
                         received=f"s3://{bucket}/{item['Key']}",
                         mend="Remove it, or upload to another prefix",
                     )
@@ -137,7 +139,7 @@ def _send(client: Any, bucket: str, key: str, path: Path, checksum: str) -> None
     found = f"{_checksum(path):08x}"
     if found != checksum:
         raise CorruptShardError(
-            f"{path} has checksum {checksum}",
+            f"{path} must have checksum {checksum}",
             received=found,
             mend=f"See all faults with `tfdist inspect {path.parent} --check`",
         )

@@ -39,7 +39,7 @@ class Problem:
 
     Attributes:
         place: of the value, such as "Train.ResourceConfig.InstanceType".
-        rule: what must hold there.
+        rule: what must hold there, such as "must be true or false".
         received: what was found.
     """
 
@@ -48,7 +48,7 @@ class Problem:
     received: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.rule}. Received: {self.received}."
+        return f"{self.place} {self.rule}, but found {self.received}."
 
 
 @functools.cache
@@ -83,27 +83,27 @@ def _check(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     elif kind in ("integer", "long", "float", "double"):
         yield from _number(value, shape, place)
     elif kind == "boolean" and not isinstance(value, bool):
-        yield Problem(place, "is true or false", _shown(value))
+        yield Problem(place, "must be true or false", _shown(value))
 
 
 def _structure(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     if not isinstance(value, dict):
-        yield Problem(place, "is an object", _shown(value))
+        yield Problem(place, "must be an object", _shown(value))
         return
     for name in shape.required_members:
         if name not in value:
-            yield Problem(place, f"has {name}", "none")
+            yield Problem(place, f"must have {name}", "none")
     for name, item in value.items():
         if name in shape.members:
             yield from _check(item, shape.members[name], f"{place}.{name}")
         else:
             known = ", ".join(shape.members)
-            yield Problem(place, f"has only {known}", name)
+            yield Problem(place, f"must have only {known}", name)
 
 
 def _list(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     if not isinstance(value, list):
-        yield Problem(place, "is a list", _shown(value))
+        yield Problem(place, "must be a list", _shown(value))
         return
     yield from _within(len(value), shape, place, "items")
     for number, item in enumerate(value):
@@ -112,7 +112,7 @@ def _list(value: Any, shape: Any, place: str) -> Iterator[Problem]:
 
 def _map(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     if not isinstance(value, dict):
-        yield Problem(place, "is a map", _shown(value))
+        yield Problem(place, "must be a map", _shown(value))
         return
     yield from _within(len(value), shape, place, "entries")
     for key, item in value.items():
@@ -122,31 +122,33 @@ def _map(value: Any, shape: Any, place: str) -> Iterator[Problem]:
 
 def _string(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     if not isinstance(value, str):
-        yield Problem(place, "is a text", _shown(value))
+        yield Problem(place, "must be a text", _shown(value))
         return
     if shape.enum and value not in shape.enum:
-        yield Problem(place, f"is one of {_nearest(value, shape.enum)}", _shown(value))
+        yield Problem(place, f"must be one of {_nearest(value, shape.enum)}", _shown(value))
     yield from _within(len(value), shape, place, "characters")
     pattern = _compiled(shape.metadata.get("pattern"))
     if pattern is not None and not pattern.fullmatch(value):
-        yield Problem(place, f"matches {shape.metadata['pattern']}", _shown(value))
+        yield Problem(place, f"must match {shape.metadata['pattern']}", _shown(value))
 
 
 def _number(value: Any, shape: Any, place: str) -> Iterator[Problem]:
     whole = shape.type_name in ("integer", "long")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        yield Problem(place, "is a whole number" if whole else "is a number", _shown(value))
+        yield Problem(
+            place, "must be a whole number" if whole else "must be a number", _shown(value)
+        )
         return
     yield from _within(value, shape, place, "")
 
 
 def _within(size: float, shape: Any, place: str, unit: str) -> Iterator[Problem]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    received = f"{size:g} {unit}".strip()
+    received, must = f"{size:g} {unit}".strip(), "must have" if unit else "must be"
     if least is not None and size < float(least):
-        yield Problem(place, f"has at least {least} {unit}".strip(), received)
+        yield Problem(place, f"{must} at least {least} {unit}".strip(), received)
     if most is not None and size > float(most):
-        yield Problem(place, f"has at most {most} {unit}".strip(), received)
+        yield Problem(place, f"{must} at most {most} {unit}".strip(), received)
 
 
 @functools.cache

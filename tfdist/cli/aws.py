@@ -55,8 +55,8 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
     config = load_config(config_path, changes)
     if config.data.folder is None:
         raise OptionError(
-            "upload sends the shards of data.folder",
-            received=f"data.source: {config.data.source}, which the pipeline shards by itself",
+            "the configuration must have data.folder, whose shards upload sends",
+            received=f"data.source {config.data.source}, which the pipeline shards by itself",
             mend="Shard it here with `tfdist shard`, and give data.folder",
         )
     bucket, prefix = parse_uri(config.data_root)
@@ -105,13 +105,17 @@ def pipeline(
     from tfdist.errors import OptionError
 
     if dry_run and (upsert or start or wait):
-        raise OptionError("--dry-run excludes --upsert, --start and --wait", received="both")
+        raise OptionError(
+            "--dry-run must stand without --upsert, --start and --wait", received="both"
+        )
     if not (dry_run or upsert or start):
         raise OptionError(
-            "pipeline needs something to do", received="none of --dry-run, --upsert, --start"
+            "pipeline must have something to do", received="none of --dry-run, --upsert, --start"
         )
     if wait and not start:
-        raise OptionError("--wait waits for what --start started", received="no --start")
+        raise OptionError(
+            "--wait must go with --start, whose execution it waits for", received="no --start"
+        )
     config = load_config(config_path, changes)
     session = None if dry_run else _session(config)
     text, problems = checked_definition(config)
@@ -184,7 +188,9 @@ def _on_aws(
             click.echo(f"started {execution.arn}")
             return _follow(execution) if wait else 0
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise UploadError("AWS takes the pipeline", received=error) from error
+            raise UploadError(
+                "AWS must be able to take the pipeline", received=f"an error: {error}"
+            ) from error
 
 
 def _follow(execution: Any) -> int:

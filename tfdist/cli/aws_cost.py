@@ -49,7 +49,7 @@ def cost(
     speed = read_speed(speeds, measured, efficiency)
     if speed is None:
         raise OptionError(
-            "costs are computed from a measured speed",
+            "costs must be computed from a measured speed",
             received="none",
             mend="Give --samples-per-s, or --measured with metrics.json of `tfdist train`",
         )
@@ -96,7 +96,7 @@ def read_speed(
             found[int(count or 1)] = float(speed)
         except ValueError:
             raise OptionError(
-                "--samples-per-s is written SPEED or INSTANCES:SPEED", received=repr(text)
+                "--samples-per-s must be written as SPEED or INSTANCES:SPEED", received=repr(text)
             ) from None
     return Speed(found, efficiency or DEFAULT_EFFICIENCY) if found else None
 
@@ -107,8 +107,8 @@ def read_records(config: Config, records: int | None) -> int:
         return records
     if config.data.folder is None:
         raise OptionError(
-            "the number of records is known of shards that are here",
-            received=f"data.source: {config.data.source}",
+            "the number of records must be given for shards that are not here",
+            received=f"only data.source {config.data.source}",
             mend="Give --records",
         )
     from tfdist.records.manifest import load_manifest

@@ -57,7 +57,9 @@ def rehearse(
     config = load_config(config_path, changes)
     if output is not None and output.exists() and any(output.iterdir()):
         raise OptionError(
-            "--output is a new folder", received=f"{output}, which exists", mend="Choose another"
+            "--output must be a new folder",
+            received=f"{output}, which exists",
+            mend="Choose another",
         )
     with contextlib.ExitStack() as stack:
         if output is None:

@@ -161,7 +161,7 @@ def _parse_rescale(text: str) -> tuple[float, float]:
         scale, offset = (*(_number(part) for part in parts), 0.0)[:2]
     except (ValueError, ZeroDivisionError):
         raise OptionError(
-            "--rescale is SCALE or SCALE,OFFSET", received=text, mend="Write --rescale 1/255"
+            "--rescale must be SCALE or SCALE,OFFSET", received=text, mend="Write --rescale 1/255"
         ) from None
     return scale, offset
 

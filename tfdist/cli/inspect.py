@@ -128,7 +128,7 @@ def _plot(folder: Path, stores: dict[str, ShardStore], path: Path) -> None:
 
     if not stores:
         raise OptionError(
-            "--plot draws the clients of federated learning",
+            "data for --plot must be divided into clients of federated learning",
             received=f"{folder}, which has none",
             mend="Write them with `tfdist shard SOURCE OUT --clients N`",
         )

@@ -11,7 +11,7 @@ import sys
 import click
 
 from tfdist import __version__
-from tfdist.errors import TfdistError, cannot_write
+from tfdist.errors import TfdistError, cannot_write, unknown_choice
 
 EXIT_USER_ERROR = 2
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -49,7 +49,7 @@ class _LazyVerbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-") and args[0] not in _VERBS:
-            raise click.UsageError(f"unknown command '{args[0]}'. Known: {', '.join(_VERBS)}.")
+            raise unknown_choice("command", args[0], list(_VERBS))
         return super().resolve_command(ctx, args)
 
 

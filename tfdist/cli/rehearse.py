@@ -89,15 +89,15 @@ def command(
     model_path.check(model)
     if where.strategy != "auto" and strategy_class(where.strategy).is_asynchronous:
         raise OptionError(
-            "a rehearsal compares weights, and needs a strategy that repeats them",
+            "a rehearsal must have a strategy that repeats its weights, which it compares",
             received=f"--strategy {where.strategy}, which is asynchronous",
             mend="Choose another strategy",
         )
     if where.place is not None:
         raise OptionError(
-            "a rehearsal starts its own processes",
+            "a rehearsal must be started once, and starts its own processes",
             received=f"rank {where.place.rank} of {where.place.world_size}",
-            mend="Start it once, or give --workers",
+            mend="Start it without srun or mpirun, or give --workers",
         )
     faults = [
         *(_fault(text, "SIGKILL", "--kill") for text in kills),
@@ -152,7 +152,7 @@ def _fault(text: str, signal_name: str, option: str) -> dict[str, Any]:
     numbers = all(re.fullmatch(r"\d+", given.get(key, ""), re.ASCII) for key in _KEYS)
     if len(parts) != len(_KEYS) or not numbers or int(given["step"]) == 0:
         raise OptionError(
-            f"{option} names a rank, and a step counted from 1",
+            f"{option} must name a rank, and a step counted from 1",
             received=repr(text),
             mend=f"Write {option} rank=1,step=20",
         )
@@ -161,13 +161,16 @@ def _fault(text: str, signal_name: str, option: str) -> dict[str, Any]:
 
 def _check_ranks(faults: list[dict[str, Any]], where: Where) -> None:
     if not faults:
-        raise OptionError("a rehearsal needs a fault", mend="Give --kill rank=1,step=20")
+        raise OptionError(
+            "a rehearsal must have a fault", received="none", mend="Give --kill rank=1,step=20"
+        )
     num_ranks = where.job([]).world_size
     for fault in faults:
         if fault["rank"] >= num_ranks:
             ranks_known = "rank 0" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
             raise OptionError(
-                f"a fault strikes one of {ranks_known} of strategy '{where.strategy}'",
+                f"a fault must strike {'' if num_ranks == 1 else 'one of '}{ranks_known} of "
+                f"strategy '{where.strategy}'",
                 received=f"rank={fault['rank']}",
                 mend="Choose one of these, or more --workers where the strategy has them",
             )

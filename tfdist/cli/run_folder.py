@@ -63,7 +63,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(
-                "--output must be a folder that can be made", received=error
+                "--output must be a folder that can be made", received=f"an error: {error}"
             ) from None
         try:
             write_json(self.config, config)
@@ -96,7 +96,7 @@ class RunFolder:
         changed = [key for key in _SAME_ON_RESUME if before.get(key) != config.get(key)]
         if changed:
             raise OptionError(
-                f"--resume needs the {' and '.join(changed)} of the training it goes on from",
+                f"--resume must have the {' and '.join(changed)} of the training it goes on from",
                 received=", ".join(f"{key}={config.get(key)}" for key in changed),
                 mend="Give " + ", ".join(f"{key}={before.get(key)}" for key in changed),
             )
@@ -119,7 +119,7 @@ def read_history(path: Path) -> list[dict[str, float]]:
 def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(
         f"{path} must be as tfdist train wrote it",
-        received=error,
+        received=f"an error: {error}",
         mend="Restore it, or train anew with --overwrite",
     )
 

@@ -97,7 +97,7 @@ def command(
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
     """
     if resume and overwrite:
-        raise OptionError("--resume and --overwrite exclude each other", received="both")
+        raise OptionError("one of --resume and --overwrite must be left out", received="both")
     model_path.check(model)
     config = training_config(
         where,
@@ -158,13 +158,14 @@ def find_splits(data: str) -> dict[str, str]:
         known = load_manifest(path.parent).splits
         if path.name not in known:
             raise DataError(
-                f"{path.parent} has the splits {', '.join(known)}", received=repr(path.name)
+                f"the split must be one of {', '.join(known)} in {path.parent}",
+                received=repr(path.name),
             )
         return {"train": data}
     known = load_manifest(path).splits
     if "train" not in known:
         raise DataError(
-            "--data needs a split called train",
+            "--data must have a split called train",
             received=f"{data} with {', '.join(known)}",
             mend=f"Name the split to train on: --data {path / next(iter(known))}",
         )

@@ -116,7 +116,7 @@ def _check_faults(faults: list[dict[str, Any]], steps: int) -> None:
     for fault in faults:
         if fault["step"] > steps:
             raise OptionError(
-                f"a fault strikes after one of the {steps} steps of the training",
+                f"a fault must strike after one of the {steps} steps of the training",
                 received=f"rank={fault['rank']},step={fault['step']}",
                 mend=f"Choose a step of at most {steps}, or more epochs",
             )

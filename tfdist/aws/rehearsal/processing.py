@@ -53,7 +53,7 @@ def run_processing(
     if code != 0:
         last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
         raise LaunchError(
-            "the processing script ends with success", received=f"exit code {code}: {last}"
+            "the processing script must end with success", received=f"exit code {code}: {last}"
         )
     for item in outputs:
         place = item["S3Output"]

@@ -102,7 +102,7 @@ class Rehearsal:
         }
         if step["Type"] not in kinds:
             raise OptionError(
-                f"a rehearsal knows steps of type {', '.join(kinds)}, Condition and Fail",
+                f"a step of a rehearsal must be of type {', '.join(kinds)}, Condition or Fail",
                 received=step["Type"],
             )
         return kinds[step["Type"]](step, self._known(step["Arguments"]))
@@ -149,7 +149,9 @@ class Rehearsal:
             arn = self.sagemaker.create_model_package(**request)["ModelPackageArn"]
             found = self.sagemaker.describe_model_package(ModelPackageName=arn)
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise OptionError("the registry takes the model", received=error) from error
+            raise OptionError(
+                "the registry must be able to take the model", received=f"an error: {error}"
+            ) from error
         self._resolver.steps[step["Name"]] = found
         return f"{arn}, {found['ModelApprovalStatus']}"
 

@@ -22,8 +22,9 @@ def main() -> None:
         from sagemaker_training import mpi, trainer
     except ImportError as error:
         print(
-            f"tfdist: the rehearsal runs SageMaker's training toolkit. Received: {error}. "
-            "Run `make setup`: its requirements cannot be met by a plain pip install.",
+            "tfdist: SageMaker's training toolkit must be installed for a rehearsal, but found an "
+            f"error: {error}. Run `make setup`: its requirements cannot be met by a plain pip "
+            "install.",
             file=sys.stderr,
         )
         sys.exit(1)

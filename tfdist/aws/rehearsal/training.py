@@ -52,15 +52,15 @@ def run_training(
     per_host = int(values.get("sagemaker_mpi_num_of_processes_per_host", "1"))
     if hosts > 1 and values.get("sagemaker_mpi_enabled") != "true":
         raise OptionError(
-            "a rehearsal simulates several instances for jobs of MPI alone",
+            "a rehearsed job of several instances must be one of MPI",
             received=f"{hosts} instances without MPI",
-            mend="Rehearse on one: --set training.instance_count=1, or with strategy horovod",
+            mend="Rehearse on one with --set training.instance_count=1, or with strategy horovod",
         )
     if hosts * per_host > MAX_PROCESSES:
         raise OptionError(
-            f"a rehearsal starts at most {MAX_PROCESSES} processes",
+            f"a rehearsal must start at most {MAX_PROCESSES} processes",
             received=f"{hosts} instances x {per_host}",
-            mend="Rehearse with fewer: --set training.instance_count=2 "
+            mend="Rehearse with fewer by --set training.instance_count=2 "
             "--set training.processes_per_host=1",
         )
     names = [_ONLY_HOST] if hosts == 1 else [f"algo-{number + 1}" for number in range(hosts)]
@@ -82,7 +82,9 @@ def run_training(
     with pipes(feeds):
         code = run(command, environ, ranks, log.append)
     if code != 0:
-        raise LaunchError("the training script ends with success", received=_reason(folder, code))
+        raise LaunchError(
+            "the training script must end with success", received=_reason(folder, code)
+        )
     bucket_uri = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job_name}/output"
     first = folder / "algo-1"
     storage.store_archive(first / "model", f"{bucket_uri}/model.tar.gz", folder)
