@@ -116,20 +116,23 @@ def test_a_good_definition():
     [
         ([], "at least one step"),
         ([step("a b")], "step names as"),
-        ([step(), step()], "names each step once"),
-        ([{"Name": "X", "Type": "Emr", "Arguments": {}}], "of a type that is known"),
-        ([step(RoleArn={"Get": "Parameters.R"})], "a parameter is declared"),
-        ([step(RoleArn={"Get": "Steps.Nobody.RoleArn"})], "another step has that name"),
-        ([step("A"), step("B", RoleArn={"Get": "Steps.A.Role"})], "step A has that property"),
-        ([step(RoleArn={"Get": "Execution.Id"})], "an execution has"),
-        ([{**step(), "DependsOn": ["Nobody"]}], "depends on a step"),
+        ([step(), step()], "must name each step once"),
+        ([{"Name": "X", "Type": "Emr", "Arguments": {}}], "must have a type of"),
+        ([step(RoleArn={"Get": "Parameters.R"})], "must be a parameter that is declared"),
+        ([step(RoleArn={"Get": "Steps.Nobody.RoleArn"})], "must be of another step"),
+        (
+            [step("A"), step("B", RoleArn={"Get": "Steps.A.Role"})],
+            "must be a property that step A has",
+        ),
+        ([step(RoleArn={"Get": "Execution.Id"})], "must be one of"),
+        ([{**step(), "DependsOn": ["Nobody"]}], "must depend on a step"),
         (
             [{"Name": "F", "Type": "Fail", "Arguments": {"ErrorMessage": "x" * 4000}}],
             "at most 3072",
         ),
         (
             [{"Name": "C", "Type": "Condition", "Arguments": {"Conditions": [{"Type": "Near"}]}}],
-            "compares by",
+            "must compare by",
         ),
     ],
 )

@@ -141,15 +141,17 @@ def check(definition: Mapping[str, Any], *, name: str, role: str) -> list[Proble
     problems.extend(_check_parameters(definition.get("Parameters", [])))
     steps = list(all_steps(definition.get("Steps", [])))
     if not steps:
-        problems.append(Problem("pipeline", "has at least one step", "none"))
+        problems.append(Problem("pipeline", "must have at least one step", "none"))
     names = [step.get("Name", "") for step in steps]
     for step_name in names:
         if not _STEP_NAME.fullmatch(step_name):
             problems.append(
-                Problem("pipeline", f"has step names as {_STEP_NAME.pattern}", repr(step_name))
+                Problem(
+                    "pipeline", f"must have step names as {_STEP_NAME.pattern}", repr(step_name)
+                )
             )
         if names.count(step_name) > 1:
-            problems.append(Problem("pipeline", "names each step once", step_name))
+            problems.append(Problem("pipeline", "must name each step once", f"{step_name} twice"))
     resolver = Resolver(defaults(definition))
     by_name = {step["Name"]: step for step in steps}
     for step in steps:
@@ -162,11 +164,11 @@ def _check_parameters(parameters: list[dict[str, Any]]) -> Iterator[Problem]:
     for item in parameters:
         place = f"parameter {item.get('Name')}"
         if item.get("Type") not in _PARAMETER_TYPES:
-            yield Problem(place, f"has a type of {', '.join(_PARAMETER_TYPES)}", repr(item))
+            yield Problem(place, f"must have a type of {', '.join(_PARAMETER_TYPES)}", repr(item))
         elif "DefaultValue" in item and not isinstance(
             item["DefaultValue"], _PARAMETER_TYPES[item["Type"]]
         ):
-            yield Problem(place, f"has a default of type {item['Type']}", repr(item))
+            yield Problem(place, f"must have a default of type {item['Type']}", repr(item))
 
 
 def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
@@ -178,14 +180,14 @@ def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
     elif kind == "Condition":
         for condition in step["Arguments"]["Conditions"]:
             if condition.get("Type") not in (*_COMPARISONS, "Not", "Or", "In"):
-                yield Problem(name, f"compares by {', '.join(_COMPARISONS)}", repr(condition))
+                yield Problem(name, f"must compare by {', '.join(_COMPARISONS)}", repr(condition))
     elif kind == "Fail":
         message = resolver.resolve(step["Arguments"].get("ErrorMessage", ""))
         if message is not AT_RUN_TIME and len(message) > _MAX_MESSAGE_CHARACTERS:
-            yield Problem(name, "has a message of at most 3072 characters", str(len(message)))
+            yield Problem(name, "must have a message of at most 3072 characters", str(len(message)))
     else:
         known = ", ".join((*_REQUESTS, "Condition", "Fail"))
-        yield Problem(name, f"is of a type that is known: {known}", repr(kind))
+        yield Problem(name, f"must have a type of {known}", repr(kind))
 
 
 def _check_references(
@@ -197,21 +199,21 @@ def _check_references(
     arguments.pop("ElseSteps", None)
     for reference in _references(arguments):
         kind, name, *path = split_path(reference)
-        place = f"{step['Name']} refers to {reference}"
+        place = f"{reference} in step {step['Name']}"
         if kind == "Parameters" and name not in resolver.parameters:
-            yield Problem(place, "a parameter is declared", name)
+            yield Problem(place, "must be a parameter that is declared", name)
         elif kind == "Execution" and name not in _EXECUTION:
-            yield Problem(place, f"an execution has {', '.join(_EXECUTION)}", name)
+            yield Problem(place, f"must be one of {', '.join(_EXECUTION)}", name)
         elif kind == "Steps":
             if name not in by_name or name == step["Name"]:
-                yield Problem(place, "another step has that name", name)
+                yield Problem(place, "must be of another step of the pipeline", name)
             elif not _has_property(by_name[name], path):
-                yield Problem(place, f"step {name} has that property", ".".join(path))
+                yield Problem(place, f"must be a property that step {name} has", ".".join(path))
         elif kind not in ("Parameters", "Execution", "Steps"):
-            yield Problem(place, "a reference is to Parameters, Execution or Steps", kind)
+            yield Problem(place, "must be of Parameters, Execution or Steps", kind)
     for name in step.get("DependsOn", []):
         if name not in by_name:
-            yield Problem(step["Name"], "depends on a step of the pipeline", name)
+            yield Problem(step["Name"], "must depend on a step of the pipeline", name)
 
 
 def _references(value: Any) -> Iterator[str]:

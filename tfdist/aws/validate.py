@@ -144,7 +144,8 @@ def _number(value: Any, shape: Any, place: str) -> Iterator[Problem]:
 
 def _within(size: float, shape: Any, place: str, unit: str) -> Iterator[Problem]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    received, must = f"{size:g} {unit}".strip(), "must have" if unit else "must be"
+    received = f"{size:g} {unit}".strip()
+    must = "must have" if unit else "must be"
     if least is not None and size < float(least):
         yield Problem(place, f"{must} at least {least} {unit}".strip(), received)
     if most is not None and size > float(most):

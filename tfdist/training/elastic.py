@@ -244,10 +244,10 @@ class Survival:
             raise LaunchError(
                 "a worker must join an elastic job during its first fit",
                 received="a job that is past it",
-                mend="Nothing needs to be done: the others go on without this one",
+                mend="Do nothing: the others go on without this one",
             )
         if min(number for number, _ in told) < self._number:
-            raise ProcessLost("a process that cannot join leaves")
+            raise ProcessLost("a process must leave a job that it cannot join")
         known = [reached for _, reached in told]
         if all(reached is None for reached in known):
             return None
