@@ -33,6 +33,8 @@ _OF_WHOLE_MESSAGES = {
 _NO_ERRORS = {"Engine", "Finding", "replace"}
 _PARAMETER = "\0"
 _UNKNOWN = "…"
+#: Texts that one expression can have, of which are looked at.
+_MOST = 64
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,6 +45,7 @@ class Module:
     Attributes:
         imported: name -> (module, name in it), or (module, None) for a module itself.
         above: node -> the functions and classes around it, the innermost first.
+        assigned: (function or module, name) -> what is assigned to the name within.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Module:
     tree: ast.Module
     imported: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     above: dict[ast.AST, tuple[ast.AST, ...]] = field(default_factory=dict)
+    assigned: dict[tuple[ast.AST, str], list[ast.expr]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._place(self.tree, ())
@@ -57,6 +61,11 @@ class Module:
             if isinstance(node, ast.ImportFrom):
                 for item in node.names:
                     self.imported[item.asname or item.name] = (node.module or "", item.name)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (t.id for t in targets if isinstance(t, ast.Name)):
+                    for scope in (*self.functions(node), self.tree):
+                        self.assigned.setdefault((scope, name), []).append(node.value)
 
     def _place(self, node: ast.AST, above: tuple[ast.AST, ...]) -> None:
         self.above[node] = above
@@ -77,6 +86,7 @@ class Messages:
         }
         self.classes = self._error_classes()
         self.builders: dict[tuple[str, str], Places] = dict(_ALSO)
+        self.known: dict[ast.AST, list[str]] = {}
         self.count = 0
         while self._learn():
             pass
@@ -188,37 +198,41 @@ class Messages:
             found.append(f"{self.modules[home].path}: nobody knows what {name} is called with")
         return found
 
-    def _texts(self, module: Module, node: ast.AST | None, deep: int = 0) -> list[str]:
+    def _texts(self, module: Module, node: ast.AST | None) -> list[str]:
         """Returns the texts that an expression can have; what only a run can tell is "…"."""
         if node is None or (isinstance(node, ast.Constant) and node.value is None):
             return []
-        if deep > 8:
-            return [_UNKNOWN]
+        if node not in self.known:
+            self.known[node] = [_UNKNOWN]  # For what is made of itself, as text += more.
+            self.known[node] = list(dict.fromkeys(self._read(module, node)))[:_MOST]
+        return self.known[node]
+
+    def _read(self, module: Module, node: ast.AST) -> list[str]:
         if isinstance(node, ast.Constant):
             return [str(node.value)]
         if isinstance(node, ast.JoinedStr):
-            return self._joined(module, node.values, deep)
+            return self._joined(module, node.values)
         if isinstance(node, ast.FormattedValue):
-            return self._texts(module, node.value, deep + 1) or [_UNKNOWN]
+            return self._texts(module, node.value) or [_UNKNOWN]
         if isinstance(node, ast.BinOp):
-            return self._joined(module, [node.left, node.right], deep)
+            return self._joined(module, [node.left, node.right])
         if isinstance(node, (ast.IfExp, ast.BoolOp)):
-            return [t for end in _ends(node) for t in self._texts(module, end, deep + 1)]
+            return [t for end in _ends(node) for t in self._texts(module, end)]
         if isinstance(node, ast.Attribute):
             return [{"rule": "must", "mend": "Mend"}.get(node.attr, _UNKNOWN)]
         if isinstance(node, ast.Subscript):
             owners = self._assigned(module, node.value)
             values = [v for o in owners if isinstance(o, ast.Dict) for v in o.values]
-            return [t for v in values for t in self._texts(module, v, deep + 1)] or [_UNKNOWN]
+            return [t for v in values for t in self._texts(module, v)] or [_UNKNOWN]
         if isinstance(node, ast.Name):
             for function in module.functions(node):
                 every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
                 if node.id in {argument.arg for argument in every}:
                     return [f"{_PARAMETER}{node.id}{_PARAMETER}"]
             values = self._assigned(module, node)
-            return [t for v in values for t in self._texts(module, v, deep + 1)] or [_UNKNOWN]
+            return [t for v in values for t in self._texts(module, v)] or [_UNKNOWN]
         if isinstance(node, ast.Call) and _last(node.func) == "strip":
-            return self._texts(module, node.func.value, deep + 1)
+            return self._texts(module, node.func.value)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             returned = [
                 inner.value
@@ -227,17 +241,17 @@ class Messages:
                 for inner in ast.walk(outer)
                 if isinstance(inner, ast.Return)
             ]
-            texts = [t for value in returned for t in self._texts(module, value, deep + 1)]
+            texts = [t for value in returned for t in self._texts(module, value)]
             return [re.sub(f"{_PARAMETER}.*?{_PARAMETER}", _UNKNOWN, t) for t in texts] or [
                 _UNKNOWN
             ]
         return [_UNKNOWN]
 
-    def _joined(self, module: Module, parts: list[ast.expr], deep: int) -> list[str]:
+    def _joined(self, module: Module, parts: list[ast.expr]) -> list[str]:
         texts = [""]
         for part in parts:
-            ends = self._texts(module, part, deep + 1) or [_UNKNOWN]
-            texts = list(dict.fromkeys(text + end for text in texts for end in ends))[:64]
+            ends = self._texts(module, part) or [_UNKNOWN]
+            texts = list(dict.fromkeys(text + end for text in texts for end in ends))[:_MOST]
         return texts
 
     def _assigned(self, module: Module, name: ast.AST) -> list[ast.expr]:
@@ -245,14 +259,7 @@ class Messages:
         if not isinstance(name, ast.Name):
             return []
         for scope in (*module.functions(name), module.tree):
-            found = [
-                node.value
-                for node in ast.walk(scope)
-                if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value
-                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-                if isinstance(target, ast.Name) and target.id == name.id
-            ]
-            if found:
+            if found := module.assigned.get((scope, name.id)):
                 return found
         package, part = module.imported.get(name.id, ("", None))
         home = self.modules.get(package)
