@@ -67,7 +67,7 @@ def test_hosts_that_would_wait_for_one_are_refused():
 
 
 def test_compressed_shards_do_not_come_through_pipes():
-    with pytest.raises(DataError, match="not compressed"):
+    with pytest.raises(DataError, match="must not be compressed"):
         made({"train": Shape(4, "gzip")}, {"train": ChannelConfig(mode="Pipe")})
 
 

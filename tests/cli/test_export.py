@@ -61,7 +61,7 @@ def test_a_drop_above_the_limit_is_exit_code_1(run_cli, saved, shards, tmp_path)
     [
         (("no.keras", "a.tflite"), "no.keras, which does not exist"),
         (("no.keras", "a.tflite", "--quantize", "int4"), "Did you mean 'int8'?"),
-        (("no.keras", "a.tflite", "--quantize", "int8"), "needs records"),
+        (("no.keras", "a.tflite", "--quantize", "int8"), "must have records"),
         (("no.keras", "no/a.tflite"), "does not exist"),
         (("no.keras", "a.tflite", "--rescale", "1/0"), "--rescale 1/255"),
         (("no.keras", "a.tflite", "--format", "java"), "'tflite', 'c'"),

@@ -96,7 +96,7 @@ def test_a_client_for_each_value_of_a_column(tmp_path):
     by_label = open_clients((x, y), partition="by:label")
     assert by_label.ids == ("0", "1", "2", "3", "4")
     assert set(by_label.load("3")[1]) == {3}
-    with pytest.raises(DataError, match="Choose by:label"):
+    with pytest.raises(DataError, match="Choose one of label"):
         open_clients((x, y), partition="by:user")
     write(
         ({"x": x, "id": np.arange(12) % 2}, y), tmp_path / "written", split="train=1", num_shards=1

@@ -46,7 +46,7 @@ def test_no_folder_and_no_manifest(tmp_path):
 
 def test_not_json(folder):
     (folder / "manifest.json").write_text('{"format')
-    with pytest.raises(DataError, match="is JSON"):
+    with pytest.raises(DataError, match="must be JSON"):
         load_manifest(folder)
 
 

@@ -167,7 +167,7 @@ def test_silence_is_an_error(folder, tmp_path, monkeypatch, made):
 def test_compressed_shards_do_not_come_through_pipes(tmp_path):
     write((X, np.arange(NUM)), tmp_path / "gzip", split="train=1", compression="gzip")
     stored = Stored(manifest=tmp_path / "gzip", split="train", folder=tmp_path / "t", pipes=True)
-    with pytest.raises(DataError, match="not compressed"):
+    with pytest.raises(DataError, match="must not be compressed"):
         open_records(stored)
 
 

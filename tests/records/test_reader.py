@@ -196,7 +196,7 @@ class TestMapFn:
             np.testing.assert_array_equal(np.floor(first), np.floor(second))
 
     def test_another_number_of_items(self, folder):
-        with pytest.raises(DataError, match=r"returns \(x, y\)"):
+        with pytest.raises(DataError, match=r"must return \(x, y\)"):
             open_records(folder, map_fn=lambda x, y: x)
         with pytest.raises(DataError, match="3 items"):
             open_records(folder, map_fn=lambda x, y: (x, y, y))
@@ -343,7 +343,7 @@ class TestDamage:
         with pytest.raises(CorruptShardError, match="00002"):
             open_records(folder)
         shard.unlink()
-        with pytest.raises(CorruptShardError, match="exists"):
+        with pytest.raises(CorruptShardError, match="must exist"):
             open_records(folder)
 
     @pytest.mark.parametrize("layout", [True, False])

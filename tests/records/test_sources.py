@@ -209,7 +209,7 @@ class TestArrays:
         [
             ((np.zeros((3, 2)), np.zeros(4)), "'x' 3, 'label' 4"),
             ((np.zeros((0, 2)), np.zeros(0)), "at least one record"),
-            ((np.zeros((3, 0)), np.zeros(3)), "has values"),
+            ((np.zeros((3, 0)), np.zeros(3)), "must have values"),
             (np.float32(1), "a scalar"),
             ((np.array(["a", "b"]), np.zeros(2)), "dtype of array 'x'"),
             ((np.array([[1.0], [np.nan]]), np.zeros(2)), "NaN in array 'x', record 1"),

@@ -83,12 +83,12 @@ def test_progress_counts_to_all_records(tmp_path):
     [
         ({"num_shards": 0}, OptionError, "num_shards must be at least 1"),
         ({"workers": 0}, OptionError, "workers must be at least 1"),
-        ({"seed": -1}, OptionError, "seed is 0 or more"),
+        ({"seed": -1}, OptionError, "seed must be 0 or more"),
         ({"compression": "zip"}, OptionError, "Choose one of none, gzip"),
         ({"split": "train=1,validation"}, OptionError, "NAME=SHARE"),
         ({"split": "train=1000,test=1"}, DataError, "split 'test'"),
         ({"num_shards": 43}, DataError, "42 records for 43 shards"),
-        ({"label": "y"}, DataError, "csv and"),
+        ({"label": "y"}, DataError, "must go with a .csv or .npz file"),
     ],
 )
 def test_options_that_cannot_hold(tmp_path, options, error, message):

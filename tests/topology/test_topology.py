@@ -59,7 +59,7 @@ def test_what_stands_closest_to_the_process_tells_its_place():
     [
         (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "many"}, "OMPI_COMM_WORLD_SIZE"),
         (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        (MPIRUN | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is less"),
+        (MPIRUN | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK must be less"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "no OMPI_COMM_WORLD_RANK"),
         (GLOO | {"HOROVOD_RANK": "1.0"}, "HOROVOD_RANK"),
         (GLOO | {"HOROVOD_SIZE": "0"}, "HOROVOD_SIZE"),
