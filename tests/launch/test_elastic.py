@@ -148,14 +148,17 @@ def test_the_place_of_a_worker_comes_from_the_driver():
         "HOROVOD_LOCAL_RANK": "0",
         "TFDIST_LOCAL_RANK": "1",
         "TFDIST_ELASTIC_WORKERS": "2",
+        "TFDIST_DRIVER": "5,6",
+        "TFDIST_KEPT": "/kept/1",
     }
     place = topology.from_environ(environ)
     assert (place.rank, place.local_rank, place.local_size) == (1, 1, 2)
-    assert (place.elastic_workers, place.stand_by) == (2, None)
+    assert (place.elastic_workers, place.driver, place.kept) == (2, (5, 6), "/kept/1")
     with pytest.raises(OptionError, match="started by tfdist"):
         topology.from_environ({"HOROVOD_ELASTIC": "1", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"})
     del environ["HOROVOD_SIZE"], environ["HOROVOD_RANK"]
-    assert topology.from_environ(environ | {"TFDIST_STAND_BY": "5,6"}).stand_by == (5, 6)
+    joining = topology.from_environ(environ)
+    assert (joining.world_size, joining.rank) == (3, 2)  # Without a rank before it joins.
 
 
 # Real processes ---------------------------------------------------------------------------------

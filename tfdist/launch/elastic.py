@@ -66,8 +66,7 @@ def job(
     env["TFDIST_ELASTIC_WORKERS"] = str(workers)
     # Horovod tells of each lost rank as of an error.
     env.setdefault("HOROVOD_LOG_LEVEL", "fatal")
-    # Those that go on wait in Gloo for one that joins, which imports TensorFlow first. When it does
-    # not come they must have time to meet without it.
+    # Those that meet are all there, and the driver ends them when one is lost.
     env.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(start_timeout_s / 2)))
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     driver = [sys.executable, "-m", "tfdist.launch.elastic_driver", json.dumps(settings), "--"]

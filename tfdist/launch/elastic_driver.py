@@ -1,279 +1,370 @@
 """Drives an elastic Horovod job: ``python -m tfdist.launch.elastic_driver SETTINGS -- COMMAND...``.
 
-Horovod's own ``ElasticDriver`` decides who works and starts workers anew, as ``horovodrun`` has it
-do. What differs from ``horovodrun`` is around it: each slot stands for itself (``Slots``), nothing
-passes through a shell, the rendezvous listens on loopback, and the supervisor hears of every loss.
+A worker asks to meet, and waits; when all that are there have asked, each gets its rank, and
+Horovod connects them. Between two meetings they work. Horovod ends every process that is connecting
+when one of them is lost (its C++ code throws where nothing catches). So a meeting that breaks is
+held again with new processes in place of those that were left: each had written down its training
+before (``training.elastic``). A worker that joins imports TensorFlow first, and asks then.
+
+What differs from ``horovodrun``'s driver: each slot stands for itself (``Slots``), nothing passes
+through a shell or in an argument, all listen on loopback, and nobody listens for news.
 
 Events (see ``launch.events``): "world" with the rank of each worker by its number, "lost", "unfit"
-when a worker ends before it could join, "waiting" when one waits for the others to meet it, and "no
-discovery" when the slots cannot be learnt. A worker's number tags its output; it is its first rank,
-or a new one for a worker that joins.
-
-Those that meet wait for each other, and Horovod aborts all when one does not come. So a worker
-that joins first gets ready apart from them, TensorFlow imported, and its slot is offered then.
+when a worker ends before it could join, "waiting" when one waits for the others to meet it, "anew"
+when a meeting broke, and "no discovery" when the slots cannot be learnt. A worker's number tags its
+output; it is its first rank, or a new one for a worker that joins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
-import select
-import subprocess
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.elastic.rendezvous import create_rendezvous_handler
-from horovod.runner.gloo_run import (
-    create_run_env_vars,
-    create_slot_env_vars,
-    register_shutdown_event,
-)
-from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServer
-from horovod.runner.util.network import find_port
-from horovod.runner.util.threads import in_thread
-
 from tfdist.errors import TfdistError
-from tfdist.launch import discovery, events
-from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
+from tfdist.launch import discovery
+from tfdist.launch.gloo_store import GlooStore
 from tfdist.launch.hosts import Host
+from tfdist.launch.tagged import TaggedProcess, tell
 
-_LOOPBACK, _ADDRESS = "lo", "127.0.0.1"
-_POLL_S = 0.1
+_TICK_S = 0.05
+_DISCOVERY_S = 1.0
 _LONGEST_TEXT = 2000
+# What std::terminate ends a process with.
+_ABORTED = 128 + signal.SIGABRT
+# Within it the guards have told the ends of all whom one loss has taken along.
+_SETTLE_S = 1.5
+# Meetings that break in a row though nobody was lost have a cause of their own.
+_MOST_BROKEN = 5
 
 
-class Workers:
-    """The processes of the job, by number."""
+class State(enum.Enum):
+    """Of a worker."""
 
-    def __init__(self, command: list[str], slots: discovery.Slots, ended: threading.Event):
-        self._command = command
-        self._slots = slots
-        self._ended = ended
-        self._standing_by: dict[str, _Process] = {}
-        self._writing = threading.Lock()
-        self._numbers: dict[str, int] = {}
-        self._ranks: dict[str, int] = {}
-        self._dismissed: set[str] = set()
-        self._complaint = ""
-        self._exits: list[tuple[str, int]] = []
-        self.env: dict[str, str] = {}
+    STARTING = enum.auto()
+    WAITING = enum.auto()  # For the others, to meet them.
+    MEETING = enum.auto()
+    WORKING = enum.auto()
 
-    def assign(self, assignments: list[Any]) -> None:
-        """Takes Horovod's plan of a new world: who has which rank."""
-        for slot in assignments:
-            first = slot.rank if not self._ranks else len(self._numbers)
-            self._numbers.setdefault(slot.hostname, first)
-        self._ranks = {slot.hostname: slot.rank for slot in assignments}
-        self._exits.clear()
-        ranks = {str(self._numbers[name]): rank for name, rank in self._ranks.items()}
-        self.tell({"event": "world", "ranks": ranks})
 
-    def dismiss(self, name: str) -> None:
-        """Ends a worker that has no rank in the new world."""
-        self._dismissed.add(name)
+class Worker(TaggedProcess):
+    """A process of the job.
 
-    def tell(self, event: dict) -> None:
-        with self._writing:
-            events.emit(event)
+    It has two pipes: on one it tells that it waits ("r") and has met ("m"), on the other it gets
+    the variables of its rank, and the word that others wait to join
+    (``strategies.horovod_elastic.Driver``).
+    """
 
-    # Of ``horovod.runner.elastic.discovery.HostDiscovery``; Horovod calls it every second.
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Returns the slots that Horovod can use: name -> 1."""
+    def __init__(self, name: str, number: int, command: list[str], env: dict[str, str]):
+        self.name = name
+        self.rank: int | None = None
+        self.is_member = False
+        self.state = State.STARTING
+        self._words, words = os.pipe()
+        orders, self._orders = os.pipe()
+        os.set_blocking(self._words, False)
+        theirs = (words, orders)
         try:
-            self._slots.ask()
-        except TfdistError as error:  # Those that there were are still there.
-            self._complain(str(error))
-        names = self._slots.names
-        for name in set(self._standing_by).difference(names):
-            withdrawn = self._standing_by.pop(name, None)
-            if withdrawn is not None:
-                withdrawn.end()
-        return {name: 1 for name in names if self._is_ready(name)}
+            driver = {"TFDIST_DRIVER": f"{words},{orders}"}
+            super().__init__(command, {**env, **driver}, number, theirs)
+        finally:
+            for fd in theirs:
+                os.close(fd)
 
-    def _complain(self, text: str) -> None:
-        if text != self._complaint:  # Not every second.
-            self._complaint = text
-            self.tell({"event": "no discovery", "text": text[:_LONGEST_TEXT]})
+    def hear(self) -> bytes:
+        """Returns the words that have come."""
+        try:
+            return os.read(self._words, 64)
+        except BlockingIOError:
+            return b""
 
-    def _is_ready(self, name: str) -> bool:
-        if not self._ranks or (name in self._numbers and name not in self._standing_by):
-            return True
-        if name not in self._standing_by:
-            self._numbers[name] = len(self._numbers)
-            self._standing_by[name] = self._start(name, {}, stands_by=True)
-        code = self._standing_by[name].code
-        if code is not None:
-            del self._standing_by[name]
-            self._slots.lose(name)
-            self.tell({"event": "unfit", "host": discovery.host_of(name), "code": code})
-            return False
-        return self._standing_by[name].is_ready()
+    def order(self, order: dict[str, Any]) -> None:
+        """Sends one line; the worker may have ended."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
 
-    def _start(self, name: str, more: dict[str, str], stands_by: bool = False) -> _Process:
-        local_rank = {"TFDIST_LOCAL_RANK": str(discovery.local_rank(name))}
-        env = {**self.env, **more, **local_rank}
-        number = self._numbers[name]
-        return _Process(self._command, env, number, self._writing, stands_by=stands_by)
-
-    def run(self, slot: Any, stops: list[threading.Event]) -> tuple[int, float]:
-        """Runs one worker to its end; returns its exit code and when that was."""
-        name = slot.hostname
-        process = self._standing_by.pop(name, None)
-        if process is None:
-            process = self._start(name, create_slot_env_vars(slot))
-        else:
-            process.give_turn(create_slot_env_vars(slot))
-        while process.code is None:
-            if name in self._dismissed or any(stop.is_set() for stop in (*stops, self._ended)):
-                process.end()
-            time.sleep(_POLL_S)
-        code = process.code
-        if name in self._ranks:
-            self._exits.append((name, code))
-        if code != 0 and name not in self._dismissed and not self._ended.is_set():
-            self._slots.lose(name)
-            lost = {"number": self._numbers[name], "rank": self._ranks.get(name), "code": code}
-            self.tell({"event": "lost", "host": discovery.host_of(name), **lost})
-        process.finish_output()
-        return code, time.time()
-
-    def end_standing_by(self) -> None:
-        """Ends the workers that never joined."""
-        for process in self._standing_by.values():
-            process.end()
-
-    def exit_code(self) -> int:
-        """Returns the job's: 0 where some of the last world did their work and no other failed.
-
-        A worker that a signal ended is one that the others could do without.
-        """
-        codes = [code for _, code in self._exits]
-        if 0 in codes:
-            codes = [code for code in codes if code < 128]
-        return next((code for code in codes if code), 0 if codes else 1)
+    def close(self) -> None:
+        """Lets go of a process that has ended."""
+        self.finish_output()
+        os.close(self._words)
+        os.close(self._orders)
 
 
-class _Process:
-    """One worker's process; its lines go on, tagged with its number.
+class Driver:
+    """One job.
 
-    One that stands by has two pipes: on one it tells that it is ready, on the other it gets the
-    variables of its rank (``strategies.horovod_elastic.await_turn``).
+    Args:
+        command: of a worker.
+        slots: where workers can run.
+        environ: of the workers.
+        min_workers: that meet.
+        max_workers: that meet.
     """
 
     def __init__(
         self,
         command: list[str],
-        env: dict[str, str],
-        number: int,
-        writing: threading.Lock,
+        slots: discovery.Slots,
+        environ: dict[str, str],
         *,
-        stands_by: bool,
+        min_workers: int,
+        max_workers: int,
     ):
-        self._writing = writing
-        self._has_told = False
-        theirs: tuple[int, ...] = ()
-        if stands_by:
-            self._ready, ready = os.pipe()
-            turn, self._turn = os.pipe()
-            theirs = (ready, turn)
-            env = {**env, "TFDIST_STAND_BY": f"{ready},{turn}"}
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            pass_fds=theirs,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for fd in theirs:
-            os.close(fd)
-        pipes = [(self._process.stdout, 1, "stdout"), (self._process.stderr, 2, "stderr")]
-        self._readers = [
-            in_thread(self._forward, (pipe, fd, f"[{number}]<{stream}>:".encode()))
-            for pipe, fd, stream in pipes
-        ]
+        self._command = command
+        self._slots = slots
+        self._environ = environ
+        self._min_workers = min_workers
+        self._max_workers = max_workers
+        self._store = GlooStore()
+        self._workers: list[Worker] = []
+        self._numbers: dict[str, int] = {}
+        self._meeting = 0
+        self._is_meeting = False
+        self._broken_in_a_row = 0
+        self._has_sent_news = False
+        self._exits: list[tuple[int, int]] = []  # Rank and code, of the last world.
+        self._kept = tempfile.mkdtemp(prefix="tfdist-kept-")
+
+    def run(self, workers: int, ended: threading.Event) -> int:
+        """Runs the job to its end; returns its exit code.
+
+        Args:
+            workers: number to begin with.
+            ended: set from outside to end it.
+        """
+        try:
+            while len(self._slots.names) < workers and not ended.wait(_TICK_S):
+                self._slots.ask()
+            self._begin()
+            while self._members and not ended.wait(_TICK_S):
+                self._hear()
+                self._bury()
+                self._offer()
+                self._meet()
+            return self._exit_code()
+        finally:
+            self._end(self._workers)
+            self._store.close()
+            shutil.rmtree(self._kept, ignore_errors=True)
 
     @property
-    def code(self) -> int | None:
-        """The exit code (128 + n for signal n); None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+    def _members(self) -> list[Worker]:
+        """The workers of the present world that have not ended, in the order of ranks."""
+        members = [worker for worker in self._workers if worker.is_member]
+        return sorted(members, key=lambda worker: (worker.rank, worker.number))
 
-    def is_ready(self) -> bool:
-        """Whether a process that stands by is ready to join."""
-        if not self._has_told and select.select([self._ready], [], [], 0)[0]:
-            self._has_told = bool(os.read(self._ready, 1))
-        return self._has_told
+    # Starting and ending ------------------------------------------------------------------------
 
-    def give_turn(self, variables: dict[str, str]) -> None:
-        """Lets a process that stands by join."""
-        with contextlib.suppress(BrokenPipeError), os.fdopen(self._turn, "w") as pipe:
-            pipe.write(json.dumps(variables) + "\n")
-        os.close(self._ready)
+    def _begin(self) -> None:
+        names = self._slots.names[: self._max_workers]
+        for rank, name in enumerate(names):
+            self._start_member(name, rank, len(names))
+        self._tell_world()
 
-    def end(self) -> None:
-        self._process.terminate()  # A rank's guard, which ends all that is below it.
-        try:
-            self._process.wait(TERM_GRACE_S + GIVE_UP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def _start_member(self, name: str, rank: int, size: int) -> None:
+        worker = self._start(name, _place(name, rank, size))
+        worker.is_member, worker.rank = True, rank
 
-    def finish_output(self) -> None:
-        """Waits until all its lines have gone on."""
-        for reader in self._readers:
-            reader.join()
+    def _start(self, name: str, more: dict[str, str]) -> Worker:
+        number = self._numbers.setdefault(name, len(self._numbers))
+        own = {
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "TFDIST_LOCAL_RANK": str(discovery.local_rank(name)),
+            "TFDIST_KEPT": str(Path(self._kept, str(number))),
+        }
+        worker = Worker(name, number, self._command, {**self._environ, **own, **more})
+        self._workers.append(worker)
+        return worker
 
-    def _forward(self, pipe: Any, fd: int, tag: bytes) -> None:
-        for line in pipe:
-            ending = b"" if line.endswith(b"\n") else b"\n"
-            with self._writing, contextlib.suppress(BrokenPipeError):
-                _write(fd, tag + line + ending)
+    def _end(self, workers: Iterable[Worker]) -> None:
+        workers = list(workers)
+        for worker in workers:
+            worker.ask_to_end()
+        for worker in workers:
+            worker.end()
+            self._let_go(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        worker.close()
+
+    def _tell_world(self) -> None:
+        tell({"event": "world", "ranks": {str(w.number): w.rank for w in self._members}})
+
+    # What workers do ----------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        for worker in self._workers:
+            words = worker.hear()
+            if words.endswith(b"r"):
+                worker.state = State.WAITING
+                if worker.is_member and self._meeting:
+                    tell({"event": "waiting"})
+            elif words.endswith(b"m"):
+                worker.state = State.WORKING
+        if self._is_meeting and all(w.state is State.WORKING for w in self._members):
+            self._is_meeting = False
+            self._broken_in_a_row = 0
+
+    def _bury(self) -> None:
+        dead = [worker for worker in self._workers if worker.code is not None]
+        if self._is_meeting and any(worker.is_member for worker in dead):
+            self._hold_anew()
+            return
+        for worker in dead:
+            if worker.is_member:
+                self._count_exit(worker)
+            else:
+                self._slots.lose(worker.name)
+                host = discovery.host_of(worker.name)
+                tell({"event": "unfit", "host": host, "code": worker.code})
+            self._let_go(worker)
+
+    def _count_exit(self, worker: Worker) -> None:
+        self._exits.append((worker.rank, worker.code))
+        if worker.code != 0:
+            self._slots.lose(worker.name)
+            lost = {"number": worker.number, "rank": worker.rank, "code": worker.code}
+            tell({"event": "lost", "host": discovery.host_of(worker.name), **lost})
+
+    def _hold_anew(self) -> None:
+        """Begins a broken meeting anew, with new processes for all that it has not lost."""
+        self._is_meeting = False
+        members = self._members
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until and any(worker.code is None for worker in members):
+            time.sleep(_TICK_S)
+        # Horovod aborts those that are left.
+        lost = [w for w in members if w.code is not None and w.code not in (0, _ABORTED)]
+        self._broken_in_a_row = 0 if lost else self._broken_in_a_row + 1
+        if self._broken_in_a_row == _MOST_BROKEN:
+            lost = [worker for worker in members if worker.code is not None]
+        left = [worker for worker in members if worker not in lost]
+        for worker in lost:
+            self._count_exit(worker)
+            self._let_go(worker)
+        self._end(left)
+        if left:
+            tell({"event": "anew"})
+        for rank, worker in enumerate(left):
+            self._start_member(worker.name, rank, len(left))
+
+    # Slots --------------------------------------------------------------------------------------
+
+    def _offer(self) -> None:
+        """Starts workers in new slots, apart from the others, and ends those that left theirs."""
+        self._slots.ask()
+        names = self._slots.names
+        self._end(w for w in self._workers if not w.is_member and w.name not in names)
+        for name in names:
+            if name not in self._numbers:
+                self._start(name, {})
+        joining = any(w.state is State.WAITING for w in self._workers if not w.is_member)
+        leaving = any(worker.name not in names for worker in self._members)
+        has_changed = joining or (leaving and len(names) >= self._min_workers)
+        chief = next(iter(self._members), None)
+        is_reachable = chief is not None and chief.state is State.WORKING
+        if has_changed and is_reachable and not self._has_sent_news:
+            self._has_sent_news = True
+            chief.order({"news": True})
+
+    # Meetings -----------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Gives ranks to all that wait, once every member does."""
+        members = self._members
+        if not members or any(worker.state is not State.WAITING for worker in members):
+            return
+        names = self._slots.names
+        waiting = [w for w in self._workers if w.state is State.WAITING and not w.is_member]
+        meeting = [worker for worker in (*members, *waiting) if worker.name in names]
+        if len(meeting) < self._min_workers:
+            if any(code == 0 for _, code in self._exits):  # Nobody needs the rest any more.
+                self._end(members)
+            return  # Slots may come; the supervisor does not wait for ever.
+        meeting = meeting[: self._max_workers]
+        self._end(worker for worker in members if worker not in meeting)
+        self._meeting += 1
+        self._is_meeting, self._has_sent_news = True, False
+        self._exits.clear()
+        self._store.forget()
+        for rank, worker in enumerate(meeting):
+            worker.is_member, worker.rank, worker.state = True, rank, State.MEETING
+        self._tell_world()
+        for worker in meeting:
+            place = _place(worker.name, worker.rank, len(meeting))
+            # Horovod asks again for what it is told here, where it has met others before.
+            told = ",".join(
+                place[f"HOROVOD_{name}"]
+                for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+            )
+            self._store.put(self._meeting, "rank_and_size", f"{worker.name}:0", told)
+            worker.order({"variables": {**place, **self._store.variables(self._meeting)}})
+
+    def _exit_code(self) -> int:
+        """Returns the job's: 0 where some of the last world did their work and no other failed.
+
+        A worker that a signal ended is one that the others could do without; not so the chief,
+        which writes the results.
+        """
+        codes = [code for _, code in self._exits]
+        if 0 in codes:
+            codes = [code for rank, code in self._exits if rank == 0 or code < 128]
+        return next((code for code in codes if code), 0 if codes else 1)
 
 
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def _place(name: str, rank: int, size: int) -> dict[str, str]:
+    """Returns a worker's place in the words of Horovod, to which each slot is a host."""
+    return {
+        "HOROVOD_HOSTNAME": name,
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": str(size),
+    }
 
 
-class _Rendezvous(RendezvousServer):
-    """Horovod's server of assignments, on loopback."""
+class _Discovery:
+    """Asks a script for slots, in a thread of its own: it may take seconds."""
 
-    def __init__(self, workers: Workers):
-        super().__init__()
-        self._workers = workers
+    def __init__(self, script: str):
+        self._script = script
+        self._complaint = ""
+        self._hosts: list[Host] = []
+        threading.Thread(target=self._ask_for_ever, daemon=True).start()
 
-    def start(self, handler_cls: type) -> int:
-        self._httpd, port = find_port(
-            lambda address: RendezvousHTTPServer((_ADDRESS, address[1]), handler_cls, False)
-        )
-        self._listen_thread = in_thread(target=self._httpd.serve_forever)
-        return port
+    def hosts(self) -> list[Host]:
+        """Returns what was printed last."""
+        return self._hosts
 
-    def init(self, host_alloc_plan: list[Any]) -> None:
-        self._workers.assign(host_alloc_plan)
-        super().init(host_alloc_plan)
+    def _ask_for_ever(self) -> None:
+        while True:
+            try:
+                self._hosts = discovery.run(self._script)
+            except TfdistError as error:  # Those that there were are still there.
+                self._complain(str(error))
+            time.sleep(_DISCOVERY_S)
 
-
-class _Driver(ElasticDriver):
-    """Horovod's driver; tells of workers that wait, and ends those without a rank."""
-
-    def __init__(self, workers: Workers, *arguments: Any, **options: Any):
-        self._workers = workers
-        super().__init__(*arguments, **options)
-
-    def record_ready(self, host: str, slot: int) -> None:
-        self._workers.tell({"event": "waiting"})
-        super().record_ready(host, slot)
-
-    def get_slot_info(self, host: str, slot: int) -> Any:
-        if not self.has_rank_assignment(host, slot):
-            self._workers.dismiss(host)
-        return super().get_slot_info(host, slot)
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:  # Not every second.
+            self._complaint = text
+            tell({"event": "no discovery", "text": text[:_LONGEST_TEXT]})
 
 
 def main() -> None:
@@ -281,32 +372,20 @@ def main() -> None:
     assert sys.argv[2] == "--", sys.argv
     script = settings["host_discovery"]
     here = [Host("localhost", settings["workers"])]
-    offered = (lambda: here) if script is None else (lambda: discovery.run(script))
-    slots = discovery.Slots(offered, settings["max_workers"])
-    workers = Workers(sys.argv[3:], slots, register_shutdown_event())
-    _drive(workers, settings)
-    sys.exit(workers.exit_code())
-
-
-def _drive(workers: Workers, settings: dict[str, Any]) -> None:
-    """Runs the job to its end."""
-    rendezvous = _Rendezvous(workers)
-    driver = _Driver(
-        workers,
-        rendezvous,
-        workers,
-        settings["min_workers"],
-        settings["max_workers"],
-        timeout=settings["timeout_s"],
+    slots = discovery.Slots(
+        (lambda: here) if script is None else _Discovery(script).hosts, settings["max_workers"]
     )
-    port = rendezvous.start(create_rendezvous_handler(driver))
-    run_env = create_run_env_vars(_ADDRESS, [_LOOPBACK], port, elastic=True)
-    workers.env = {**os.environ, **{name: str(value) for name, value in run_env.items()}}
-    driver.wait_for_available_slots(settings["workers"])
-    driver.start(settings["workers"], workers.run)
-    driver.get_results()
-    driver.stop()
-    workers.end_standing_by()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    driver = Driver(
+        sys.argv[3:],
+        slots,
+        dict(os.environ),
+        min_workers=settings["min_workers"],
+        max_workers=settings["max_workers"],
+    )
+    sys.exit(driver.run(settings["workers"], ended))
 
 
 if __name__ == "__main__":

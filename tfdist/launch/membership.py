@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.errors import LaunchError
 from tfdist.launch.verdict import Failure, ending
 
-_EVENTS = ("world", "lost", "unfit", "waiting", "no discovery")
+_EVENTS = ("world", "lost", "unfit", "waiting", "anew", "no discovery")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,11 @@ class Membership:
             return self._begin_world({int(n): rank for n, rank in event["ranks"].items()})
         if event["event"] == "no discovery":
             return event["text"]
+        if event["event"] == "anew":
+            return (
+                "a worker was lost while all met; the others start anew and go on from their last "
+                "commit"
+            )
         if event["event"] == "unfit":
             how = ending(event["code"])
             return f"a worker on {event['host']} ended before it could join ({how})"

@@ -14,7 +14,7 @@ Line = tuple[int | None, str, str]
 """(rank, or None for the launcher's own words; "stdout" or "stderr"; text without its end)"""
 
 # One line longer than this is passed on in parts, so that memory stays bounded.
-_LONGEST_LINE_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 20
 
 _NUMBERED = re.compile(rb"\[(\d+)\]<(stdout|stderr)>:")
 
@@ -43,7 +43,7 @@ class LineSorter:
     def feed(self, pipe: str, data: bytes) -> Iterator[Line]:
         """Yields the lines that ``data``, read from ``pipe``, completes."""
         *complete, rest = (self._raw[pipe] + data).split(b"\n")
-        if len(rest) > _LONGEST_LINE_BYTES:
+        if len(rest) > LONGEST_LINE_BYTES:
             complete, rest = [*complete, rest], b""
         self._raw[pipe] = rest
         for raw in complete:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tfdist import topology
@@ -82,7 +83,7 @@ class Horovod(DataParallel):
         self._commit_every_steps = commit_every_steps
         self._hvd: Any = None
         self._world: Any = None
-        self._news: Any = None
+        self._driver: Any = None
 
     def start(self) -> None:
         place = topology.current()
@@ -98,12 +99,10 @@ class Horovod(DataParallel):
         if place.elastic_workers is None:
             hvd.init()
         else:
-            from tfdist.strategies.horovod_elastic import HostNews, await_turn, meet
+            from tfdist.strategies.horovod_elastic import Driver, meet
 
-            if place.stand_by is not None:
-                await_turn(place.stand_by)
-            meet(hvd)
-            self._news = HostNews()
+            self._driver = Driver(place.driver)
+            meet(hvd, self._driver)
         if place.addresses and hvd.size() != place.world_size:
             raise OptionError(
                 "Horovod's ranks must be started by mpirun or horovodrun, or by srun with MPI",
@@ -164,15 +163,16 @@ class Horovod(DataParallel):
             "compression": self._compression,
             "stall_timeout_s": self._stall_timeout_s,
         }
-        planned = topology.current().elastic_workers
-        if planned is None:
+        place = topology.current()
+        if place.elastic_workers is None:
             return Ring(self._hvd, self._world, **options)
         return ElasticRing(
             self._hvd,
             self._world,
-            news=self._news,
-            planned=planned,
+            driver=self._driver,
+            planned=place.elastic_workers,
             commit_every_steps=self._commit_every_steps,
+            kept=Path(place.kept),
             **options,
         )
 

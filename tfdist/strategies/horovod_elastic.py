@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,47 +16,73 @@ from tfdist.strategies.horovod_ring import Ring, World
 from tfdist.training.elastic import ElasticCollective
 
 
-class HostNews:
-    """Hears from Horovod's driver that slots have come or gone; only rank 0 is told."""
-
-    def __init__(self) -> None:
-        from horovod.common.elastic import notification_manager
-
-        self.has_come = False
-        notification_manager.init()
-        notification_manager.register_listener(self)
-
-    # Horovod's name for it: ``horovod.common.elastic.State``.
-    def on_hosts_updated(self, timestamp: int, result: int) -> None:
-        self.has_come = True
-
-
-def await_turn(stand_by: tuple[int, int]) -> None:
-    """Tells Horovod's driver that this process is ready, and waits for its rank.
+class Driver:
+    """This process's end of its pipes to the job's driver (``tfdist.launch.elastic_driver``).
 
     Args:
-        stand_by: see ``Topology``.
+        pipes: the one on which this process tells what it does, and the one with its orders.
     """
-    ready, turn = stand_by
-    os.write(ready, b"\n")
-    with os.fdopen(turn) as pipe:
-        os.environ.update(json.loads(pipe.readline()))
+
+    def __init__(self, pipes: tuple[int, int]):
+        self._words, self._orders = pipes
+        self._unread = b""
+        self._has_news = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether others wait to join, or are to leave; only rank 0 is told."""
+        while not self._has_news and select.select([self._orders], [], [], 0)[0]:
+            self._take(self._next_order())
+        return self._has_news
+
+    def await_rank(self) -> None:
+        """Returns when all others want to meet too, with this one's rank in the environment."""
+        os.write(self._words, b"r")
+        while not self._take(self._next_order()):
+            pass
+        self._has_news = False
+
+    def tell_met(self) -> None:
+        """Tells that Horovod is connected."""
+        os.write(self._words, b"m")
+
+    def _take(self, order: dict[str, Any]) -> bool:
+        """Follows an order; returns whether it was to meet."""
+        os.environ.update(order.get("variables", {}))
+        self._has_news = self._has_news or "news" in order
+        return "variables" in order
+
+    def _next_order(self) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            data = os.read(self._orders, 4096)
+            if not data:
+                raise LaunchError(
+                    "the ranks of an elastic job need their driver",
+                    received="its end",
+                    mend="--max-restarts starts all again",
+                )
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
 
 
-def meet(hvd: Any) -> None:
-    """Starts Horovod anew, with the ranks that its driver finds ready.
+def meet(hvd: Any, driver: Driver) -> None:
+    """Starts Horovod anew, with the ranks that the driver finds ready.
 
     Raises:
         LaunchError: they do not meet.
     """
     hvd.shutdown()
-    hvd.init()  # Waits until the driver has a rank for each; aborts when one does not come.
-    if not hvd.is_initialized():
+    driver.await_rank()
+    try:
+        hvd.init()  # Ends this process where another is lost meanwhile.
+    except ValueError as error:
         raise LaunchError(
             "the ranks of an elastic job must meet",
-            received="that Horovod did not start",
+            received=f"that Horovod did not start: {error}",
             mend="Look for the first rank that failed; --max-restarts starts all again",
-        )
+        ) from error
+    driver.tell_met()
 
 
 class ElasticRing(Ring, ElasticCollective):
@@ -62,9 +90,10 @@ class ElasticRing(Ring, ElasticCollective):
 
     Args:
         world: shared by all rings of the process; changed when ranks meet.
-        news: of slots.
+        driver: of the job.
         planned: ranks that the job was asked to work with.
         commit_every_steps: steps between two commits.
+        kept: see ``ElasticCollective``.
         options: see ``Ring``.
     """
 
@@ -73,27 +102,28 @@ class ElasticRing(Ring, ElasticCollective):
         hvd: Any,
         world: World,
         *,
-        news: HostNews,
+        driver: Driver,
         planned: int,
         commit_every_steps: int,
+        kept: Path,
         **options: Any,
     ):
         super().__init__(hvd, world, **options)
-        self._news = news
+        self._driver = driver
         self._planned = planned
         self.commit_every_steps = commit_every_steps
+        self.kept = kept
 
     @property
     def planned_replicas(self) -> int:
         return self._planned
 
     def will_change(self) -> bool:
-        told = tf.constant(self._news.has_come, tf.int32)
+        told = tf.constant(self._driver.has_news, tf.int32)
         return bool(self._hvd.broadcast(told, 0, name="tfdist.news"))
 
     def meet(self) -> None:
-        self._news.has_come = False
-        meet(self._hvd)
+        meet(self._hvd, self._driver)
         self._world.size, self._world.rank = self._hvd.size(), self._hvd.rank()
 
     def hand_on(self, arrays: list[np.ndarray], root: int) -> list[np.ndarray]:

@@ -36,8 +36,8 @@ class Topology:
         roles: of each rank, where the source names hosts; empty under MPI and Gloo.
         elastic_workers: number of processes that an elastic job was asked to work with, whatever
             their number is now; None where the number is fixed.
-        stand_by: of a process that is to join an elastic job: the file descriptor on which it
-            tells that it is ready, and the one on which it gets its rank; None for all others.
+        driver: the pipes of a worker in an elastic job to the job's driver; None for all others.
+        kept: the file in which that worker keeps its training while Horovod may end it.
     """
 
     world_size: int = 1
@@ -50,7 +50,8 @@ class Topology:
     addresses: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     elastic_workers: int | None = None
-    stand_by: tuple[int, int] | None = None
+    driver: tuple[int, int] | None = None
+    kept: str | None = None
 
     @property
     def is_chief(self) -> bool:

@@ -14,7 +14,8 @@ from tfdist.topology.values import whole
 MARKS = ("HOROVOD_ELASTIC",)
 _WORKERS = "TFDIST_ELASTIC_WORKERS"
 _LOCAL_RANK = "TFDIST_LOCAL_RANK"
-_STAND_BY = "TFDIST_STAND_BY"
+_DRIVER = "TFDIST_DRIVER"
+_KEPT = "TFDIST_KEPT"
 
 
 def is_worker(environ: Mapping[str, str]) -> bool:
@@ -35,22 +36,14 @@ def place(environ: Mapping[str, str]) -> dict[str, Any]:
             mend="Start it with tfdist launch --workers 2 --min-workers 1 -- python script.py",
         )
     workers = whole(environ, _WORKERS, at_least=1)
-    found = {
+    words, _, orders = environ[_DRIVER].partition(",")
+    joins = "HOROVOD_SIZE" not in environ  # Without a rank before it does.
+    return {
         "local_rank": whole(environ, _LOCAL_RANK),
         "local_size": workers,
         "elastic_workers": workers,
-    }
-    stand_by = environ.get(_STAND_BY)
-    if stand_by:  # Without a rank before it joins.
-        ready, turn = stand_by.split(",")
-        return {
-            **found,
-            "world_size": workers + 1,
-            "rank": workers,
-            "stand_by": (int(ready), int(turn)),
-        }
-    return {
-        **found,
-        "world_size": whole(environ, "HOROVOD_SIZE", at_least=1),
-        "rank": whole(environ, "HOROVOD_RANK"),
+        "driver": (int(words), int(orders)),
+        "kept": environ[_KEPT],
+        "world_size": workers + 1 if joins else whole(environ, "HOROVOD_SIZE", at_least=1),
+        "rank": workers if joins else whole(environ, "HOROVOD_RANK"),
     }

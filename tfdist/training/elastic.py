@@ -15,8 +15,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
+import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +51,8 @@ class ElasticCollective(Collective):
 
     #: Steps between two commits.
     commit_every_steps: int
+    #: Outlives this process, should the engine end it while all meet: a new one goes on from it.
+    kept: Path
 
     @property
     def shares_batches(self) -> bool:
@@ -138,6 +143,7 @@ class Survival:
         self._origin = Start()
         self._last: _Commit | None = None
         self._notes: _Notes | None = None
+        self._is_ready = False  # Else this process has begun the fit after others.
 
     def run(
         self,
@@ -156,7 +162,7 @@ class Survival:
                 the whole fit.
             train: trains from a step to the end.
         """
-        is_ready = False
+        self._take_kept()
         losses_in_place = 0
         while True:
             before = self._last
@@ -165,14 +171,15 @@ class Survival:
                     start = self._agree()
                     if start is None:
                         start = self._origin = begin()
-                        is_ready = True
+                        self._is_ready = True
                         self._commit(start.position, start.metric_state)
-                    elif not is_ready:
+                    elif not self._is_ready:
                         join(self._origin)
                         self._take_notes()
-                        is_ready = True
+                        self._is_ready = True
                 if not self._last.is_over:
                     train(start)
+                self._keep()
                 return
             except ProcessesChanged:
                 losses_in_place = 0
@@ -184,6 +191,7 @@ class Survival:
                 if losses_in_place == _MOST_LOSSES_IN_PLACE:
                     raise
             forget_traces(self._model)
+            self._keep()
             self._collective.meet()
 
     def step_done(self, epoch: int, steps_told: int) -> None:
@@ -260,9 +268,7 @@ class Survival:
         variables = self._variables()
         told = None
         if self._collective.process == root:
-            seen = callback_state.written(self._callbacks)
-            notes = _Notes(seen, self._history.epoch, self._history.history)
-            told = (replace(self._last, variables=[]), notes)
+            told = (replace(self._last, variables=[]), self._present_notes())
         last, self._notes = self._collective.gather(told)[root]
         have = self._last.variables if self._last is not None else variables
         arrays = self._collective.hand_on([tensor.numpy() for tensor in have], root)
@@ -270,6 +276,33 @@ class Survival:
             variable.assign(array)
         self._origin = last.origin
         self._last = replace(last, variables=[tf.identity(variable) for variable in variables])
+
+    def _present_notes(self) -> _Notes:
+        if not self._is_ready:  # What it has kept from before it was started anew.
+            return self._notes
+        seen = callback_state.written(self._callbacks)
+        return _Notes(seen, self._history.epoch, self._history.history)
+
+    def _keep(self) -> None:
+        """Writes down the last commit, for a process in place of this one."""
+        if self._last is None:
+            return
+        arrays = [tensor.numpy() for tensor in self._last.variables]
+        kept = (self._number, replace(self._last, variables=arrays), self._present_notes())
+        half = self._collective.kept.with_suffix(".half")
+        with open(half, "wb") as file:
+            pickle.dump(kept, file, protocol=pickle.HIGHEST_PROTOCOL)
+        os.replace(half, self._collective.kept)
+
+    def _take_kept(self) -> None:
+        """Takes over what the process before this one has written of this fit, if there was one."""
+        if not self._collective.kept.exists():
+            return
+        with open(self._collective.kept, "rb") as file:  # In a folder that is this job's alone.
+            number, commit, notes = pickle.load(file)
+        if number == self._number:
+            variables = [tf.constant(array) for array in commit.variables]
+            self._last, self._notes = replace(commit, variables=variables), notes
 
     def _take_notes(self) -> None:
         callback_state.restore(self._callbacks, self._notes.callbacks)
