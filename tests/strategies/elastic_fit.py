@@ -23,10 +23,34 @@ from tfdist.compat import import_tensorflow
 tf = import_tensorflow()
 keras = tf.keras
 EPOCHS, BATCH, RECORDS = 3, 8, 75
-WORKERS, LEARNING_RATE = 2, 0.01
+WORKERS, LEARNING_RATE = int(os.environ.get("WORKERS", "2")), 0.01
 rng = np.random.default_rng(0)
 X = rng.normal(size=(RECORDS, 6)).astype(np.float32)
 Y = (X.sum(axis=1) > 0).astype(np.int32)
+
+
+def trace(what: str) -> None:
+    """Notes in the file TRACE, where there is one, what this process is about to do."""
+    if "TRACE" in os.environ:
+        with open(os.environ["TRACE"], "a") as file:
+            file.write(f"{what}\n")
+
+
+def trace_meetings() -> None:
+    from tfdist.strategies import horovod_elastic
+
+    await_rank, tell_met = horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met
+
+    def traced_await(self) -> None:
+        trace("ask")
+        await_rank(self)
+        trace("connect")
+
+    def traced_met(self) -> None:
+        trace("met")
+        tell_met(self)
+
+    horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met = traced_await, traced_met
 
 
 class Rows(keras.metrics.Metric):
@@ -83,6 +107,7 @@ class Story(keras.callbacks.Callback):
         rank = self._strategy.topology.rank
         size = self._strategy.topology.world_size
         self.told.append(["step", batch, rank, size, time.time()])
+        trace("step")
         self._steps += 1
         if f"rank={rank},step={self._steps}" in self._kills:
             (self._folder / f"killed.{rank}").write_text(str(time.time()))
@@ -150,4 +175,7 @@ def compare(strategy, model, feed, start, history, predicted) -> dict:
 
 
 if __name__ == "__main__":
+    trace("start")
+    if "TRACE" in os.environ:
+        trace_meetings()
     main(Path(sys.argv[1]), sys.argv[2:])
