@@ -112,7 +112,8 @@ class Traces:
                 for connection in process.net_connections(kind="tcp"):
                     if connection.status != psutil.CONN_LISTEN:
                         continue
-                    if not ipaddress.ip_address(connection.laddr.ip).is_loopback:
+                    address = ipaddress.ip_address(connection.laddr.ip)
+                    if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
                         found.add(os.path.basename(process.cmdline()[0]))
         return found
 

@@ -77,6 +77,7 @@ def job(
         tags="elastic",
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
+        is_local=True,
         elasticity=Elasticity(min_workers=min_workers, is_fixed=host_discovery is None),
     )
 

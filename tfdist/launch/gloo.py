@@ -32,20 +32,20 @@ def job(
     horovodrun = programs.find("horovodrun", "the Gloo controller", environ)
     env = programs.rank_environment(environ)
     env[events.VARIABLE] = "1"
-    listed = ",".join(f"{host.name}:{host.slots}" for host in places)
-    local = all(place.is_local for place in places)
-    program = [sys.executable, "-m", "tfdist.launch.gloo_here"] if local else [horovodrun]
-    loopback = ["--network-interfaces", "lo"] if local else []
-    timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
+    is_local = all(place.is_local for place in places)
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
+    if is_local:
+        program = [sys.executable, "-m", "tfdist.launch.gloo_here", str(workers), "--"]
+    else:
+        listed = ",".join(f"{host.name}:{host.slots}" for host in places)
+        timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
+        program = [horovodrun, "--gloo", "-np", str(workers), "-H", listed, *timeout]
     return Job(
-        command=[
-            *(*program, "--gloo", "-np", str(workers), "-H", listed),
-            *(*loopback, *timeout, *rank),
-        ],
+        command=[*program, *rank],
         env=env,
         world_size=workers,
         tags="gloo",
+        is_local=is_local,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
     )

@@ -1,4 +1,5 @@
-"""Runs one command and leaves nothing of it behind: ``python -m tfdist.launch.guard COMMAND...``.
+"""Runs one command and leaves nothing of it behind:
+``python -m tfdist.launch.guard [--loopback] -- COMMAND...``.
 
 A process of its own above the command. The kernel hands it every descendant that loses its parent,
 even one that made itself a daemon. Whichever way the command ends, the guard ends all of it, and
@@ -7,6 +8,8 @@ returns the command's exit code (128 + n for signal n).
 There is one between the supervisor and its command, which reads a pipe that closes when the
 supervisor dies, by SIGKILL too; and one in each rank (``tfdist.launch.rank``): mpirun would wait
 for ever for the output of a daemon that outlives its rank.
+
+With ``--loopback`` nothing of the command listens on the network: see ``topology.loopback``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import sys
 import time
 
 from tfdist.launch import linux
+from tfdist.topology import loopback
+from tfdist.topology.loopback import Loopback
 
 # mpirun needs about two seconds to end its ranks itself, on other hosts too.
 TERM_GRACE_S = 5.0
@@ -36,14 +41,25 @@ class Guard:
         command: the argument list.
         lifeline: a file descriptor without data, whose end asks to end the command; or None.
         orphan_signal: what the command gets should this guard be killed.
+        loopback: whether it listens on the loopback interface only.
     """
 
-    def __init__(self, command: list[str], *, lifeline: int | None, orphan_signal: int):
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        lifeline: int | None,
+        orphan_signal: int,
+        loopback: bool = False,
+    ):
         self._code: int | None = None
         self._lifeline = lifeline
         self._wake = _wake_on_signals()
         linux.adopt_orphans()
-        self._pid = _spawn(command, orphan_signal)
+        confined = Loopback() if loopback else None
+        self._pid = _spawn(command, orphan_signal, confined)
+        if confined is not None:
+            confined.serve()
 
     def watch(self) -> int:
         """Returns the command's exit code once nothing of it is left."""
@@ -98,13 +114,15 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _spawn(command: list[str], orphan_signal: int) -> int:
+def _spawn(command: list[str], orphan_signal: int, confined: Loopback | None) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         linux.die_with_parent(orphan_signal)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if confined is not None:
+            loopback.enter(confined.child_fd)
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"tfdist: cannot run '{command[0]}': {error.strerror}\n".encode())
@@ -123,5 +141,10 @@ def _kill_descendants() -> None:
 
 
 if __name__ == "__main__":
+    split = sys.argv.index("--")
+    options, command = sys.argv[1:split], sys.argv[split + 1 :]
     # SIGTERM, so that mpirun can still end its ranks when this guard is killed.
-    sys.exit(Guard(sys.argv[1:], lifeline=0, orphan_signal=signal.SIGTERM).watch())
+    guard = Guard(
+        command, lifeline=0, orphan_signal=signal.SIGTERM, loopback="--loopback" in options
+    )
+    sys.exit(guard.watch())

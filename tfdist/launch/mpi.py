@@ -49,7 +49,8 @@ def job(
     env[events.VARIABLE] = "1"
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if all(place.is_local for place in places):
+    is_local = all(place.is_local for place in places)
+    if is_local:
         where = _local_arguments(workers, hosts.physical_cores())
     else:
         where = _remote_arguments(places, env)
@@ -62,6 +63,7 @@ def job(
         env=env,
         world_size=workers,
         tags="mpi",
+        is_local=is_local,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
     )

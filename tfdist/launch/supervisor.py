@@ -47,6 +47,7 @@ class Job:
             event that says so (``"long": True``: imports, the first step, the writing of a
             checkpoint) ``start_timeout_s`` is added.
         elasticity: of a job that goes on when ranks are lost; None where each is needed.
+        is_local: whether its ranks have nobody to talk to on other machines.
     """
 
     command: list[str]
@@ -57,6 +58,7 @@ class Job:
     start_timeout_s: float = 120.0
     stall_timeout_s: float | None = None
     elasticity: Elasticity | None = None
+    is_local: bool = False
 
 
 @dataclass
@@ -293,8 +295,9 @@ def _ending(exit_code: int) -> str:
 @contextlib.contextmanager
 def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     """Starts the job below a guard in its own session, and ends it however the block is left."""
+    confined = ["--loopback"] if job.is_local else []
     guard = subprocess.Popen(
-        [sys.executable, "-m", "tfdist.launch.guard", *job.command],
+        [sys.executable, "-m", "tfdist.launch.guard", *confined, "--", *job.command],
         env={**job.env, events.VARIABLE: "1"},
         stdin=subprocess.PIPE,  # its end tells the guard that this process has died
         stdout=subprocess.PIPE,

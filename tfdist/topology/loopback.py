@@ -53,24 +53,26 @@ class _Program(ctypes.Structure):
 
 
 class Loopback:
-    """What a parent process does; ``enter`` is the part of the child that it forks.
+    """The parent's part: it answers the binds of one child, and of all that this starts.
 
-    A child that could not enter has none of its binds changed.
+    The child calls ``enter``, or is the program ``command``. Where it cannot be confined none of
+    its binds is changed.
     """
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
 
-    def enter(self) -> None:
-        """Confines this process, and all that it starts. Call it in the child, before exec."""
-        with contextlib.suppress(OSError, KeyError):
-            listener = _install()
-            socket.send_fds(self._theirs, [b"."], [listener])
-            os.close(listener)
-        self._theirs.close()
+    @property
+    def child_fd(self) -> int:
+        """The child's end; it must get it."""
+        return self._theirs.fileno()
+
+    def command(self, command: list[str]) -> list[str]:
+        """Returns what runs ``command`` confined, given ``child_fd``."""
+        return [sys.executable, "-I", "-S", __file__, str(self.child_fd), *command]
 
     def serve(self) -> None:
-        """Answers the child's binds, in a thread, until nothing of it is left."""
+        """Answers, in a thread, until nothing of the child is left. Call it once it is there."""
         self._theirs.close()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -89,6 +91,16 @@ class Loopback:
             with contextlib.suppress(OSError):  # Of a process that has ended meanwhile.
                 _answer(listener)
         os.close(listener)
+
+
+def enter(child_fd: int) -> None:
+    """Confines this process, and all that it starts; before exec."""
+    with socket.socket(fileno=child_fd) as parent, contextlib.suppress(OSError, KeyError):
+        listener = _install()
+        try:
+            socket.send_fds(parent, [b"."], [listener])
+        finally:
+            os.close(listener)
 
 
 def _install() -> int:
@@ -118,30 +130,30 @@ def _answer(listener: int) -> None:
     request = bytearray(_REQUEST_BYTES)
     fcntl.ioctl(listener, _RECEIVE, request)
     number, pid, _, _, _, _, *arguments = struct.unpack("=QIIiIQ6Q", request)
-    error, flags = 0, 0
-    try:
-        flags = 0 if _bind(listener, number, pid, *arguments[:3]) else _CONTINUE
-    except OSError as failure:
-        error = -(failure.errno or errno.EACCES)
+    fd, address, length = arguments[:3]
+    error, flags = 0, _CONTINUE
+    # A container may forbid to look: better a bind on all interfaces than none.
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            place = _loopback_place(memory.read(min(length, _LONGEST_ADDRESS_BYTES)))
+        if place is not None:
+            own = stack.enter_context(_socket_of(pid, fd))
+            fcntl.ioctl(listener, _IS_VALID, struct.pack("=Q", number))  # Else it is another's.
+            if own.type == socket.SOCK_STREAM:
+                error, flags = _bind(own, *place), 0
     fcntl.ioctl(listener, _SEND, struct.pack("=QqiI", number, 0, error, flags))
 
 
-def _bind(listener: int, number: int, pid: int, fd: int, address: int, length: int) -> bool:
-    """Returns whether the bind was carried out: it named all interfaces for a TCP socket."""
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        memory.seek(address)
-        data = memory.read(min(length, _LONGEST_ADDRESS_BYTES))
-    fcntl.ioctl(listener, _IS_VALID, struct.pack("=Q", number))  # Else pid may be another's.
-    place = _loopback_place(data)
-    if place is None:
-        return False
-    with _socket_of(pid, fd) as own:
-        if own.type != socket.SOCK_STREAM:
-            return False
+def _bind(own: socket.socket, host: str, port: int) -> int:
+    """Returns what the kernel would: 0, or the number of an error below 0."""
+    try:
         if own.family == socket.AF_INET6 and own.getsockopt(_IPV6, socket.IPV6_V6ONLY):
-            place = "::1", place[1]
-        own.bind(place)
-    return True
+            host = "::1"
+        own.bind((host, port))
+    except OSError as error:
+        return -(error.errno or errno.EACCES)
+    return 0
 
 
 def _loopback_place(data: bytes) -> tuple[str, int] | None:
@@ -177,3 +189,8 @@ def _checked(result: int, what: str) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), what)
     return result
+
+
+if __name__ == "__main__":
+    enter(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])

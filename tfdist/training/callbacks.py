@@ -67,6 +67,7 @@ class OfTheChief(tf.keras.callbacks.Callback):
         self._callback = callback
         self._collective = collective
         self._has_begun = False
+        self._goes_on = False
         self._epoch: int | None = None
 
     def set_params(self, params: dict) -> None:
@@ -75,8 +76,12 @@ class OfTheChief(tf.keras.callbacks.Callback):
     def set_model(self, model: tf.keras.Model) -> None:
         self._callback.set_model(model)
 
+    def join(self) -> None:
+        """Has it go on, on this process, with what another one has begun."""
+        self._goes_on = True
+
     def on_train_begin(self, logs: dict | None = None) -> None:
-        if self._collective.is_chief:
+        if self._collective.is_chief and not self._goes_on:
             self._has_begun = True
             self._callback.on_train_begin(logs)
 
@@ -148,6 +153,13 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         """Has it told of each step and epoch, after all callbacks."""
         self._survival = survival
 
+    def join(self) -> None:
+        """Begins in the middle of a training that other processes have begun."""
+        for callback in self.callbacks:
+            if isinstance(callback, OfTheChief):
+                callback.join()
+        self.on_train_begin()
+
     def watch_with(self, watchers: Sequence[Any]) -> None:
         """Adds callbacks that watch a call of Keras' fit; those of the call before leave."""
         for watcher in self._watchers:
@@ -182,6 +194,9 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             self._survival.step_done(self._epoch_begun, batch + self.steps_before + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if self._survival is not None and self._survival.has_ended_before(epoch):
+            self._epoch_ended = epoch
+            self._stop_wanted = self._stop_wanted or self._survival.has_stopped_before
         if epoch != self._epoch_ended:  # Else its end was told, and a process lost, before all met.
             self._epoch_ended = epoch
             super().on_epoch_end(epoch, logs)

@@ -15,10 +15,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
-import os
-import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
-from tfdist.training import callback_state
+from tfdist.training import callback_state, kept_training
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
 from tfdist.training.precision import loss_scale_state
@@ -109,6 +107,21 @@ class _Notes:
     callbacks: bytes
     epochs: list[int]
     history: dict[str, list[float]]
+
+
+def _written(commit: _Commit) -> dict[str, Any]:
+    """Returns a commit without its variables, for a file."""
+    return asdict(replace(commit, variables=[]))
+
+
+def _read(written: dict[str, Any], variables: list[tf.Tensor]) -> _Commit:
+    def start(fields: dict[str, Any]) -> Start:
+        return Start(**{**fields, "position": Position(**fields["position"])})
+
+    fields = {**written, "variables": variables}
+    return _Commit(
+        **{**fields, "start": start(written["start"]), "origin": start(written["origin"])}
+    )
 
 
 class Survival:
@@ -281,32 +294,40 @@ class Survival:
         if not self._is_ready:  # What it has kept from before it was started anew.
             return self._notes
         seen = callback_state.written(self._callbacks)
-        return _Notes(seen, self._history.epoch, self._history.history)
+        return _Notes(seen, list(self._history.epoch), self._history.history)
 
     def _keep(self) -> None:
         """Writes down the last commit, for a process in place of this one."""
-        if self._last is None:
-            return
-        arrays = [tensor.numpy() for tensor in self._last.variables]
-        kept = (self._number, replace(self._last, variables=arrays), self._present_notes())
-        half = self._collective.kept.with_suffix(".half")
-        with open(half, "wb") as file:
-            pickle.dump(kept, file, protocol=pickle.HIGHEST_PROTOCOL)
-        os.replace(half, self._collective.kept)
+        if self._last is not None:
+            kept_training.write(
+                self._collective.kept,
+                [self._number, _written(self._last), asdict(self._present_notes())],
+                self._last.variables,
+            )
 
     def _take_kept(self) -> None:
         """Takes over what the process before this one has written of this fit, if there was one."""
         if not self._collective.kept.exists():
             return
-        with open(self._collective.kept, "rb") as file:  # In a folder that is this job's alone.
-            number, commit, notes = pickle.load(file)
+        (number, last, notes), variables = kept_training.read(
+            self._collective.kept, [variable.dtype for variable in self._variables()]
+        )
         if number == self._number:
-            variables = [tf.constant(array) for array in commit.variables]
-            self._last, self._notes = replace(commit, variables=variables), notes
+            self._last, self._notes = _read(last, variables), _Notes(**notes)
+
+    def has_ended_before(self, epoch: int) -> bool:
+        """Whether callbacks were told of an epoch's end before this process joined."""
+        return self._notes is not None and epoch in self._notes.epochs
+
+    @property
+    def has_stopped_before(self) -> bool:
+        """Whether a callback had stopped the training by then."""
+        return callback_state.has_stopped(self._callbacks, self._notes.callbacks)
 
     def _take_notes(self) -> None:
         callback_state.restore(self._callbacks, self._notes.callbacks)
-        self._history.epoch, self._history.history = self._notes.epochs, self._notes.history
+        self._history.epoch = list(self._notes.epochs)
+        self._history.history = {name: list(v) for name, v in self._notes.history.items()}
 
     def _variables(self) -> list[tf.Variable]:
         variables = self._model.optimizer.variables

@@ -282,7 +282,7 @@ class Runs:
 
         def join(begun_at: Start) -> None:
             self._prepare(feed, callbacks, begun_at)
-            chain.on_train_begin()
+            chain.join()
 
         def agree_and_train(start: Start) -> None:
             self._agree_on(self._present(feed))

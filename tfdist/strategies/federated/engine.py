@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import EngineMissingError
+from tfdist.topology.loopback import Loopback
 
 # Sets PR_SET_PDEATHSIG to SIGKILL, which survives exec; the parent may be dead by then already.
 _DIE_WITH_PARENT = (
@@ -122,13 +123,18 @@ class Engine:
         import portpicker
 
         port = portpicker.pick_unused_port()
-        worker = [self._binary, f"--port={port}", "--max_concurrent_computation_calls=-1"]
+        loopback = Loopback()  # The worker itself listens on all interfaces.
+        worker = loopback.command(
+            [self._binary, f"--port={port}", "--max_concurrent_computation_calls=-1"]
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *worker],
+            pass_fds=[loopback.child_fd],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # What matters comes back as an error of the call.
             stderr=subprocess.DEVNULL,
         )
+        loopback.serve()
         limits = ("max_message_length", "max_receive_message_length", "max_send_message_length")
         try:
             self._wait_until_listening(port)
