@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -111,3 +113,72 @@ def test_lines_stay_open_and_end_with_their_rank(places):
     assert first[2].recv(8) == b""
     for line in (*first.values(), second[0]):
         line.close()
+
+
+def with_secrets(places: list[Topology], *secrets: str) -> list[Topology]:
+    return [dataclasses.replace(p, secret=s) for p, s in zip(places, secrets, strict=True)]
+
+
+def test_ranks_know_each_other_by_their_secret(places):
+    assert met(with_secrets(places, "a", "a", "a"), timeout_s=30) == ["", "", ""]
+    first, second, third = met(with_secrets(places, "a", "a", "b"), timeout_s=3)
+    assert "rank 2" in first
+    assert "rank 2" in second
+    assert "rank 0" in third  # It believes no chief either that does not know its own.
+    assert "secret" not in repr(with_secrets(places, "the secret", "a", "a")[0])
+
+
+def test_callers_without_end_or_words_hold_nobody_up(places):
+    """One sends a line that never ends, others nothing, one half of what a rank says."""
+    host, port = places[0].addresses[0].split(":")
+    over = threading.Event()
+    sent: list[int] = []
+
+    def call(say: Callable[[socket.socket], None]) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as c:
+                say(c)
+            over.wait(0.01)
+
+    def endless(line: socket.socket) -> None:
+        for _ in range(10_000):
+            line.sendall(b"1" * 4096)
+            sent.append(4096)
+
+    def silent(line: socket.socket) -> None:
+        over.wait(20)
+
+    def garbage(line: socket.socket) -> None:
+        line.sendall(b"1 2 3\n\xff")
+
+    with ThreadPoolExecutor(30) as threads:
+        for say in (endless, garbage, *[silent] * 20):
+            threads.submit(call, say)
+        try:
+            late = threads.submit(met, with_secrets(places, "a", "a", "a"), 30)
+            assert late.result(60) == ["", "", ""]
+        finally:
+            over.set()
+    assert sum(sent) < 10_000 * 4096  # It was hung up on.
+
+
+def test_a_chief_that_is_none_is_not_believed(places):
+    """Whatever it says, the rank goes on to look for its own until the deadline."""
+    host, port = places[0].addresses[0].split(":")
+    over = threading.Event()
+
+    def pose(words: bytes) -> None:
+        with socket.create_server((host, int(port))) as server:
+            server.settimeout(0.1)
+            while not over.is_set():
+                with contextlib.suppress(OSError), server.accept()[0] as line:
+                    line.sendall(words)
+                    over.wait(0.2)
+
+    for words in (b"0\ngo\n", b"0\n1 2 x\n", b"x" * 100_000, b"\xff\n\n"):
+        over.clear()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(pose, words)
+            (error,) = met([places[1]], timeout_s=1)
+            over.set()
+        assert f"rank 0 ({places[0].addresses[0]})" in error

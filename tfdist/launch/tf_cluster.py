@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
 
+from tfdist import topology
 from tfdist.errors import LaunchError, OptionError
 from tfdist.launch import hosts, mpi
 from tfdist.launch.supervisor import Job
 from tfdist.topology import Topology, ports
 
+_SECRET_BYTES = 16
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -45,13 +49,14 @@ def job(
     slots = workers if all(place.is_local for place in places) else len(roles)
     hosts.check_slots(slots, places)
     tasks = list(zip(roles, _addresses(len(roles), places), strict=True))
+    environ = os.environ if environ is None else environ
     return mpi.job(
         _task_command(tasks, command),
         workers=len(roles),
         on_hosts=on_hosts,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
-        environ=environ,
+        environ={**environ, topology.SECRET: secrets.token_hex(_SECRET_BYTES)},
         slots=slots,
         may_be_lost=range(1, 1 + workers) if ps else (),
     )

@@ -3,11 +3,17 @@
 TensorFlow waits for a missing task without end, holds the interpreter while it does, and cannot
 name the task. So rank 0 listens on its own address until all others have called, and then gives
 the port back to TensorFlow. The lines of those who called can stay open, to tell when one ends.
+
+Both ends prove that they know the job's secret (``Topology.secret``), and never say it. Where
+nobody has given the job one, everybody knows it: whoever can reach the port is believed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import secrets
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +25,11 @@ _RETRY_S = 0.1
 # Beyond the deadline, for the words of rank 0 about who is missing.
 _GRACE_S = 2.0
 _GO = "go"
+_NONCE_BYTES = 16
+# The numbers of all ranks that are missing, at most.
+_LONGEST_LINE_BYTES = 1 << 16
+# Who have called, and not said yet who they are.
+_MOST_CALLERS = 256
 _FREE_PORTS = {
     "tf_config": "Choose a free port of this host in TF_CONFIG; tfdist launch, started anew, takes "
     "other ones",
@@ -70,25 +81,119 @@ _Met = tuple[dict[int, socket.socket], list[int]]
 
 
 def _wait_as_chief(place: Topology, deadline: float) -> _Met:
-    missing = set(range(1, place.world_size))
     lines: dict[int, socket.socket] = {}
-    with _listening(place.addresses[0]) as server:
+    answers: dict[int, _Caller] = {}
+    missing = set(range(1, place.world_size))
+    with _listening(place.addresses[0]) as server, _Callers(place, server) as callers:
         while missing and time.monotonic() < deadline:
-            server.settimeout(max(_RETRY_S, deadline - time.monotonic()))
-            with contextlib.suppress(OSError, ValueError):
-                caller = server.accept()[0]
-                caller.settimeout(_GRACE_S)
-                rank = _rank_of(caller)
-                if rank not in range(1, place.world_size):  # A stranger.
-                    caller.close()
-                    continue
+            for rank, caller in callers.next():
                 missing.discard(rank)
-                lines[rank] = caller
+                answers[rank] = caller  # Anew, where its first line broke.
         answer = " ".join(map(str, sorted(missing))) or _GO
-        for caller in lines.values():
+        for rank, caller in answers.items():
+            lines[rank] = caller.line
+            caller.line.settimeout(_GRACE_S)
             with contextlib.suppress(OSError):
-                caller.sendall(f"{answer}\n".encode())
+                proof = _proof(place, caller.nonce, caller.their_nonce, answer)
+                caller.line.sendall(f"{answer} {proof}\n".encode())
     return lines, sorted(missing)
+
+
+class _Caller:
+    """Somebody who has called the chief, and may be a rank or a stranger."""
+
+    def __init__(self, line: socket.socket):
+        self.line = line
+        self.nonce = secrets.token_hex(_NONCE_BYTES)
+        self.their_nonce = ""
+        self.until = time.monotonic() + _GRACE_S
+        self._heard = b""
+        line.setblocking(False)
+        line.sendall(f"{self.nonce}\n".encode())
+
+    def hear(self, place: Topology) -> int | None:
+        """Returns the rank that has called; None while its line has not ended.
+
+        Raises:
+            ValueError: a stranger.
+            OSError: one who is gone.
+        """
+        self._heard += self.line.recv(_LONGEST_LINE_BYTES) or b"\n"
+        if len(self._heard) > _LONGEST_LINE_BYTES:
+            raise ValueError("a line without end")
+        if not self._heard.endswith(b"\n"):
+            return None
+        rank, self.their_nonce, proof = self._heard.decode("ascii").split()
+        if not _is_proof(proof, place, self.nonce, self.their_nonce, rank):
+            raise ValueError("another secret")
+        if int(rank) not in range(1, place.world_size):
+            raise ValueError("no rank of this cluster")
+        return int(rank)
+
+
+class _Callers:
+    """Hears all who call at the same time: a stranger holds nobody up."""
+
+    def __init__(self, place: Topology, server: socket.socket):
+        self._place = place
+        self._server = server
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Callers:
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for caller in self._waiting:
+            caller.line.close()
+        self._selector.close()
+
+    @property
+    def _waiting(self) -> list[_Caller]:
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+
+    def next(self) -> list[tuple[int, _Caller]]:
+        """Returns the ranks that have proved who they are, soon."""
+        met = []
+        for key, _ in self._selector.select(_RETRY_S):
+            if key.data is None:
+                self._accept()
+                continue
+            try:
+                rank = key.data.hear(self._place)
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError):
+                self._hang_up(key.data)
+                continue
+            if rank is not None:
+                self._selector.unregister(key.data.line)
+                met.append((rank, key.data))
+        for caller in self._waiting:
+            if time.monotonic() > caller.until:
+                self._hang_up(caller)
+        return met
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            line = self._server.accept()[0]
+            if len(self._waiting) >= _MOST_CALLERS:
+                self._hang_up(self._waiting[0])
+            self._selector.register(line, selectors.EVENT_READ, _Caller(line))
+
+    def _hang_up(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.line)
+        caller.line.close()
+
+
+def _proof(place: Topology, *words: str) -> str:
+    """Returns what only those can know who have the job's secret; it goes over the network."""
+    return hmac.new(place.secret.encode(), " ".join(words).encode(), "sha256").hexdigest()
+
+
+def _is_proof(proof: str, place: Topology, *words: str) -> bool:
+    return hmac.compare_digest(proof.encode(), _proof(place, *words).encode())
 
 
 @contextlib.contextmanager
@@ -111,31 +216,45 @@ def _listening(address: str) -> Iterator[socket.socket]:
 def _call_chief(place: Topology, deadline: float) -> _Met:
     host, _, port = place.addresses[0].rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_met:
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as unless_met:
             chief = socket.create_connection((host, int(port)), timeout=left)
             unless_met.callback(chief.close)
-            chief.sendall(f"{place.rank}\n".encode())
-            chief.settimeout(left + _GRACE_S)
-            answer = _line(chief)
-            if answer == _GO:
+            answer = _ask(chief, place, deadline)
+            if answer == [_GO]:
                 unless_met.pop_all()
                 return {0: chief}, []
-            if answer:
-                return {}, [int(rank) for rank in answer.split()]
+            return {}, [int(rank) for rank in answer]
         time.sleep(_RETRY_S)
     return {}, [0]
 
 
-def _rank_of(caller: socket.socket) -> int | None:
-    try:
-        return int(_line(caller))
-    except (OSError, ValueError):
-        return None
+def _ask(chief: socket.socket, place: Topology, deadline: float) -> list[str]:
+    """Returns the chief's answer: "go", or the ranks that are missing.
+
+    Raises:
+        ValueError: it is not the chief who answers.
+        OSError: nobody does.
+    """
+    rank, own_nonce = str(place.rank), secrets.token_hex(_NONCE_BYTES)
+    (nonce,) = _line(chief, time.monotonic() + _GRACE_S).split()
+    proof = _proof(place, nonce, own_nonce, rank)
+    chief.sendall(f"{rank} {own_nonce} {proof}\n".encode())
+    *answer, proof = _line(chief, deadline + _GRACE_S).split()
+    if not _is_proof(proof, place, nonce, own_nonce, " ".join(answer)):
+        raise ValueError("another secret")
+    return answer
 
 
-def _line(connection: socket.socket) -> str:
-    with connection.makefile() as words:
-        return words.readline().strip()
+def _line(connection: socket.socket, deadline: float) -> str:
+    """Returns a line of a known length at most; it ends before the deadline."""
+    line = b""
+    while not line.endswith(b"\n"):
+        connection.settimeout(max(_RETRY_S, deadline - time.monotonic()))
+        data = connection.recv(_LONGEST_LINE_BYTES)
+        line += data
+        if not data or len(line) > _LONGEST_LINE_BYTES or time.monotonic() > deadline:
+            raise ValueError("no line")
+    return line.decode("ascii")
 
 
 def check_port(place: Topology) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tfdist.errors import OptionError
 from tfdist.topology import aws, elastic, slurm
@@ -36,6 +36,7 @@ class Topology:
         roles: of each rank, where the source names hosts; empty under MPI and Gloo.
         elastic_workers: number of processes that an elastic job was asked to work with, whatever
             their number is now; None where the number is fixed.
+        secret: by which the ranks of a cluster know each other; empty where none was given.
         driver: the pipes of a worker in an elastic job to the job's driver; None for all others.
         kept: the file in which that worker keeps its training while Horovod may end it.
     """
@@ -50,6 +51,7 @@ class Topology:
     addresses: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     elastic_workers: int | None = None
+    secret: str = field(default="", repr=False)
     driver: tuple[int, int] | None = None
     kept: str | None = None
 
@@ -63,6 +65,9 @@ class Topology:
         """Processes that compute: beside parameter servers the chief does not."""
         return self.roles.count("worker") if "ps" in self.roles else self.world_size
 
+
+#: Names the variable with the secret of a cluster, the same for all its ranks.
+SECRET = "TFDIST_SECRET"
 
 _LAUNCHERS = {
     "gloo": ("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
@@ -81,6 +86,11 @@ def from_environ(environ: Mapping[str, str]) -> Topology:
     Raises:
         OptionError: a variable that cannot be read, or contradicts another; it is named.
     """
+    place = _place(environ)
+    return replace(place, secret=environ.get(SECRET, "")) if place.addresses else place
+
+
+def _place(environ: Mapping[str, str]) -> Topology:
     if environ.get("TF_CONFIG"):
         return _from_tf_config(environ["TF_CONFIG"])
     if elastic.is_worker(environ):
