@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
 import socket
+import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tfdist.errors import LaunchError
@@ -255,6 +258,58 @@ def test_a_killed_guard_takes_mpirun_and_its_ranks_along(traces):
     outcome = supervisor.run(mpi.job(python(code, traces.token), workers=2), on_line=kill_guard)
     assert outcome.exit_code != 0
     traces.wait_for(0)
+
+
+@pytest.mark.parametrize("module", ["tfdist.launch.guard", "tfdist.launch.rank", "mpirun"])
+def test_a_stopped_process_of_the_launcher_is_woken(traces, module):
+    """It is none of the ranks' doing, and they need not wait for it."""
+    code = (
+        "from tfdist.launch.events import emit; import sys, time; "
+        "print('up', flush=True); time.sleep(2); emit({'event': 'ready'}); print('end')"
+    )
+    stopped: set[int] = set()
+
+    def stop(rank: int | None, stream: str, text: str) -> None:
+        sink.on_line(rank, stream, text)
+        for process in traces.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                is_one = any(word.endswith(module) for word in process.cmdline()[:3])
+                if text == "up" and is_one and not stopped:
+                    stopped.add(process.pid)
+                    process.suspend()
+
+    sink = Sink()
+    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=30)
+    assert supervisor.run(job, on_line=stop).exit_code == 0
+    (pid,) = stopped
+    told = f"tfdist: process {pid} of the launcher was stopped; woken"
+    assert (None, "stderr", told) in sink.lines
+    assert sorted(line for line in sink.lines if line[2] == "end") == [
+        (rank, "stdout", "end") for rank in (0, 1)
+    ]
+
+
+def test_time_without_a_core_is_no_silence(traces):
+    """A rank that others keep from its core is slow; one that sleeps beside them is silent."""
+    on_one_core = (
+        "import os, sys, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
+    )
+    work = "begun = time.process_time()\nwhile time.process_time() - begun < 0.7: pass"
+    rivals = [
+        subprocess.Popen(python(on_one_core + "\nwhile True: pass", traces.token))
+        for _ in range(12)
+    ]
+    try:
+        job = local.job(python(on_one_core + "\n" + work, traces.token), stall_timeout_s=3)
+        assert Sink().run(job).exit_code == 0
+        job = local.job(python(on_one_core + "time.sleep(600)", traces.token), stall_timeout_s=3)
+        with pytest.raises(LaunchError, match=r"every 3 s.*last heard of \(ready\)"):
+            Sink().run(job)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
 
 
 def test_the_environment_of_signals_is_given_back():

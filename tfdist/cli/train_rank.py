@@ -161,6 +161,7 @@ def train(config: dict[str, Any]) -> None:
             callbacks=callbacks,
             verbose=0,
         )
+        emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
         test = None
         if "test" in config["splits"]:
             data = dataset("test", False)

@@ -97,6 +97,11 @@ class Membership:
             self._waiting_since = time.monotonic()
         return None
 
+    def forgive(self, seconds: float) -> None:
+        """Does not count time in which those that are to meet could not run."""
+        if self._waiting_since is not None:
+            self._waiting_since += seconds
+
     def check_deadline(self) -> None:
         """Raises:
         LaunchError: those that go on have not met within the deadline.

@@ -14,20 +14,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tfdist.errors import LaunchError
 from tfdist.launch import events
 from tfdist.launch.guard import TERM_GRACE_S
 from tfdist.launch.membership import Elasticity, Membership
+from tfdist.launch.starvation import Starvation
 from tfdist.launch.streams import Line, LineSorter
 from tfdist.launch.verdict import VERDICTS, ending
+
+if TYPE_CHECKING:
+    import psutil
 
 _LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun"}
 _LAST_LINES = 20
 _TICK_S = 0.2
+# Between two looks at the processes of a job that says nothing.
+_LOOK_S = 1.0
+_OF_ALL = -1
+# Open MPI's and Horovod's own.
+_PROGRAMS = {"mpirun", "orterun", "orted", "horovodrun"}
 # After its grace the guard only kills; a guard that takes longer than this is ended itself.
 _GUARD_TIMEOUT_S = TERM_GRACE_S + 5.0
 
@@ -123,6 +133,8 @@ class _Watch:
         self._last_event: dict[int, dict] = {}
         self._last_step: dict[int, dict] = {}
         self._started: dict[int, dict] = {}
+        self._looked_at = self._output_at = self._started_at
+        self._starved: dict[int, Starvation] = defaultdict(Starvation)
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -134,11 +146,13 @@ class _Watch:
                 for key, _ in ready:
                     data = os.read(key.fd, 1 << 16)
                     if data:
+                        self._output_at = time.monotonic()
                         self._take(self._sorter.feed(key.data, data))
                     else:
                         selector.unregister(key.fileobj)
                 if not ready and guard.poll() is not None:
                     break  # a process that the guard could not end may hold the pipes open
+                self._forgive(guard.pid)
                 self._check_deadlines()
         self._take(self._sorter.close())
         for text in self._verdict.close():
@@ -189,6 +203,7 @@ class _Watch:
                 self._heard_at.pop(rank, None)
             else:
                 self._heard_at[rank] = time.monotonic()
+                self._starved.pop(rank, None)
             self._last_event[rank] = event
             if "step" in event:
                 self._last_step[rank] = event
@@ -209,6 +224,44 @@ class _Watch:
 
     def _remember(self, rank: int | None, line: str) -> None:
         self._last.setdefault(rank, deque(maxlen=_LAST_LINES)).append(line)
+
+    def _forgive(self, guard: int) -> None:
+        """Does not count as silence what is none of the ranks' own doing.
+
+        That is when they wanted a core and others had it, and when this process did not run. The
+        processes between it and the ranks are woken when somebody has stopped them.
+        """
+        now = time.monotonic()
+        passed = now - self._looked_at
+        if passed < _LOOK_S:
+            return
+        self._looked_at = now
+        if now - self._output_at < _LOOK_S:
+            return
+        self._wake(guard)
+        paused = max(0.0, passed - 2 * _LOOK_S)
+        lost = paused + min(passed - paused, self._starved[_OF_ALL].since_last([guard]))
+        if len(self._alive) < self._job.world_size:
+            self._started_at += lost
+        if self._membership is not None:
+            self._membership.forgive(lost)
+        for rank, at in self._heard_at.items():
+            own = self._started.get(rank, {})
+            if own.get("host") == os.uname().nodename:
+                waited = self._starved[rank].since_last([own["pid"]])
+                self._heard_at[rank] = min(now, at + paused + min(passed - paused, waited))
+
+    def _wake(self, guard: int) -> None:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            own = psutil.Process(guard)
+            for process in (own, *own.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    if process.status() == psutil.STATUS_STOPPED and _is_launchers(process):
+                        process.send_signal(signal.SIGCONT)
+                        text = f"tfdist: process {process.pid} of the launcher was stopped; woken"
+                        self._on_line(None, "stderr", text)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -271,7 +324,7 @@ class _Watch:
                 continue
             with contextlib.suppress(psutil.Error):
                 own = psutil.Process(started["pid"])
-                states = [process.status() for process in own.children(recursive=True)]
+                states = [process.status() for process in (own, *own.children(recursive=True))]
                 if psutil.STATUS_STOPPED in states:
                     found.append(rank)
         return found
@@ -285,11 +338,12 @@ def _quoted(lines: deque[str] | None) -> str:
     return f" (last words: {lines[-1].strip()})" if lines else ""
 
 
-def _ending(exit_code: int) -> str:
-    if exit_code > 128:
-        with contextlib.suppress(ValueError):
-            return f"exit code {exit_code} ({signal.Signals(exit_code - 128).name})"
-    return f"exit code {exit_code}"
+def _is_launchers(process: psutil.Process) -> bool:
+    """Whether a process is one of those between the supervisor and the ranks."""
+    words = process.cmdline()
+    return any(word.startswith("tfdist.launch.") for word in words[1:3]) or any(
+        os.path.basename(word) in _PROGRAMS for word in words[:2]
+    )
 
 
 @contextlib.contextmanager
@@ -314,6 +368,7 @@ def _end(guard: subprocess.Popen) -> None:
     try:
         if guard.poll() is None:
             guard.terminate()
+            guard.send_signal(signal.SIGCONT)  # A stopped process takes no other signal.
             # The job's last words must not fill a pipe and so keep it from ending.
             guard.communicate(timeout=_GUARD_TIMEOUT_S)
     except subprocess.TimeoutExpired:

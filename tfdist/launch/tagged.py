@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ class TaggedProcess:
     def ask_to_end(self) -> None:
         """Asks the guard to end all that is below it; returns at once."""
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)  # A stopped process takes no other signal.
 
     def end(self) -> None:
         """Ends it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 _TICK_S = 0.2
+_PAUSE_S = 1.0
 
 
 class StepWatch(tf.keras.callbacks.Callback):
@@ -29,6 +30,7 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._first_timeout_s = first_timeout_s
         self._on_stall = on_stall
         self._deadline: float | None = None
+        self._forgiven_s = 0.0
         #: Of the step that runs, or ran last; empty before the first.
         self.place = ""
         self._epoch = 0
@@ -47,9 +49,14 @@ class StepWatch(tf.keras.callbacks.Callback):
             thread.join()
 
     def _watch(self) -> None:
+        before = time.monotonic()
         while not self._over.wait(_TICK_S):
+            now = time.monotonic()
+            paused, before = now - before - _TICK_S, now
+            if paused > _PAUSE_S:  # This process did not run: the others waited for it.
+                self._forgiven_s += paused
             deadline = self._deadline
-            if deadline is not None and time.monotonic() > deadline:
+            if deadline is not None and now > deadline + self._forgiven_s:
                 self._on_stall(self.place)
                 return
 
@@ -82,6 +89,7 @@ class StepWatch(tf.keras.callbacks.Callback):
     def _begin(self, place: str) -> None:
         self.place = place
         limit = self._first_timeout_s if self._is_first else self._timeout_s
+        self._forgiven_s = 0.0
         self._deadline = time.monotonic() + limit
 
     def _end(self) -> None:

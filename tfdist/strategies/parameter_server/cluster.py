@@ -144,7 +144,7 @@ class Cluster:
         def connect() -> tf.distribute.ParameterServerStrategy:
             return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
 
-        self.engine = self.watch.call(connect, "connecting the tasks")
+        self.engine = self.watch.call(connect, "connecting the tasks", is_first=True)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.engine)
 
     @property
