@@ -36,6 +36,9 @@ TRAINED = {
     ("two_inputs", "adagrad"): ("weights",),
     ("dict_outputs", "rmsprop"): ("tail_of_1", "weights_by_output"),
     ("list_outputs", "adamw"): ("tail_of_1", "weights"),
+    ("saturated", "momentum"): ("tail_of_1", "weights_by_output"),
+    ("own_loss", "momentum"): ("tail_of_1",),
+    ("super_loss", "adam"): ("tail_of_1", "weights"),
 }
 MODELS = tuple(dict.fromkeys(model for model, _ in TRAINED))
 
@@ -79,6 +82,13 @@ def arrays(model: str, num_records: int, weights: str | None = None, seed: int =
     y = {
         "dict_outputs": lambda: {"kind": kind, "flag": rng.integers(0, 2, (num_records, 1))},
         "list_outputs": lambda: (normal(2), kind),
+        "saturated": lambda: {
+            "kind": kind,
+            "sort": np.eye(NUM_CLASSES, dtype=np.float32)[
+                rng.integers(0, NUM_CLASSES, num_records)
+            ],
+            "flag": rng.integers(0, 2, (num_records, 1)),
+        },
     }.get(model, lambda: kind)()
     if weights is None:
         return x, y
@@ -96,6 +106,9 @@ def build(model: str, optimizer: str) -> Any:
         "two_inputs": _two_inputs,
         "dict_outputs": _dict_outputs,
         "list_outputs": _list_outputs,
+        "saturated": _saturated,
+        "own_loss": _own_loss,
+        "super_loss": _super_loss,
     }[model](_optimizer(optimizer))
 
 
@@ -256,3 +269,93 @@ def _list_outputs(optimizer: Any) -> Any:
         weighted_metrics=[["mae"], []],
     )
     return built
+
+
+def _saturated(optimizer: Any) -> Any:
+    """Outputs that round to 0 and 1: Keras takes their crossentropy from the logits behind them.
+
+    One output is made early, so that a pipeline carries it to the stage of the loss.
+    """
+    from tensorflow import keras
+
+    layers = keras.layers
+    large = keras.initializers.RandomNormal(stddev=12.0)
+    inputs = keras.Input((6,))
+    x = layers.Dense(16, "tanh")(inputs)
+    flag = layers.Dense(1, "sigmoid", kernel_initializer=large, name="flag")(x)
+    x = layers.Dense(16, "tanh")(x)
+    sort = layers.Softmax(name="sort")(layers.Dense(NUM_CLASSES, kernel_initializer=large)(x))
+    x = layers.Dense(16, "tanh")(x)
+    kind = layers.Dense(NUM_CLASSES, "softmax", kernel_initializer=large, name="kind")(x)
+    built = keras.Model(inputs, {"kind": kind, "sort": sort, "flag": flag})
+    optimizer.learning_rate = 1e-3
+    built.compile(
+        optimizer,
+        {
+            "kind": "sparse_categorical_crossentropy",
+            "sort": "categorical_crossentropy",
+            "flag": "binary_crossentropy",
+        },
+        # A loss of 30 is rounded in its sixth figure.
+        loss_weights={"kind": 0.1, "sort": 0.1, "flag": 0.1},
+        metrics={"kind": ["accuracy"], "flag": ["accuracy"]},
+    )
+    return built
+
+
+def _own_loss(optimizer: Any) -> Any:
+    """A loss that is a mean of its own, and shows itself; nothing is compiled but metrics."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    class OwnLoss(keras.Model):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            self.shown = keras.metrics.Mean(name="loss")
+
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+        ) -> Any:
+            one_hot = tf.one_hot(tf.reshape(tf.cast(y, tf.int32), [-1]), NUM_CLASSES)
+            loss = tf.reduce_mean(tf.square(one_hot - y_pred))
+            loss += 1e-2 * tf.reduce_mean(tf.square(x)) + tf.add_n(self.losses)
+            self.shown.update_state(loss)
+            return loss
+
+    built = OwnLoss(*_regularized())
+    built.compile(optimizer, metrics=["accuracy"])
+    return built
+
+
+def _super_loss(optimizer: Any) -> Any:
+    """The compiled loss, and one that is added to it."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    class MoreLoss(keras.Model):
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+        ) -> Any:
+            compiled = super().compute_loss(x, y, y_pred, sample_weight)
+            return compiled + 0.5 * tf.reduce_mean(tf.square(y_pred))
+
+    built = MoreLoss(*_regularized())
+    built.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return built
+
+
+def _regularized() -> tuple[Any, Any]:
+    """Returns inputs and outputs with losses of weights, of activations, and of a layer."""
+    from tensorflow import keras
+
+    class Centred(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            import tensorflow as tf
+
+            self.add_loss(1e-2 * tf.reduce_mean(tf.square(x)))
+            return x
+
+    layers, l2 = keras.layers, keras.regularizers.L2(1e-2)
+    inputs = keras.Input((6,))
+    x = layers.Dense(16, "tanh", kernel_regularizer=l2, activity_regularizer=l2)(inputs)
+    return inputs, layers.Dense(NUM_CLASSES, "softmax")(Centred()(x))

@@ -129,7 +129,10 @@ def _save(side: Side, model: str) -> Observed:
 
 
 def _weights(model: Any) -> Observed:
-    return {"weights": flat(model.get_weights())}
+    """A metric that a model keeps is among its weights, but no part of what is trained."""
+    of_metrics = {v.ref() for metric in model.metrics for v in metric.variables}
+    pairs = zip(model.weights, model.get_weights(), strict=True)
+    return {"weights": flat([value for weight, value in pairs if weight.ref() not in of_metrics])}
 
 
 def _history(history: dict) -> Observed:

@@ -84,6 +84,15 @@ def _own_step(strategy: str) -> dict[str, str]:
     return {"train_step-*": f"strategy '{strategy}' must have Keras' own train_step"}
 
 
+def _own_loss(strategy: str) -> dict[str, str]:
+    says = f"a model of strategy '{strategy}' must have Keras' own compute_loss"
+    return {"*-own_loss*": says, "*-super_loss*": says}
+
+
+#: The batches of two processes have other rows, and a loss that shows itself counts batches alike.
+_OTHER_BATCHES = {"evaluate-own_loss": "a mean over batches, which have other rows here"}
+
+
 ROWS = (
     Row(strategy="single", num_replicas=1),
     Row(
@@ -98,6 +107,7 @@ ROWS = (
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",
+        leaves_out=_OTHER_BATCHES,
         refuses=_own_step("horovod"),
     ),
     Row(
@@ -105,13 +115,14 @@ ROWS = (
         launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
+        leaves_out=_OTHER_BATCHES,
         refuses=_own_step("multi_worker"),
     ),
     Row(
         strategy="mesh",
         options={"batch": 2, "model": 2},
         num_replicas=2,
-        refuses=_own_step("mesh"),
+        refuses=_own_step("mesh") | _own_loss("mesh"),
     ),
     # Steps of one worker follow one another; several are asynchronous (tests/strategies).
     Row(
@@ -124,7 +135,7 @@ ROWS = (
         strategy="pipeline",
         options={"stages": 2, "microbatches": 4},
         num_replicas=1,
-        refuses=_own_step("pipeline"),
+        refuses=_own_step("pipeline") | _own_loss("pipeline"),
     ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
@@ -218,6 +229,14 @@ def test_a_clipped_gradient_is_another_one(batches, clipped, reference):
     weights = one_device[f"train-mlp-tail_of_1-{clipped}"]["weights"]
     unclipped = one_device["train-mlp-tail_of_1-momentum"]["weights"]
     assert np.max(np.abs(weights - unclipped)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("batches", observed.BATCHES)
+def test_a_saturated_loss_is_beyond_what_clipped_probabilities_allow(batches, reference):
+    """Else a strategy that lost the logits would pass."""
+    first = observed.read(reference, batches)["train-saturated-tail_of_1-momentum"]
+    for name in ("history: kind_loss", "history: sort_loss", "history: flag_loss"):
+        assert first[name][0] > -math.log(1e-7) / 2, name
 
 
 @pytest.mark.parametrize(("row", "case"), _params(refused=False))

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.losses import uses_compiled_loss
+
 _METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
@@ -28,7 +30,7 @@ def make_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
         y_pred: its outputs, symbolic ones too.
         y: labels, or tf.TensorSpec of labels, [batch, ...].
     """
-    if not model.compiled_loss.built:
+    if not model.compiled_loss.built and uses_compiled_loss(model):
         model.compiled_loss.build(y_pred)
     metrics = model.compiled_metrics
     if not metrics.built:

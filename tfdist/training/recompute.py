@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError, unknown_choice
 from tfdist.training import batch_norm, randomness
 from tfdist.training.graph import Call, Graph, crossing_bytes, graph_of, inputs_of
+from tfdist.training.logits import logits_of
 from tfdist.training.nested import layers_in
 from tfdist.training.partition import balance
 
@@ -126,6 +127,12 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     statistics = batch_norm.Repeatable()
     first: list[tf.Tensor] = []
 
+    def with_logits(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what gradients come back to: the loss may go around an output to its logits."""
+        flows = [tensor for tensor in outputs if tensor.dtype.is_floating]
+        behind = (logits_of(tensor) for tensor in flows)
+        return [*flows, *(logits.tensor for logits in behind if logits is not None)]
+
     # Layers may add losses: what those need stays on the caller's tape, and is right as it is.
     @tf.custom_gradient
     def checkpoint(*_: tf.Tensor) -> Any:
@@ -141,7 +148,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
                 sources = [again[number] for number in flowing]
                 tape.watch([*sources, *trained])
                 with statistics.again(), _without_side_effects(forward.segment):
-                    outputs = [t for t in forward(again) if t.dtype.is_floating]
+                    outputs = with_logits(forward(again))
             found = tape.gradient(outputs, [*sources, *trained], output_gradients=upstream)
             of_inputs, of_trained = found[: len(sources)], found[len(sources) :]
             if variables is None:
@@ -149,10 +156,15 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
             of = {v.ref(): gradient for v, gradient in zip(trained, of_trained, strict=True)}
             return of_inputs, [of.get(v.ref()) for v in variables]
 
-        return [tensor for tensor in first if tensor.dtype.is_floating], back
+        return with_logits(first), back
 
     results = iter(tf.nest.flatten(checkpoint(*(tensors[number] for number in flowing))))
-    return [_masked(next(results), t) if t.dtype.is_floating else t for t in first]
+    outputs = [_masked(next(results), t) if t.dtype.is_floating else t for t in first]
+    behind = [logits_of(tensor) for tensor in first]
+    return [
+        output if logits is None else logits.behind(output, next(results))
+        for output, logits in zip(outputs, behind, strict=True)
+    ]
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:

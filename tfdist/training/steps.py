@@ -3,8 +3,7 @@
 Both give one device's numbers on the global batch, whatever the shares of the replicas:
 
 * rows of padding are cut off before loss and metrics, so neither ever sees them;
-* each loss is weighted by its true rows over those of the global batch;
-* regularizers of weights are counted once, those of activations like the loss.
+* each loss is weighted by its true rows over those of the global batch (see ``losses``).
 
 A share can be divided further, into microbatches whose gradients are added up: they are to the
 step what replicas are.
@@ -19,10 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import first_step
+from tfdist.training import first_step, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
-from tfdist.training.gradients import added, weight_losses, when_known
+from tfdist.training.gradients import added, when_known
+from tfdist.training.logits import changed
 from tfdist.training.microbatches import divide
 from tfdist.training.options import StepOptions
 from tfdist.training.precision import full_type, in_full
@@ -42,10 +42,11 @@ class SharedSteps:
         self._recomputation: Recomputation | None = None
         if options.recomputes:
             self._recomputation = Recomputation(model, options.recomputed_layers)
-        loss_is_sum(model)  # A loss that cannot be shared is refused before the first step.
+        losses.is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
+        losses.as_on_one_device(model)  # It may have been compiled anew.
         batch, share = self._batch(data)
         count = self._options.accumulate_steps
         valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
@@ -65,7 +66,7 @@ class SharedSteps:
     ) -> tuple[list[Any], dict[str, tf.Tensor]]:
         """Returns the gradients of ``variables``, parts of those of the step, and the metrics."""
         optimizer = self._model.optimizer
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, losses.counted_as(_part(share)):
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
@@ -89,9 +90,11 @@ class SharedSteps:
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
-        y_pred = self._model(x, training=False)
-        x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
-        self._loss(x, y, y_pred, sample_weight, share)
+        losses.as_on_one_device(self._model)
+        with losses.counted_as(_part(share)):
+            y_pred = self._model(x, training=False)
+            x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
+            self._loss(x, y, y_pred, sample_weight, share)
         return self._metrics(x, y, y_pred, sample_weight, share)
 
     def predict_step(self, data: Any) -> Any:
@@ -131,8 +134,11 @@ class SharedSteps:
         valid: list[Any] | None = None,
     ) -> tf.Tensor:
         model = self._model
-        if loss_is_sum(model):
-            sample_weight = _weights_of_sum(sample_weight, share)
+        is_own = losses.has_own_compute_loss(model)
+        if losses.is_sum(model):
+            sample_weight = losses.weights_of_sum(sample_weight, share)
+        elif is_own:
+            _refuse_masks(model, y_pred)
         else:
             y_pred, sample_weight = self._masks_as_weights(
                 y_pred, sample_weight, share, valid or self._valid_positions(y_pred)
@@ -141,12 +147,15 @@ class SharedSteps:
         def loss() -> tf.Tensor:
             return model.compute_loss(x, y, y_pred, sample_weight)
 
-        if _are_keras_own(tf.nest.flatten(model.loss), model.compute_loss):
+        if not is_own and _are_keras_own(tf.nest.flatten(model.loss), model.compute_loss):
             return loss()
-        if not model.compiled_loss.built:  # Variables cannot be made within a branch.
+        # Variables cannot be made within a branch.
+        if losses.uses_compiled_loss(model) and not model.compiled_loss.built:
             model.compiled_loss.build(y_pred)
+        dtype = full_type(_dtype_of(y_pred))
+        own = losses.explained(loss)
         # Of no rows, a user's own mean would be NaN.
-        return tf.cond(share[0] > 0, loss, lambda: tf.zeros([], _dtype_of(y_pred)))
+        return tf.cond(share[0] > 0, lambda: tf.cast(own(), dtype), lambda: tf.zeros([], dtype))
 
     def _valid_positions_of_all(self, x: Any, share: tf.Tensor) -> list[Any]:
         """Returns what ``_valid_positions`` would of all microbatches together."""
@@ -194,25 +203,22 @@ class SharedSteps:
                 shape = tf.concat([tf.shape(weight), tf.ones([missing], tf.int32)], 0)
                 own *= tf.reshape(tf.cast(weight, own.dtype), shape)
             weights.append(own)
-        bare = [tf.identity(output) for output in outputs]
+        bare = [changed(tf.identity, output) for output in outputs]
         return tuple(tf.nest.pack_sequence_as(y_pred, flat) for flat in (bare, weights))
 
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Scales what depends on rows to this microbatch's part of the global batch.
-
-        What depends on weights alone counts once in a step, over all microbatches.
-        """
+        """Scales a loss to this microbatch's part of the global batch."""
         loss = in_full(loss)
-        rows, of = tf.cast(share[0], loss.dtype), tf.cast(share[1], loss.dtype)
-        # Such that the mean over replicas is one device's mean.
-        part = rows * self._collective.num_replicas / of
-        of_weights = tf.add_n([tf.zeros([], loss.dtype), *self._losses_of_weights(loss.dtype)])
-        return (loss - of_weights) * part + of_weights / self._options.accumulate_steps
+        # Keras adds up the gradients of the replicas that it counts; an engine takes the mean of
+        # those that it does not.
+        counted = tf.distribute.get_strategy().num_replicas_in_sync
+        return loss * tf.cast(_part(share), loss.dtype) * (self._collective.num_replicas / counted)
 
-    def _losses_of_weights(self, dtype: tf.DType) -> list[tf.Tensor]:
-        # Keras has divided them by its own count of replicas.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return [tf.cast(loss, dtype) / replicas for loss in weight_losses(self._model)]
+
+def _part(share: tf.Tensor) -> tf.Tensor:
+    """Returns the part of the global batch that a share is, float []."""
+    dtype = tf.as_dtype(tf.keras.backend.floatx())
+    return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:
@@ -230,24 +236,18 @@ def _masks(outputs: Any) -> list[Any]:
     return [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs)]
 
 
+def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
+    if any(mask is not None for mask in _masks(y_pred)):
+        raise ModelError(
+            "outputs that a compute_loss of your own reads must carry no mask: a mean over "
+            "unmasked positions is no mean over rows",
+            received=f"model '{model.name}' whose output carries a mask",
+            mend="End the mask before the output (pool, flatten or slice), or give sample weights",
+        )
+
+
 def _dtype_of(y_pred: Any) -> tf.DType:
     return tf.nest.flatten(y_pred)[0].dtype
-
-
-def _weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
-    """Returns weights that turn the sum of a share into the mean share of the whole sum.
-
-    Sums and means then go the same way from here on, and Keras reports the loss of one device.
-    """
-    rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    factor = tf.math.divide_no_nan(of, rows * replicas)
-    if sample_weight is None:
-        return factor
-    return tf.nest.map_structure(
-        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
-        sample_weight,
-    )
 
 
 def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
@@ -256,38 +256,10 @@ def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
     def cut(tensor: Any) -> Any:
         if tensor is None:
             return None
-        true = tensor[:rows]
+        true = changed(lambda whole: whole[:rows], tensor)
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:
             true._keras_mask = mask[:rows]
         return true
 
     return [tf.nest.map_structure(cut, structure) for structure in structures]
-
-
-def loss_is_sum(model: tf.keras.Model) -> bool:
-    """Whether the compiled losses are sums over rows (True) or means (False).
-
-    Raises:
-        ModelError: for a loss without reduction, and for sums and means in one model.
-    """
-    reductions = {
-        getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO)
-        for loss in tf.nest.flatten(model.loss)
-        if loss is not None
-    }
-    kinds = {str(reduction) for reduction in reductions}
-    if tf.keras.losses.Reduction.NONE in kinds:
-        raise ModelError(
-            "a compiled loss must reduce over the rows of a batch",
-            received="a loss with reduction='none'",
-            mend="Compile with reduction='sum_over_batch_size' or 'sum'",
-        )
-    is_sum = tf.keras.losses.Reduction.SUM in kinds
-    if is_sum and len(kinds) > 1:
-        raise ModelError(
-            "the losses of one model must all be sums or all be means",
-            received=", ".join(sorted(kinds)),
-            mend="Compile all losses with the same reduction",
-        )
-    return is_sum

@@ -67,6 +67,21 @@ def test_it_is_what_keras_gives_and_every_client_starts_anew(optimizer):
     assert found.means("loss")[1] < found.means("loss")[0]
 
 
+def test_a_saturated_output_is_judged_by_its_logits():
+    tf.keras.utils.set_random_seed(0)
+    large = tf.keras.initializers.RandomNormal(stddev=40)
+    dense = tf.keras.layers.Dense(3, "softmax", kernel_initializer=large)
+    model = tf.keras.Sequential([tf.keras.Input((4,)), dense])
+    model.compile(tf.keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy")
+    worst = int(np.argmin(model.predict(same_records(1, 0)[0], verbose=0)[0]))
+    records = same_records(1, worst)
+    expected = model.evaluate(*records, verbose=0)
+    assert expected > 17  # Clipped probabilities allow 16.1.
+    found = run(model, {"a": records})
+    assert found.before["loss"][0] == pytest.approx(expected, rel=1e-5)
+    assert found.after["loss"][0] < expected
+
+
 def test_the_model_is_afterwards_what_it_was():
     model = make_model(batch_norm=True)
     model.fit(*same_records(0.5, 1), epochs=2, verbose=0)

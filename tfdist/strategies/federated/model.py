@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 
 from tfdist.errors import ModelError
 from tfdist.training import first_step
+from tfdist.training.losses import as_on_one_device, counted_as
 from tfdist.training.metrics import state_of
 
 #: The place of a client in its round, with each of its records: int32 [batch].
@@ -39,13 +40,17 @@ class TracedStep:
         self.batch_spec = batch_spec
         make_metrics(model, batch_spec)
 
+        as_on_one_device(model)
+
         @tf.function(input_signature=[batch_spec], autograph=False)
         def step(batch: OrderedDict) -> tuple[tf.Tensor, tf.Tensor]:
             x, y, weight = batch["x"], batch["y"], batch.get("w")
-            y_pred = model(x, training=True)
-            loss = model.compute_loss(x, y, y_pred, weight)
+            rows = tf.shape(tf.nest.flatten(x)[0])[0]
+            with counted_as(tf.cast(rows, tf.keras.backend.floatx())):
+                y_pred = model(x, training=True)
+                loss = model.compute_loss(x, y, y_pred, weight)
             model.compute_metrics(x, y, y_pred, weight)
-            return loss, tf.shape(tf.nest.flatten(x)[0])[0]
+            return loss, rows
 
         self._function = step.get_concrete_function()
         self.trainable = list(model.trainable_variables)

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import import_mesh_tensorflow
+from tfdist.training.logits import Logits, logits_of
 
 mtf = import_mesh_tensorflow()
 
@@ -144,10 +145,18 @@ class LocalOperation(mtf.Operation):
         self._model_coordinate = model_coordinate
         self._outputs = [mtf.Tensor(self, output_shape, dtype)]
         self.float_inputs = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
-        # Filled by lower(): per device its tape, the slices of the float inputs, and the output.
+        # Filled by lower(): per device its tape, the slices of the float inputs, and the output;
+        # and where the loss starts at the logits behind the output, their gradient.
         self.tapes: list[tf.GradientTape] = []
         self.input_slices: list[list[tf.Tensor]] = []
         self.output_slices: list[tf.Tensor] = []
+        self.gradients_of_logits: list[tf.Tensor] = []
+
+    @property
+    def logits(self) -> list[Logits] | None:
+        """What Keras finds behind the output, on each device."""
+        found = [logits_of(output) for output in self.output_slices]
+        return None if self.partial_over or any(f is None for f in found) else found
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
         gradients = iter(LocalGradient(self, grad_ys[0]).outputs)
@@ -202,12 +211,16 @@ class LocalGradient(mtf.Operation):
         grad_ys = lowering.tensors[self._grad_y].to_laid_out_tensor().tensor_list
         by_device = []
         for place, grad_y in enumerate(grad_ys):
+            targets, seeds = [forward.output_slices[place]], [grad_y]
+            if forward.gradients_of_logits:
+                targets.append(forward.logits[place].tensor)
+                seeds.append(forward.gradients_of_logits[place])
             with tf.device(devices.devices[place]):
                 by_device.append(
                     forward.tapes[place].gradient(
-                        forward.output_slices[place],
+                        targets,
                         forward.input_slices[place],
-                        output_gradients=grad_y,
+                        output_gradients=seeds,
                         unconnected_gradients=tf.UnconnectedGradients.ZERO,
                     )
                 )
@@ -251,13 +264,28 @@ class LossBridge(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
-        for output in self.inputs:
+        behind = [getattr(output.operation, "logits", None) for output in self.inputs]
+        whole = []
+        for output, logits in zip(self.inputs, behind, strict=True):
             devices.record_gather(output, lowering.tensors[output])
-        whole = [lowering.export_to_tf_tensor(output) for output in self.inputs]
+            if logits is None:
+                whole.append(lowering.export_to_tf_tensor(output))
+            else:  # The loss starts there, and so does its gradient.
+                slices = devices.LaidOutTensor([found.tensor for found in logits])
+                whole.append(devices.export_to_tf_tensor(output, slices))
         with tf.GradientTape() as tape:
             tape.watch(whole)
-            loss = self._loss_fn(whole)
+            loss = self._loss_fn(
+                [
+                    tensor if logits is None else logits[0].activated(tensor)
+                    for tensor, logits in zip(whole, behind, strict=True)
+                ]
+            )
         gradients = tape.gradient(loss, whole, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for output, gradient in zip(self.outputs, gradients, strict=True):
-            laid_out = devices.import_tf_tensor(output, tf.convert_to_tensor(gradient))
-            lowering.set_tensor_lowering(output, laid_out)
+        for place, (gradient, logits) in enumerate(zip(gradients, behind, strict=True)):
+            laid_out = devices.import_tf_tensor(self.outputs[place], tf.convert_to_tensor(gradient))
+            if logits is not None:
+                self.inputs[place].operation.gradients_of_logits = laid_out.tensor_list
+                zeros = [tf.zeros_like(part) for part in laid_out.tensor_list]
+                laid_out = devices.LaidOutTensor(zeros)
+            lowering.set_tensor_lowering(self.outputs[place], laid_out)

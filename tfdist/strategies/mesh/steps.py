@@ -22,6 +22,7 @@ from tfdist.strategies.mesh.optimizer import (
     without_loss_scale,
 )
 from tfdist.strategies.mesh.state import SlicedState
+from tfdist.training.logits import changed
 
 
 def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
@@ -134,7 +135,7 @@ class Program:
         return self._packed([lowering.export_to_tf_tensor(output) for output in self.outputs])
 
     def _packed(self, outputs: list[tf.Tensor]) -> Any:
-        rows = [output[: self.num_rows] for output in outputs]
+        rows = [changed(lambda whole: whole[: self.num_rows], output) for output in outputs]
         return tf.nest.pack_sequence_as(self._model._nested_outputs, rows)
 
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:

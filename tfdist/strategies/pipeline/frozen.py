@@ -20,6 +20,7 @@ from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.gradients import activity_losses
 from tfdist.training.graph import Call, Graph, inputs_of
+from tfdist.training.logits import logits_of
 
 _NAME = "tfdist_frozen_{}"
 _MASK = "tfdist_frozen_mask_{}"
@@ -104,6 +105,13 @@ class Frozen:
                 mend="Leave frozen_cache out, or that loss",
             )
         known.update(zip(chunk.outputs, made, strict=True))
+        if any(logits_of(known.get(id(symbol))) is not None for symbol in self._graph.outputs):
+            raise ModelError(
+                "outputs of frozen layers that are kept must not be a softmax or sigmoid that the "
+                "loss reads: it starts at the logits, which would be lost",
+                received=f"an output of the model in the layers up to '{self.last}'",
+                mend="Leave frozen_cache out, or let that output give logits",
+            )
         found = {}
         for position, symbol in enumerate(self._read):
             found[_NAME.format(position)] = known[id(symbol)]

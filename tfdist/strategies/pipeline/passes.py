@@ -13,6 +13,7 @@ from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.training import randomness
 from tfdist.training.batch_norm import local_sums
 from tfdist.training.gradients import Sums, activity_losses, added
+from tfdist.training.logits import changed, logits_of
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.steps import PipelineSteps
@@ -37,10 +38,21 @@ class Turns:
 
 
 class Recorded:
-    """A forward pass with what its backward pass needs."""
+    """A forward pass with what its backward pass needs.
 
-    def __init__(self, tape: tf.GradientTape, inputs: list[Any], total: Any, targets: Targets):
-        self.tape, self.inputs, self.total, self.targets = tape, inputs, total, targets
+    ``logits``: of inputs that are outputs of the model, by key; the loss may go back to them.
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        inputs: dict[int, Any],
+        logits: dict[int, Any],
+        total: Any,
+        targets: Targets,
+    ):
+        self.tape, self.inputs, self.logits = tape, inputs, logits
+        self.total, self.targets = total, targets
 
 
 class Targets:
@@ -109,18 +121,22 @@ class Forward:
         chunk = self.chunks[number]
         inputs = self._inputs(chunk, microbatch)
         total = tf.identity(self.totals[number]) if number in self.totals else None
+        flowing = [key for key in inputs if key in chunk.differentiable]
+        found = {key: logits_of(inputs[key]) for key in flowing}
+        logits = {key: behind.tensor for key, behind in found.items() if behind is not None}
         with tf.GradientTape() as tape:
-            tape.watch([inputs[key] for key in inputs if key in chunk.differentiable])
+            tape.watch([*(inputs[key] for key in flowing), *logits.values()])
             if total is not None:
                 tape.watch(total)
             targets = self._through(number, microbatch, inputs, total, moves=moves)
-        return Recorded(tape, inputs, total, targets)
+        return Recorded(tape, inputs, logits, total, targets)
 
     def outputs(self) -> list[tf.Tensor]:
         """Returns the outputs of the model for the whole batch."""
         return [
-            tf.concat(
-                [self.values[key, n][: part.rows] for n, part in enumerate(self.parts)], axis=0
+            changed(
+                lambda *parts: tf.concat(parts, axis=0),
+                *(_true_rows(self.values[key, n], part) for n, part in enumerate(self.parts)),
             )
             for key in self.steps.output_keys
         ]
@@ -133,10 +149,14 @@ class Forward:
 
     def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
         """Brings the inputs of a chunk to its device."""
-        keys = list(chunk.inputs)
+        values = {key: self.values[key, microbatch] for key in chunk.inputs}
+        carried = {key: _carried(tensor, tf.identity(tensor)) for key, tensor in values.items()}
         if chunk is self.chunks[-1] and self.training:  # The loss reads all outputs.
-            keys += [key for key in self.steps.output_keys if key not in chunk.outputs]
-        return {key: _carried(self.values[key, microbatch]) for key in keys}
+            for key in self.steps.output_keys:
+                if key not in chunk.outputs:
+                    tensor = self.values[key, microbatch]
+                    carried[key] = _carried(tensor, changed(tf.identity, tensor))
+        return carried
 
     def _through(
         self, number: int, microbatch: int, inputs: dict[int, Any], total: Any, *, moves: bool
@@ -162,7 +182,7 @@ class Forward:
         return randomness.microbatch(self._step_seed, microbatch, number)
 
     def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
-        y_pred = self.steps.packed([known[key][: part.rows] for key in self.steps.output_keys])
+        y_pred = self.steps.packed([_true_rows(known[key], part) for key in self.steps.output_keys])
         y, sample_weight = part.labels
         loss = self._loss(y, y_pred, sample_weight)
         return loss if self.steps.loss_is_sum else loss * part.share(loss.dtype)
@@ -201,6 +221,7 @@ class Backward:
         if hasattr(optimizer, "get_scaled_loss"):
             self.scale = optimizer.get_scaled_loss(tf.ones([]))
         self._upstream: dict[tuple[int, int], tf.Tensor] = {}
+        self._upstream_of_logits: dict[tuple[int, int], tf.Tensor] = {}
         self._total_gradients: dict[int, Any] = {}
         self._finished: dict[int, int] = {}
 
@@ -226,16 +247,22 @@ class Backward:
             return []
         flowing = [key for key in recorded.inputs if key in chunk.differentiable]
         sources = [recorded.inputs[key] for key in flowing]
+        behind, logits = list(recorded.logits), list(recorded.logits.values())
         totals = [] if recorded.total is None else [recorded.total]
         found = recorded.tape.gradient(
-            targets, [*sources, *totals, *chunk.variables], output_gradients=seeds
+            targets, [*sources, *logits, *totals, *chunk.variables], output_gradients=seeds
         )
         of_inputs, rest = found[: len(sources)], found[len(sources) :]
+        of_logits, rest = rest[: len(logits)], rest[len(logits) :]
         made = [
             self._send(key, microbatch, gradient)
             for key, gradient in zip(flowing, of_inputs, strict=True)
             if gradient is not None
         ]
+        for key, gradient in zip(behind, of_logits, strict=True):
+            if gradient is not None:
+                self._upstream_of_logits[key, microbatch] = tf.convert_to_tensor(gradient)
+                made.append(self._upstream_of_logits[key, microbatch])
         if totals:
             of_total, rest = rest[0], rest[1:]
             self._total_gradients[number] = added(self._total_gradients.get(number), of_total)
@@ -248,6 +275,11 @@ class Backward:
             (tensor, tf.identity(self._upstream.pop((key, microbatch))))
             for key, tensor in made.outputs.items()
             if (key, microbatch) in self._upstream
+        ]
+        pairs += [
+            (logits_of(tensor).tensor, tf.identity(self._upstream_of_logits.pop((key, microbatch))))
+            for key, tensor in made.outputs.items()
+            if (key, microbatch) in self._upstream_of_logits
         ]
         losses = made.activity if made.loss is None else [made.loss, *made.activity]
         for loss in losses:
@@ -274,13 +306,16 @@ class Backward:
         return made
 
 
-def _carried(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns ``tensor`` on the current device; a mask that Keras attached goes along."""
-    carried = tf.identity(tensor)
+def _carried(tensor: tf.Tensor, copy: tf.Tensor) -> tf.Tensor:
+    """Returns ``copy``, made on the current device; a mask that Keras attached goes along."""
     mask = getattr(tensor, "_keras_mask", None)
     if mask is not None:
-        carried._keras_mask = tf.identity(mask)
-    return carried
+        copy._keras_mask = tf.identity(mask)
+    return copy
+
+
+def _true_rows(tensor: tf.Tensor, part: Microbatch) -> tf.Tensor:
+    return changed(lambda whole: whole[: part.rows], tensor)
 
 
 def _dense(gradient: Any) -> tf.Tensor:

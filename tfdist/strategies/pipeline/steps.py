@@ -19,8 +19,8 @@ from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_norm import move_statistics
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.graph import Graph, inputs_of
+from tfdist.training.losses import is_sum
 from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
-from tfdist.training.steps import loss_is_sum
 
 
 class PipelineSteps:
@@ -42,7 +42,7 @@ class PipelineSteps:
         self.recompute = recompute
         self.seeds = StepSeeds(model) if is_seeded(model) else None
         self._frozen = frozen
-        self.loss_is_sum = loss_is_sum(model)
+        self.loss_is_sum = is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
         self.output_keys = [id(tensor) for tensor in graph.outputs]
         # Forward alone: as soon as the chunk before has finished a microbatch.

@@ -1,0 +1,197 @@
+"""What a step owns of a loss.
+
+A replica, or a microbatch of one, computes the loss of its own rows as one device would: a mean
+over rows plus terms of weights. The step multiplies it by its rows over those of the global batch
+and adds up. The factors of a step add up to 1, so what depends on weights alone counts once, and
+the sum is the loss of one device. That holds for every loss of that form, a user's own
+``compute_loss`` included.
+
+Nobody else may scale. So Keras' own division by its count of replicas is undone where it happens
+(``AsOnOneDevice``), and a metric that is told one number a batch, as in ``compute_loss`` or
+``add_metric``, counts it with the same factor (``counted_as``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+
+_step = threading.local()  # Replicas of one process run in threads of their own.
+
+
+class AsOnOneDevice:
+    """The compiled loss of a model, which returns the mean over the rows that it is given.
+
+    Keras divides that by its count of replicas, so that sums over replicas are right; a loss that
+    ``compute_loss`` adds to it is not divided, and the two would not fit.
+    """
+
+    def __init__(self, whole: Any):
+        self.whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":  # A copy asks before it has one.
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        loss = self.whole(*args, **options)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return loss if loss is None or replicas == 1 else loss * replicas
+
+
+def as_on_one_device(model: tf.keras.Model) -> None:
+    """Lets the losses and metrics of ``model`` know what a step owns; once for each compilation."""
+    if not isinstance(model.compiled_loss, AsOnOneDevice):
+        model.compiled_loss = AsOnOneDevice(model.compiled_loss)
+    compiled = {id(m) for m in (*model.compiled_loss.metrics, *model.compiled_metrics.metrics)}
+    for metric in model.metrics:
+        mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
+        is_told_numbers = (
+            isinstance(metric, mean) and type(metric).update_state is mean.update_state
+        )
+        if is_told_numbers and id(metric) not in compiled:
+            _count_by_step(metric)
+
+
+def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
+    given = metric.update_state
+    if getattr(given, "counts_by_step", False):
+        return
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        part = getattr(_step, "part", None)
+        values = tf.convert_to_tensor(values)
+        if part is None or sample_weight is not None or values.shape.rank != 0:
+            return given(values, sample_weight=sample_weight)
+        # Of no rows, a mean may be NaN.
+        return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=part)
+
+    update_state.counts_by_step = True
+    metric.update_state = update_state
+
+
+@contextlib.contextmanager
+def counted_as(part: tf.Tensor) -> Iterator[None]:
+    """Encloses the work of one replica: metrics count one number of its rows as ``part``.
+
+    part: float [].
+    """
+    before = getattr(_step, "part", None)
+    _step.part = part
+    try:
+        yield
+    finally:
+        _step.part = before
+
+
+def has_own_compute_loss(model: tf.keras.Model) -> bool:
+    return type(model).compute_loss is not tf.keras.Model.compute_loss
+
+
+def uses_compiled_loss(model: tf.keras.Model) -> bool:
+    """Whether ``compute_loss`` comes to the compiled loss, so that Keras shows that one as "loss".
+
+    It has to be known before the first step, which is to find all variables made.
+    """
+    if not has_own_compute_loss(model):
+        return True
+    return any(
+        "compiled_loss" in names or (function == "compute_loss" and function in names)
+        for function, names in own_functions(model, tf.keras.Model).items()
+    )
+
+
+def own_functions(instance: Any, base: type) -> dict[str, set[str]]:
+    """Returns the methods that the class of ``instance`` has beside ``base`` -> names they use."""
+    found: dict[str, set[str]] = {}
+    for kind in type(instance).__mro__:
+        if kind is base:
+            break
+        for name, member in vars(kind).items():
+            if isinstance(member, FunctionType):
+                found[name] = found.get(name, set()) | _names_in(member.__code__)
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(item) for item in code.co_consts if isinstance(item, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def explained(compute: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns ``compute`` with an error of Keras about losses on replicas in words that help."""
+
+    def run() -> Any:
+        try:
+            return compute()
+        except ValueError as error:
+            if "loss reduction" not in str(error):
+                raise
+            raise ModelError(
+                "a loss object that compute_loss calls must leave the mean over rows to it: on "
+                "several replicas Keras allows no other",
+                received="one with reduction='sum_over_batch_size'",
+                mend="Make it with reduction='none' and take tf.reduce_mean of what it returns",
+            ) from error
+
+    return run
+
+
+def is_sum(model: tf.keras.Model) -> bool:
+    """Whether the compiled losses are sums over rows (True) or means (False).
+
+    Raises:
+        ModelError: for a loss without reduction, for sums and means in one model, and for sums
+            beside a compute_loss of the user's own.
+    """
+    reductions = {
+        getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO)
+        for loss in tf.nest.flatten(model.loss)
+        if loss is not None
+    }
+    kinds = {str(reduction) for reduction in reductions}
+    if tf.keras.losses.Reduction.NONE in kinds:
+        raise ModelError(
+            "a compiled loss must reduce over the rows of a batch",
+            received="a loss with reduction='none'",
+            mend="Compile with reduction='sum_over_batch_size' or 'sum'",
+        )
+    sums = tf.keras.losses.Reduction.SUM in kinds
+    if sums and len(kinds) > 1:
+        raise ModelError(
+            "the losses of one model must all be sums or all be means",
+            received=", ".join(sorted(kinds)),
+            mend="Compile all losses with the same reduction",
+        )
+    if sums and has_own_compute_loss(model):
+        raise ModelError(
+            "a compute_loss of your own must be a mean over rows, for the shares of a batch are "
+            "weighted by their rows",
+            received="a compiled loss with reduction='sum' beside it",
+            mend="Compile with reduction='sum_over_batch_size'",
+        )
+    return sums
+
+
+def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
+    """Returns weights that turn the sum of a share into the mean share of the whole sum.
+
+    Sums and means then go the same way from here on, and Keras reports the loss of one device.
+    """
+    rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    factor = tf.math.divide_no_nan(of, rows * replicas)
+    if sample_weight is None:
+        return factor
+    return tf.nest.map_structure(
+        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
+        sample_weight,
+    )
