@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tfdist.errors import OptionError
+from tfdist.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -84,7 +84,7 @@ class Report:
         steps: steps that both took.
         tail: rows of the uneven last batch of each epoch, 0 when there was none.
         layers: the largest difference of each layer's weights after the last step.
-        loss_difference: the largest difference of an epoch's loss.
+        loss_difference: the largest difference of an epoch's loss; None where the model shows none.
         tolerance: what both differences may be at most.
         float64_difference: the largest difference of the same comparison in float64, made when
             float32 was not enough, and always beside mixed precision; None otherwise. Kinks and
@@ -100,7 +100,7 @@ class Report:
     steps: int
     tail: int
     layers: tuple[LayerDifference, ...]
-    loss_difference: float
+    loss_difference: float | None
     tolerance: float
     float64_difference: float | None = None
     causes: tuple[str, ...] = ()
@@ -113,7 +113,8 @@ class Report:
 
     @property
     def difference(self) -> float:
-        return float(np.maximum(self.weight_difference, self.loss_difference))  # Keeps a NaN.
+        loss = self.loss_difference or 0.0  # A NaN stays one.
+        return float(np.maximum(self.weight_difference, loss))
 
     @property
     def exact(self) -> bool:
@@ -137,10 +138,12 @@ class Report:
     def __str__(self) -> str:
         if self.losses is not None:
             return self._asynchronous_verdict(self.losses)
+        loss = self.loss_difference
+        of_loss = "" if loss is None else f" and the loss by {loss:.1e}"
         text = (
             f"{self.strategy} on {self.num_replicas} replicas is "
             f"{'exact' if self.exact else 'NOT exact'}: after {self.steps} steps weights differ by "
-            f"at most {self.weight_difference:.1e} and the loss by {self.loss_difference:.1e} "
+            f"at most {self.weight_difference:.1e}{of_loss} "
             f"(tolerance {self.tolerance:.0e}"
             f"{'' if self.precision == 'float32' else f', {self.precision}'})"
         )
@@ -237,7 +240,7 @@ def _compare_once(
     model.set_weights(reference.get_weights())
     is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
-    found = model.fit(feed, epochs=epochs, verbose=0).history["loss"]
+    found = model.fit(feed, epochs=epochs, verbose=0).history
     expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
     report = Report(
         strategy=strategy.name,
@@ -245,7 +248,7 @@ def _compare_once(
         steps=epochs * feed.steps_per_epoch,
         tail=feed.tail,
         layers=_layer_differences(reference, model.get_weights()),
-        loss_difference=float(np.max(np.abs(np.subtract(found, expected)))),
+        loss_difference=_loss_difference(found, expected),
         tolerance=tolerance,
     )
     if initial is not None:
@@ -255,11 +258,25 @@ def _compare_once(
         report = replace(report, losses=losses)
     elif report.exact:
         return report
-    return replace(report, causes=_known_causes(reference, strategy))
+    element_spec = feed.on_one_device().epochs(0, 1).element_spec
+    return replace(report, causes=_known_causes(reference, strategy, element_spec))
+
+
+def _loss_difference(found: dict[str, list], expected: dict[str, list]) -> float | None:
+    if "loss" not in expected:  # A compute_loss of the user's own may show none.
+        return None
+    return float(np.max(np.abs(np.subtract(found["loss"], expected["loss"]))))
 
 
 def _loss(model: tf.keras.Model, data: Any) -> float:
-    return float(model.evaluate(data, verbose=0, return_dict=True)["loss"])
+    found = model.evaluate(data, verbose=0, return_dict=True)
+    if "loss" not in found:
+        raise ModelError(
+            "a model whose workers are asynchronous must show its loss, for that is compared",
+            received=f"{type(model).__name__} with a compute_loss that shows none",
+            mend="Keep a tf.keras.metrics.Mean(name='loss') in the model, and update it there",
+        )
+    return float(found["loss"])
 
 
 @contextlib.contextmanager
@@ -288,7 +305,7 @@ def _independent(model_fn: Any) -> tf.keras.Model:
 
 def _train_reference(
     model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
-) -> list[float]:
+) -> dict[str, list[float]]:
     from tfdist.training import first_step
     from tfdist.training.scaling import ScaleLearningRate
 
@@ -307,15 +324,21 @@ def _train_reference(
         callbacks=callbacks,
         verbose=0,
     )
-    return history.history["loss"]
+    return history.history
 
 
 def _layer_differences(
     reference: tf.keras.Model, weights: list[np.ndarray]
 ) -> tuple[LayerDifference, ...]:
+    from tfdist.training.metrics import state_of
+
     largest: dict[str, float] = {}
     sizes: dict[str, int] = {}
+    # A model's own metrics are among its weights; each process has its part of them.
+    of_metrics = {variable.ref() for variable in state_of(reference)}
     for variable, value in zip(reference.weights, weights, strict=True):
+        if variable.ref() in of_metrics:
+            continue
         expected = variable.numpy()
         if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
             continue
@@ -328,9 +351,12 @@ def _layer_differences(
     return tuple(LayerDifference(name, sizes[name], worst) for name, worst in largest.items())
 
 
-def _known_causes(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
+def _known_causes(
+    model: tf.keras.Model, strategy: Strategy, element_spec: tuple[Any, ...]
+) -> tuple[str, ...]:
     import tensorflow as tf
 
+    from tfdist.training import coupling
     from tfdist.training.nested import layers_in
     from tfdist.training.options import OfBatchNorm
 
@@ -351,4 +377,5 @@ def _known_causes(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
             causes.append(f"layer '{layer.name}' draws other random numbers on each replica")
         if getattr(layer, "activity_regularizer", None) is not None:
             causes.append(f"the activity regularizer of '{layer.name}' is taken per replica")
+    causes += coupling.explained(coupling.coupled(model, element_spec))
     return tuple(causes)

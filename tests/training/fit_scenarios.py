@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -252,6 +254,110 @@ def mixed_precision(strategy, folder):
         keras.mixed_precision.set_global_policy("float32")
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+# Losses of one's own ----------------------------------------------------------------------------
+
+
+class Own(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return tf.reduce_mean(tf.square(tf.one_hot(y, 3) - y_pred))
+
+
+def own(kind: type[keras.Model], **options: Any) -> keras.Model:
+    inputs = keras.Input((5,))
+    model = kind(inputs, layers.Dense(3, "softmax")(inputs))
+    model.compile(keras.optimizers.SGD(0.1), **options)
+    return model
+
+
+@scenario
+def a_loss_that_shows_nothing(strategy, folder):
+    """As with Keras, where compute_loss updates no metric; verify compares what there is."""
+    assert_equals_one_device(strategy, lambda: own(Own, loss="mse"), data())
+    report = tfdist.verify(lambda: own(Own), data(), strategy, steps=4, global_batch_size=8)
+    if strategy.topology.is_chief:
+        assert report.exact, str(report)
+        assert report.loss_difference is None
+        assert "the loss" not in str(report)
+
+
+@scenario
+def loss_objects_within_compute_loss(strategy, folder):
+    """Keras forbids their mean on the replicas of its own; theirs by hand is right everywhere."""
+
+    def with_loss(**options: Any) -> Callable[[], keras.Model]:
+        loss = keras.losses.SparseCategoricalCrossentropy(**options)
+
+        class Calling(keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+                return tf.reduce_mean(loss(y, y_pred))
+
+        return lambda: own(Calling)
+
+    assert_equals_one_device(strategy, with_loss(reduction="none"), data())
+    if strategy.name == "mirrored":
+        model = strategy.build(with_loss())
+        with pytest.raises(ModelError, match=r"reduction='none' and take tf\.reduce_mean"):
+            model.fit(*data(), verbose=0)
+    else:
+        assert_equals_one_device(strategy, with_loss(), data())
+
+
+@scenario
+def losses_of_ones_own_that_do_not_divide_are_refused(strategy, folder):
+    summed = keras.losses.MeanSquaredError(reduction="sum")
+    with pytest.raises(ModelError, match="must be a mean over rows"):
+        strategy.build(lambda: own(Own, loss=summed))
+
+    def masked():
+        inputs = keras.Input((7,), dtype="int64")
+        x = layers.Embedding(6, 4, mask_zero=True)(inputs)
+        model = Own(inputs, layers.Dense(3)(x))
+        model.compile("sgd")
+        return model
+
+    model = strategy.build(masked)
+    words = np.ones((8, 7), np.int64)
+    with pytest.raises(ModelError, match="must carry no mask"):
+        model.fit(words, words % 3, verbose=0)
+
+
+@scenario
+def losses_that_couple_rows_are_named(strategy, folder):
+    def spread(y, y_pred):
+        return -tf.math.reduce_variance(y_pred, axis=0)
+
+    model = strategy.build(lambda: mlp(loss=spread))
+    for fits in range(2):  # Once a compilation.
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            model.fit(*data(), verbose=0)
+        told = said.getvalue().count("warning: loss 'spread' is no mean over the rows")
+        assert told == (1 if strategy.topology.is_chief and not fits else 0)
+    report = tfdist.verify(lambda: mlp(loss=spread), data(), strategy, steps=4, global_batch_size=8)
+    if strategy.topology.is_chief:
+        assert not report.exact
+        assert "loss 'spread' is no mean" in str(report)
+
+
+@scenario
+def metrics_that_layers_add(strategy, folder):
+    """A mean over rows is right on uneven shares; a sum is named."""
+
+    def adding(reduce: Callable) -> Callable[[], keras.Model]:
+        def model_fn():
+            model = mlp()
+            model.add_metric(reduce(tf.square(model.output)), name="size")
+            model.add_loss(0.1 * tf.reduce_mean(tf.square(model.output)))
+            return model
+
+        return model_fn
+
+    assert_equals_one_device(strategy, adding(tf.reduce_mean), data())
+    model = strategy.build(adding(tf.reduce_sum))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(*data(), verbose=0)
+    assert said.getvalue().count("metric 'size'") == (1 if strategy.topology.is_chief else 0)
 
 
 # Ways to run -------------------------------------------------------------------------------------

@@ -433,6 +433,54 @@ def models_that_do_not_follow_the_precision_are_refused(strategy, folder):
     mixed.build(model)
 
 
+# Outputs that round to 0 and 1 -------------------------------------------------------------------
+
+
+def saturated() -> keras.Model:
+    """Keras takes the losses from the logits; of clipped probabilities they are 16.1 at most."""
+    large = keras.initializers.RandomNormal(stddev=40)
+    inputs = keras.Input((5,))
+    x = layers.Dense(8, "tanh", name="hidden")(inputs)
+    outputs = {
+        "kind": layers.Dense(3, "softmax", name="kind", kernel_initializer=large, dtype="float32"),
+        "flag": layers.Dense(1, "sigmoid", name="flag", kernel_initializer=large, dtype="float32"),
+    }
+    x = layers.Dense(8, "tanh", name="second")(x)
+    model = keras.Model(inputs, {name: layer(x) for name, layer in outputs.items()})
+    losses = {"kind": "sparse_categorical_crossentropy", "flag": "binary_crossentropy"}
+    model.compile(keras.optimizers.SGD(1e-4), losses, loss_weights={"kind": 0.1, "flag": 0.1})
+    return model
+
+
+def of_saturated() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    x, y = data(weighted=False)
+    return x, {"kind": y, "flag": (y > 1)[:, None].astype(np.int64)}
+
+
+@scenario
+def saturated_outputs_of_microbatches_and_recomputed_layers(strategy, folder):
+    for recompute in ("none", "blocks", "hidden,kind,flag"):
+        made = given(strategy, accumulate_steps=2, recompute=recompute)
+        model, reference = assert_trains_as_one_device(made, saturated, of_saturated())
+        assert_judges_as_one_device(made, model, reference, of_saturated())
+        judged = reference.evaluate(*of_saturated(), verbose=0, return_dict=True)
+        assert judged["kind_loss"] > 17
+        assert judged["flag_loss"] > 17
+
+
+@scenario
+def saturated_outputs_in_mixed_precision(strategy, folder):
+    for precision in ("mixed_bfloat16", "mixed_float16"):
+        mixed = given(strategy, precision=precision, accumulate_steps=2)
+        x, y = of_saturated()
+        model, reference = pair(mixed, saturated)
+        feed = mixed.dataset((x, y), global_batch_size=8, seed=2)
+        found = model.fit(feed, verbose=0).history["loss"][0]
+        expected = reference.evaluate(x, y, verbose=0, return_dict=True)["loss"]
+        assert found == pytest.approx(expected, rel=0.02)
+        assert expected > 3.4
+
+
 # recompute ---------------------------------------------------------------------------------------
 
 

@@ -86,8 +86,9 @@ def _print_report(values: dict) -> int:
     table.columns[1].justify = table.columns[2].justify = "right"
     for layer in report.layers:
         table.add_row(layer.layer, f"{layer.size:,}", f"{layer.difference:.1e}")
-    table.add_section()
-    table.add_row("loss", "", f"{report.loss_difference:.1e}")
+    if report.loss_difference is not None:
+        table.add_section()
+        table.add_row("loss", "", f"{report.loss_difference:.1e}")
     console = stdout()
     console.print(table)
     console.print(str(report))

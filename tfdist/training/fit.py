@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training import first_step
+from tfdist.training import coupling, first_step
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among
 from tfdist.training.collective import Collective
@@ -34,6 +34,7 @@ class Runs:
 
     Args:
         check: refuses a model that has been compiled anew as it cannot be trained.
+        divides: whether losses see parts of a batch.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Runs:
         strategy_name: str,
         dataset: Callable[..., Feed],
         check: Callable[[tf.keras.Model], None] | None,
+        *,
+        divides: bool,
     ):
         self._model = model
         self._collective = collective
@@ -52,6 +55,8 @@ class Runs:
         self._strategy_name = strategy_name
         self._dataset = dataset
         self._check = check
+        self._divides = divides
+        self._tried: Any = self  # The losses that are known to divide, or to be warned of.
         self._keras_fit = model.fit
         self._keras_evaluate = model.evaluate
         self._keras_predict = model.predict
@@ -344,6 +349,9 @@ class Runs:
         model = self._model
         if self._check is not None:
             self._check(model)
+        if self._divides and self._collective.is_chief and self._tried is not model.loss:
+            coupling.warn(model, feed.records.element_spec)
+            self._tried = model.loss
         first_step.make_slots(model)  # They must exist to be restored or sent.
         start = Start()
         keepers = keepers_among(callbacks)

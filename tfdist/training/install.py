@@ -33,12 +33,15 @@ def install(
     strategy_name: str,
     dataset: Callable[..., Feed],
     options: StepOptions | None = None,
+    divides: bool = False,
 ) -> tf.keras.Model:
     """Makes ``model`` train over ``collective``; returns it.
 
     Args:
         dataset: the strategy's own; arrays given to fit, evaluate or predict go through it.
         options: of the train step; None leaves it as it is.
+        divides: whether a batch meets the loss in parts, other than those that ``collective`` and
+            ``options`` make.
     """
     options = options or StepOptions()
     model.get_metrics_result = MergedResults(model, collective)
@@ -56,7 +59,8 @@ def install(
             model.test_step = steps.test_step
             model.predict_step = steps.predict_step
     check = refuse_xla if shares or options.changes_the_step else None
-    runs = Runs(model, collective, scaling, strategy_name, dataset, check)
+    divides = divides or shares or options.accumulate_steps > 1
+    runs = Runs(model, collective, scaling, strategy_name, dataset, check, divides=divides)
     model.fit = runs.fit
     model.evaluate = runs.evaluate
     model.predict = runs.predict

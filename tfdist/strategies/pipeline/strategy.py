@@ -167,7 +167,14 @@ class Pipeline(OneProcessStrategy):
         install_norms(model)
         install_randomness(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
-        install(model, Alone(), scaling=self.scaling, strategy_name=self.name, dataset=self.dataset)
+        install(
+            model,
+            Alone(),
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+            divides=True,
+        )
         cache = None
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)

@@ -1,0 +1,154 @@
+"""Losses and metrics that see several rows at once are found, others are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from tfdist.training.coupling import coupled
+
+layers = keras.layers
+_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
+
+
+def contrastive(y, y_pred):
+    """Rows with one label are to be near each other."""
+    distance = tf.reduce_sum(tf.square(y_pred[:, None] - y_pred[None]), -1)
+    same = tf.cast(y[:, None] == y[None], distance.dtype)
+    return tf.reduce_mean(same * distance + (1 - same) * tf.nn.relu(1 - distance))
+
+
+def summed(y, y_pred):
+    return tf.reduce_sum(tf.square(y_pred))
+
+
+def of_rows(y, y_pred):
+    return tf.reduce_sum(tf.square(y_pred), -1)
+
+
+def mean(y, y_pred):
+    return tf.reduce_mean(tf.square(y_pred))
+
+
+def noisy(y, y_pred):
+    return tf.reduce_mean(y_pred * tf.random.normal(tf.shape(y_pred)))
+
+
+def breaks(y, y_pred):
+    raise RuntimeError("not with such rows")
+
+
+class Whitened(keras.losses.Loss):
+    def call(self, y, y_pred):
+        return tf.reduce_sum(tf.square(y_pred - tf.reduce_mean(y_pred, 0)), -1)
+
+
+def model(loss, middle=None, kind=keras.Model):
+    inputs = keras.Input((3,))
+    x = inputs if middle is None else middle(inputs)
+    built = kind(inputs, layers.Dense(4)(x))
+    built.compile("sgd", loss)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (contrastive, ["loss 'contrastive'"]),
+        (summed, ["loss 'summed'"]),
+        (Whitened(name="whitened"), ["loss 'whitened'"]),
+        (of_rows, []),
+        (mean, []),
+        (noisy, []),
+        (breaks, []),
+        (keras.losses.SparseCategoricalCrossentropy(reduction="sum", from_logits=True), []),
+        ("mse", []),
+        (None, []),
+    ],
+)
+def test_a_loss(loss, found):
+    assert coupled(model(loss), _SPEC) == found
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_one_of_several_losses(as_dict):
+    inputs = keras.Input((3,))
+    outputs = {"left": layers.Dense(2)(inputs), "right": layers.Dense(1)(inputs)}
+    labels = {name: tf.TensorSpec([None, 1]) for name in outputs}
+    losses = {"left": mean, "right": summed}
+    if not as_dict:
+        outputs, labels, losses = (list(d.values()) for d in (outputs, labels, losses))
+    built = keras.Model(inputs, outputs)
+    built.compile("sgd", losses)
+    assert coupled(built, (_SPEC[0], tuple(labels) if not as_dict else labels)) == ["loss 'summed'"]
+
+
+class Own(keras.Model):
+    reduce = staticmethod(tf.reduce_mean)
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.shown = keras.metrics.Mean(name="shown")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        loss = self.reduce(tf.square(y_pred)) + super().compute_loss(x, y, y_pred, sample_weight)
+        self.shown.update_state(loss)
+        return loss
+
+
+class OwnSum(Own):
+    reduce = staticmethod(tf.reduce_sum)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Own, []), (OwnSum, ["the loss of compute_loss"])])
+def test_a_compute_loss_of_ones_own_is_tried_without_a_trace(kind, found):
+    built = model(keras.losses.SparseCategoricalCrossentropy(from_logits=True), kind=kind)
+    compiled = built.compiled_loss
+    assert coupled(built, _SPEC) == found
+    assert built.compiled_loss is compiled
+    assert float(built.shown.count) == 0
+    built.shown.update_state(1.0)
+    assert float(built.shown.count) == 1
+
+
+class Adding(layers.Layer):
+    def __init__(self, reduce, what):
+        super().__init__(name=f"{what}_it")
+        self.reduce, self.what = reduce, what
+
+    def call(self, x):
+        if self.what == "loss":
+            self.add_loss(self.reduce(tf.square(x)))
+        else:
+            self.add_metric(self.reduce(tf.square(x)), name="size")
+        return x
+
+
+@pytest.mark.parametrize(
+    ("what", "reduce", "found"),
+    [
+        ("loss", tf.reduce_sum, ["add_loss of layer 'loss_it'"]),
+        ("loss", tf.reduce_mean, []),
+        ("metric", tf.reduce_sum, ["metric 'size'"]),
+        ("metric", tf.reduce_mean, []),
+    ],
+)
+def test_what_a_layer_adds(what, reduce, found):
+    assert coupled(model("mse", Adding(reduce, what)), _SPEC) == found
+
+
+def test_what_a_model_adds():
+    built = model("mse")
+    built.add_metric(tf.reduce_sum(built.output), name="size")
+    built.add_metric(tf.reduce_mean(built.output), name="mean")
+    before = built.get_weights()
+    assert coupled(built, _SPEC) == ["metric 'size'"]
+    for ours, theirs in zip(before, built.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_text_is_left_alone():
+    spec = (tf.TensorSpec([None, 3], tf.string), tf.TensorSpec([None], tf.string))
+    assert coupled(model(contrastive), spec) == []

@@ -1,0 +1,209 @@
+"""Losses and metrics that see the rows of a batch together, so that parts of it give other ones.
+
+A contrastive loss compares rows with each other, and a sum over rows is no mean: on parts of a
+batch neither is that of one device. It is tried on a few made-up rows: what all of them give must
+be the mean of what their two parts give, each by its rows. What cannot be tried is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training.losses import AsOnOneDevice, has_own_compute_loss, own_functions
+from tfdist.training.nested import layers_in
+
+_ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means would pass.
+_TOLERANCE = 1e-3
+_UNKNOWN_SIZE = 4
+
+
+def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns the losses and metrics of ``model`` that look at several rows, as a user knows them.
+
+    Args:
+        model: compiled; its state stays as it is.
+        element_spec: of a batch, (x[, y[, sample_weight]]).
+    """
+    found = []
+    with contextlib.suppress(Exception):  # Whatever a user's function does with made-up rows.
+        found += _losses(model, element_spec)
+    with contextlib.suppress(Exception):
+        found += _added(model, element_spec)
+    return found
+
+
+def warn(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
+    """Prints one line when something of ``model`` couples rows."""
+    found = coupled(model, element_spec)
+    if found:
+        print(f"tfdist: warning: {'; '.join(explained(found))}", flush=True)
+
+
+def explained(names: list[str]) -> list[str]:
+    return [
+        f"{name} is no mean over the rows of a batch, which are divided here, so it is not that of "
+        "one device"
+        for name in names
+    ]
+
+
+# What is tried -----------------------------------------------------------------------------------
+
+
+def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    if len(element_spec) < 2 or getattr(model, "output", None) is None:
+        return []
+    y, y_pred = _made_up(element_spec[1]), _made_up(model.output, probabilities=True)
+    if has_own_compute_loss(model):
+        x = _made_up(element_spec[0])
+        with _without_metrics(model):
+            couples = _couples(lambda *part: model.compute_loss(*part, None), x, y, y_pred)
+        return ["the loss of compute_loss"] if couples else []
+    return [
+        f"loss '{_name(loss)}'"
+        for loss, truth, prediction in _pairs(model, y, y_pred)
+        if not _is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
+    ]
+
+
+def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields each compiled loss with its labels and outputs."""
+    outputs = dict(zip(model.output_names, tf.nest.flatten(y_pred), strict=True))
+    if isinstance(y_pred, Mapping):
+        outputs = dict(y_pred)
+    if isinstance(y, Mapping):
+        labels = dict(y)
+    else:
+        labels = dict(zip(outputs, tf.nest.flatten(y), strict=False))
+    compiled = model.loss
+    if not isinstance(compiled, Mapping):
+        each = compiled if isinstance(compiled, (list, tuple)) else [compiled] * len(outputs)
+        compiled = dict(zip(outputs, each, strict=False))
+    for name, loss in compiled.items():
+        if loss is not None and name in labels:
+            yield loss, labels[name], outputs[name]
+
+
+def _added(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns what layers add by ``add_loss`` and ``add_metric``."""
+    adding = [layer for layer in layers_in(model) if _adds(layer)]
+    if not adding:
+        return []
+    x = _made_up(element_spec[0])
+    metrics = {id(m): m for layer in adding for m in layer.metrics}.values()
+    told: dict[str, Any] = {}
+
+    def run(*part: Any) -> dict[str, Any]:
+        told.clear()
+        model(part[0], training=False)
+        for layer in adding:
+            if layer.losses:
+                told[f"add_loss of layer '{layer.name}'"] = tf.add_n(layer.losses)
+        return dict(told)
+
+    def tell(metric: Any) -> Callable[..., None]:
+        def update_state(values: Any, *_: Any, **__: Any) -> None:
+            told[f"metric '{metric.name}'"] = values
+
+        return update_state
+
+    with _updates_replaced(metrics, tell):
+        parts = [run(*part) for part in _parts(x)]
+    return [name for name in parts[0] if _differ([part[name] for part in parts])]
+
+
+def _adds(layer: Any) -> bool:
+    if type(layer).__name__ in ("AddLoss", "AddMetric"):
+        return True
+    if isinstance(layer, tf.keras.Model) and not own_functions(layer, tf.keras.Model):
+        return False
+    names = own_functions(layer, tf.keras.layers.Layer).values()
+    is_own = not type(layer).__module__.startswith("keras.")
+    return is_own and any({"add_loss", "add_metric"} & used for used in names)
+
+
+# How it is tried ---------------------------------------------------------------------------------
+
+
+def _couples(function: Callable, *tensors: Any) -> bool:
+    values = [function(*part) for part in _parts(*tensors)]
+    if not _differ(values):
+        return False
+    # A loss that draws random numbers has another value each time.
+    again = function(*next(iter(_parts(*tensors))))
+    return not _differ([values[0], again, again])
+
+
+def _parts(*tensors: Any) -> Iterator[list[Any]]:
+    """Yields all rows, then those of the two parts."""
+    for rows in (slice(None), slice(0, _FIRST), slice(_FIRST, None)):
+        yield [tf.nest.map_structure(lambda t, rows=rows: t[rows], item) for item in tensors]
+
+
+def _differ(values: list[Any]) -> bool:
+    """Whether a value of all rows is another one than the mean of those of the parts."""
+    whole, first, second = (float(tf.reduce_mean(value)) for value in values)
+    joined = (_FIRST * first + (_ROWS - _FIRST) * second) / _ROWS
+    if not np.isfinite([whole, joined]).all():
+        return False
+    return abs(whole - joined) > _TOLERANCE * max(abs(whole), abs(joined), 1e-6)
+
+
+def _made_up(spec: Any, *, probabilities: bool = False) -> Any:
+    """Returns rows of any values of a structure of specs [batch, ...]."""
+    rng = np.random.default_rng(0)
+
+    def rows(leaf: Any) -> tf.Tensor:
+        shape = [_ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
+        if not leaf.dtype.is_floating:
+            return tf.cast(rng.integers(0, 2, shape), leaf.dtype)
+        values = rng.uniform(0.1, 0.9, shape)
+        if probabilities and len(shape) > 1 and shape[-1] > 1:
+            values /= values.sum(-1, keepdims=True)
+        return tf.cast(values, leaf.dtype)
+
+    return tf.nest.map_structure(rows, spec)
+
+
+@contextlib.contextmanager
+def _without_metrics(model: tf.keras.Model) -> Iterator[None]:
+    """Encloses a call of ``compute_loss`` that leaves no trace in a metric."""
+    compiled = model.compiled_loss
+    keras = compiled.whole if isinstance(compiled, AsOnOneDevice) else compiled
+    # No public way leads from a compiled model to its loss weights as they were given.
+    model.compiled_loss = type(keras)(
+        keras._user_losses, keras._user_loss_weights, output_names=model.output_names
+    )
+    try:
+        with _updates_replaced(model.metrics, lambda _: lambda *args, **options: None):
+            yield
+    finally:
+        model.compiled_loss = compiled
+
+
+@contextlib.contextmanager
+def _updates_replaced(metrics: Any, replaced: Callable[[Any], Callable]) -> Iterator[None]:
+    metrics = list(metrics)
+    before = [metric.update_state for metric in metrics]
+    try:
+        for metric in metrics:
+            metric.update_state = replaced(metric)
+        yield
+    finally:
+        for metric, update_state in zip(metrics, before, strict=True):
+            metric.update_state = update_state
+
+
+def _is_keras_own(loss: Any) -> bool:
+    loss = getattr(loss, "fn", loss)
+    module = getattr(loss, "__module__", None) or type(loss).__module__
+    return isinstance(loss, str) or module.startswith("keras.")
+
+
+def _name(loss: Any) -> str:
+    return getattr(loss, "__name__", None) or getattr(loss, "name", None) or type(loss).__name__
