@@ -136,8 +136,8 @@ def explained(compute: Callable[[], Any]) -> Callable[[], Any]:
             if "loss reduction" not in str(error):
                 raise
             raise ModelError(
-                "a loss object that compute_loss calls must leave the mean over rows to it: on "
-                "several replicas Keras allows no other",
+                "a loss object that compute_loss calls must leave the mean over rows to it, since "
+                "Keras allows no other on several replicas",
                 received="one with reduction='sum_over_batch_size'",
                 mend="Make it with reduction='none' and take tf.reduce_mean of what it returns",
             ) from error

@@ -239,7 +239,7 @@ def _masks(outputs: Any) -> list[Any]:
 def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
     if any(mask is not None for mask in _masks(y_pred)):
         raise ModelError(
-            "outputs that a compute_loss of your own reads must carry no mask: a mean over "
+            "outputs that a compute_loss of your own reads must carry no mask, since a mean over "
             "unmasked positions is no mean over rows",
             received=f"model '{model.name}' whose output carries a mask",
             mend="End the mask before the output (pool, flatten or slice), or give sample weights",

@@ -108,7 +108,7 @@ class Frozen:
         if any(logits_of(known.get(id(symbol))) is not None for symbol in self._graph.outputs):
             raise ModelError(
                 "outputs of frozen layers that are kept must not be a softmax or sigmoid that the "
-                "loss reads: it starts at the logits, which would be lost",
+                "loss reads, since it starts at the logits, which would be lost",
                 received=f"an output of the model in the layers up to '{self.last}'",
                 mend="Leave frozen_cache out, or let that output give logits",
             )
