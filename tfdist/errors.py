@@ -62,6 +62,14 @@ class WriteError(TfdistError):
     """A file that could not be written whole, as on a full disk. Nothing half-written is left."""
 
 
+class InUseError(TfdistError):
+    """A folder that another training writes in."""
+
+
+class DivergedError(TfdistError):
+    """A training whose loss is no finite number any more."""
+
+
 class ExportError(TfdistError):
     """A model that cannot be written for another runtime, or is not the same there."""
 

@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(180)
 
 FILES = {
+    ".tfdist-run",
     "checkpoints",
     "config.json",
     "curves.png",

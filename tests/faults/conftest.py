@@ -21,7 +21,7 @@ from tfdist.cli import saved_weights
 from tfdist.records.writer import write
 
 EPOCHS, STEPS = 3, 10  # of 20 records
-RESULTS = {"config.json", "curves.png", "history.csv", "metrics.json", "model.keras"}
+RESULTS = {".tfdist-run", "config.json", "curves.png", "history.csv", "metrics.json", "model.keras"}
 _CHECKPOINT = re.compile(r"ckpt-(\d+)\.(index|data-00000-of-00001)")
 
 
@@ -175,7 +175,8 @@ class Training:
 
     def checkpoints(self) -> list[int]:
         """Returns the steps of the checkpoints, which must all be whole."""
-        names = {path.name for path in (self.folder / "checkpoints").glob("*")} - {"checkpoint"}
+        names = {path.name for path in (self.folder / "checkpoints").glob("*")}
+        names -= {"checkpoint", ".tfdist-lock"}
         parts = [_CHECKPOINT.fullmatch(name) for name in names]
         assert all(parts), names
         steps = sorted(int(part[1]) for part in parts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from tfdist.cli.run_folder import replacing
+from tfdist.cli.run_files import replacing
 
 
 def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str) -> None:
@@ -31,6 +32,19 @@ def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.suptitle(title)
+    figure.suptitle("\n".join([title, *_warnings(rows, names)]))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110)
+
+
+def _warnings(rows: list[dict[str, float]], names: list[str]) -> list[str]:
+    """Returns a line for each curve that has points which cannot be drawn."""
+    found = []
+    for key in (*names, *(f"val_{name}" for name in names)):
+        epochs = [row["epoch"] for row in rows if not math.isfinite(row.get(key, 0.0))]
+        if epochs:
+            found.append(
+                f"{key} is {next(r[key] for r in rows if r['epoch'] == epochs[0])} "
+                f"in epoch {epochs[0]}" + (f" and {len(epochs) - 1} more" if epochs[1:] else "")
+            )
+    return found

@@ -11,9 +11,10 @@ import sys
 import click
 
 from tfdist import __version__
-from tfdist.errors import TfdistError, cannot_write, unknown_choice
+from tfdist.errors import DivergedError, TfdistError, cannot_write, unknown_choice
 
 EXIT_USER_ERROR = 2
+EXIT_DIVERGED = 1
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -72,6 +73,9 @@ def main() -> None:
     except click.ClickException as error:
         _complain(error.format_message())
         code = EXIT_USER_ERROR
+    except DivergedError as error:
+        _complain(str(error))
+        code = EXIT_DIVERGED
     except TfdistError as error:
         _complain(str(error))
         code = EXIT_USER_ERROR

@@ -116,6 +116,7 @@ def command(
                 global_batch_size=global_batch_size,
                 checkpoint_every=checkpoint_every,
                 keep=3,
+                stop_on_nan=False,
                 seed=seed,
                 faults=list(faults),
                 strike=name == "broken",
@@ -261,15 +262,14 @@ def _train(
     config: dict[str, Any], where: Where, story: Story, title: str, max_restarts: int = 0
 ) -> None:
     """Trains; shows it below ``title``, or not at all."""
-    RunFolder(config["output"]).open(config, resume=False, overwrite=False)
     if title:
         click.echo(title)
-    with shown(config["epochs"]) as show:
+    with RunFolder(config["output"]).taken(config), shown(config["epochs"]) as show:
 
         def on_event(rank: int, event: dict) -> None:
             story.take(rank, event)
             if title:
-                show(rank, event)
+                show.take(rank, event)
 
         ranks.run(
             "tfdist.cli.train_rank",

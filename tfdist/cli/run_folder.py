@@ -1,21 +1,45 @@
-"""The output folder of ``tfdist train``: what lies where, and what may be written over."""
+"""The output folder of ``tfdist train``: what lies where, whose it is, and what may be replaced.
+
+A run folder is known by its mark, a file that also is its lock. What a training with --overwrite
+writes stands in a folder of its own within it, until its first epoch has ended:
+
+    .tfdist-new    written by the new training; the earlier one stands untouched
+    .tfdist-next   whole; the earlier one's files are being removed
+    .tfdist-last   its files are being moved up
+
+Each stage is reached by one rename, and can be repeated: whatever is killed, the next start of a
+training ends what was begun.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import json
+import importlib.util
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, OptionError, WriteError, cannot_write
+from tfdist.cli.run_files import read_config, write_json
+from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.training import checkpoint_files
+from tfdist.training.folder_lock import FolderLock
 
+MARK = ".tfdist-run"
+_NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"
+_FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras")
+_CHECKPOINTS = "checkpoints"
+# So they are called while written: by ``run_files.replacing``, and in folders by ``Strategy.save``.
+_UNFINISHED = re.compile(
+    "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in _FILES), re.ASCII
+)
+_UNFINISHED_MODEL = re.compile(r"\.model\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
-_SAME_ON_RESUME = ("model", "data", "global_batch_size", "seed")
+_FILES_ON_RESUME = ("model", "data")
+_SAME_ON_RESUME = ("global_batch_size", "seed")
 
 
 class RunFolder:
@@ -23,137 +47,329 @@ class RunFolder:
 
     Files: config.json, history.csv (a row per epoch), metrics.json, curves.png, model.keras, and
     checkpoints/. Each is written under a temporary name, ".NAME-...", and renamed.
+
+    Attributes:
+        path: as the user named it.
+        place: where the training writes now: the folder itself, or one within it.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.config = self.path / "config.json"
-        self.history = self.path / "history.csv"
-        self.metrics = self.path / "metrics.json"
-        self.curves = self.path / "curves.png"
-        self.model = self.path / "model.keras"
-        self.checkpoints = self.path / "checkpoints"
 
-    def open(self, config: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Makes the folder, or takes over an existing one, and writes the configuration.
+    @property
+    def place(self) -> Path:
+        return self.path / _NEW if self.is_staged else self.path
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether an earlier training stands until the first epoch of this one has ended."""
+        return (self.path / _NEW).is_dir()
+
+    @property
+    def config(self) -> Path:
+        return self.place / "config.json"
+
+    @property
+    def history(self) -> Path:
+        return self.place / "history.csv"
+
+    @property
+    def metrics(self) -> Path:
+        return self.place / "metrics.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.place / "curves.png"
+
+    @property
+    def model(self) -> Path:
+        return self.place / "model.keras"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.place / _CHECKPOINTS
+
+    # A training in it ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def taken(
+        self,
+        config: dict[str, Any],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> Iterator[None]:
+        """Encloses a training: the folder is its own, and left as it was where it came to nothing.
+
+        Args:
+            tell: is told in one line what became of a training that was to replace another.
 
         Raises:
-            OptionError: the folder exists and neither option was given, or it is not a training's.
+            OptionError: the folder exists and neither option was given, it is not a training's, or
+                it must not be replaced.
+            InUseError: another training is in it.
+            WriteError: it cannot be written.
         """
-        is_run = self.config.is_file()
-        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-            if not is_run:
-                raise OptionError(
-                    "--output must be a new folder, or one of an earlier training",
-                    received=f"{self.path}, which holds something else",
-                    mend="Choose another folder",
-                )
-            if overwrite:
-                shutil.rmtree(self.path)
-            elif resume:
-                self._check_same(config)
+        made = self._made()
+        lock = None
+        try:
+            self._check_ours(resume, overwrite)
+            lock = FolderLock(self.path / MARK)
+            is_new = self._prepare(config, resume, overwrite, tell)
+            try:
+                write_json(self.config, config)
+                yield
+            except BaseException:
                 self.remove_unfinished()
-            else:
-                raise OptionError(
-                    "--output must be a new folder",
-                    received=f"{self.path}, which exists",
-                    mend="Add --resume to go on, --overwrite to start anew, or choose another",
-                )
+                self._leave(is_new, tell)
+                raise
+            self.remove_unfinished()  # An attempt before the last one may have been killed.
+        finally:
+            if lock is not None:
+                lock.release()
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # When nothing was left in it.
+
+    def _made(self) -> list[Path]:
+        """Makes the folder; returns what was made for it, the outermost first."""
+        missing = [p for p in (self.path, *self.path.parents) if not os.path.lexists(p)]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(
                 "--output must be a folder that can be made", received=f"an error: {error}"
             ) from None
+        return missing[::-1]
+
+    def _check_ours(self, resume: bool, overwrite: bool) -> None:
+        """Checks that the folder is empty, or a training's.
+
+        Raises:
+            OptionError: it holds something else.
+        """
+        mark = self.path / MARK
+        if mark.is_file() and not mark.is_symlink():
+            return
+        names = {path.name for path in self.path.iterdir()}
+        if not names:
+            return
+        # Trainings of earlier versions have no mark.
+        if not (self._is_ours_alone(names) if overwrite else self._has_settings()):
+            raise OptionError(
+                "--output must be a new folder, or one of an earlier training",
+                received=f"{self.path}, which holds something else",
+                mend="Choose another folder",
+            )
+        if not (resume or overwrite):
+            raise self._exists()
+
+    def _exists(self) -> OptionError:
+        return OptionError(
+            "--output must be a new folder",
+            received=f"{self.path}, which exists",
+            mend="Add --resume to go on, --overwrite to start anew, or choose another",
+        )
+
+    def _has_settings(self) -> bool:
         try:
-            write_json(self.config, config)
-        except WriteError:
-            with contextlib.suppress(OSError):
-                self.path.rmdir()  # When it is new, and so empty.
-            raise
+            read_config(self.path / "config.json")
+        except DataError:
+            return False
+        return True
+
+    def _is_ours_alone(self, names: set[str]) -> bool:
+        known = (n in (*_FILES, _CHECKPOINTS) or _is_unfinished(self.path / n) for n in names)
+        kept = self.path / _CHECKPOINTS
+        inside = [path.name for path in kept.iterdir()] if kept.is_dir() else []
+        return self._has_settings() and all(known) and all(map(checkpoint_files.is_ours, inside))
+
+    def _prepare(
+        self,
+        config: dict[str, Any],
+        resume: bool,
+        overwrite: bool,
+        tell: Callable[[str], None],
+    ) -> bool:
+        """Makes ready for a training; whether it is the first in the folder."""
+        names = (*_FILES, _CHECKPOINTS, _NEW, _NEXT, _LAST)
+        if not any(os.path.lexists(self.path / name) for name in names):
+            return True
+        if not (resume or overwrite):
+            raise self._exists()
+        self.settle()
+        if overwrite:
+            self._check_replaceable(config)
+            self._remove_staged()
+            _make(self.path / _NEW)
+            return False
+        if self.is_staged and not checkpoint_files.finished(self.checkpoints):
+            self._remove_staged()
+            tell(f"{self.path} holds the earlier training: what was to replace it had not begun")
+        elif self.is_staged:
+            tell(f"going on with the training that is to replace the earlier one in {self.path}")
+        self._check_same(config)
+        self.remove_unfinished()
+        return False
+
+    def _leave(self, is_new: bool, tell: Callable[[str], None]) -> None:
+        """Takes back what a training wrote that ended before it had anything to keep."""
+        has_checkpoints = bool(checkpoint_files.finished(self.checkpoints))
+        if self.is_staged:
+            if has_checkpoints:
+                tell(
+                    f"{self.path} holds the earlier training until an epoch of the new one has "
+                    "ended; --resume goes on with the new one"
+                )
+            else:
+                self._remove_staged()
+        elif is_new and not has_checkpoints and not self.history.exists():
+            checkpoint_files.remove_all(self.checkpoints)
+            self.config.unlink(missing_ok=True)
+            (self.path / MARK).unlink(missing_ok=True)
 
     def remove_unfinished(self) -> None:
         """Removes what killed processes have left half-written; they have all ended."""
-        for path in (self.config, self.history, self.metrics, self.curves, self.model):
-            for left in self.path.glob(f".{path.name}-*"):
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink(missing_ok=True)
-        checkpoint_files.remove_unfinished(self.checkpoints)
-
-    def discard_if_untrained(self) -> None:
-        """Removes the folder of a training that ended before it had anything to keep."""
-        is_empty = not self.checkpoints.is_dir() or not any(self.checkpoints.iterdir())
-        if not self.history.exists() and is_empty:
-            shutil.rmtree(self.path, ignore_errors=True)
+        self.settle()
+        for left in list(self.place.iterdir()) if self.place.is_dir() else ():
+            if _is_unfinished(left):
+                _remove(left)
+        if self.checkpoints.is_dir():
+            checkpoint_files.remove_unfinished(self.checkpoints)
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        try:
-            before = json.loads(self.config.read_text())
-        except ValueError as error:
-            raise _damaged(self.config, error) from None
+        before = read_config(self.config)
         changed = [key for key in _SAME_ON_RESUME if before.get(key) != config.get(key)]
+        for key in _FILES_ON_RESUME:
+            if not _is_same_file(before, config, key):
+                changed.append(key)
         if changed:
             raise OptionError(
                 f"--resume must have the {' and '.join(changed)} of the training it goes on from",
-                received=", ".join(f"{key}={config.get(key)}" for key in changed),
-                mend="Give " + ", ".join(f"{key}={before.get(key)}" for key in changed),
+                received=", ".join(f"{key}={_shown(config, key)}" for key in changed),
+                mend="Give " + ", ".join(f"{key}={_shown(before, key)}" for key in changed),
             )
 
+    # The place of an earlier one ----------------------------------------------------------------
 
-def read_history(path: Path) -> list[dict[str, float]]:
-    """Returns the rows of a history.csv, none when there is no such file."""
-    if not path.is_file():
-        return []
+    def replace_earlier(self) -> None:
+        """Has this training take the place of the earlier one, if there is one.
+
+        Raises:
+            WriteError: files cannot be removed or moved; the next start of a training ends it.
+        """
+        if self.is_staged:
+            try:
+                os.rename(self.path / _NEW, self.path / _NEXT)
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
+            self.settle()
+
+    def settle(self) -> None:
+        """Ends the replacing of an earlier training, should it have been broken off."""
+        try:
+            if (self.path / _NEXT).is_dir():
+                for name in _FILES:
+                    (self.path / name).unlink(missing_ok=True)
+                checkpoint_files.remove_all(self.path / _CHECKPOINTS)
+                os.rename(self.path / _NEXT, self.path / _LAST)
+            if (self.path / _LAST).is_dir():
+                self._move_up()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def _move_up(self) -> None:
+        last = self.path / _LAST
+        kept = last / _CHECKPOINTS
+        if kept.is_dir():
+            (self.path / _CHECKPOINTS).mkdir(exist_ok=True)
+            for path in kept.iterdir():
+                os.replace(path, self.path / _CHECKPOINTS / path.name)
+            kept.rmdir()
+        for path in last.iterdir():
+            os.replace(path, self.path / path.name)
+        last.rmdir()
+
+    def _remove_staged(self) -> None:
+        shutil.rmtree(self.path / _NEW, ignore_errors=True)
+
+    def _check_replaceable(self, config: dict[str, Any]) -> None:
+        for what, place in _not_to_be_replaced(config):
+            if place.resolve().is_relative_to(self.path.resolve()):
+                raise OptionError(
+                    f"--overwrite must not replace a folder that contains {what}",
+                    received=self.path,
+                    mend="Choose another folder",
+                )
+        for path in (self.path, *(self.path / name for name in (*_FILES, _CHECKPOINTS, _NEW))):
+            is_as_written = path.is_file() if path.name in _FILES else path.is_dir()
+            if path.is_symlink() or (path.exists() and not is_as_written):
+                raise OptionError(
+                    "--overwrite must find the files of a training as it wrote them",
+                    received=f"{path}, a {'link' if path.is_symlink() else 'thing of its own'}",
+                    mend="Choose another folder",
+                )
+
+
+def _not_to_be_replaced(config: dict[str, Any]) -> Iterator[tuple[str, Path]]:
+    yield "the working folder", Path.cwd()
+    yield "the data", Path(config["data"])
+    yield "the program", Path(sys.argv[0] or sys.executable)
+    yield "the program", Path(__file__)
+    yield "the program", Path(sys.prefix)
+    place = config["model"].rpartition(":")[0]
+    if place.endswith(".py"):
+        yield "the model", Path(place)
+    else:
+        # As the ranks will find it; its package is not imported for that.
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(place.partition(".")[0])
+            if found is not None and found.origin is not None:
+                yield "the model", Path(found.origin)
+        yield "the model", Path(place.partition(".")[0]).absolute()
+
+
+def _is_unfinished(path: Path) -> bool:
+    if path.is_dir() and not path.is_symlink():
+        return bool(_UNFINISHED_MODEL.fullmatch(path.name))
+    return bool(_UNFINISHED.fullmatch(path.name))
+
+
+def _make(folder: Path) -> None:
     try:
-        with path.open(newline="") as file:
-            return [
-                {key: _number(key, value) for key, value in row.items() if value not in ("", None)}
-                for row in csv.DictReader(file)
-            ]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} must be as tfdist train wrote it",
-        received=f"an error: {error}",
-        mend="Restore it, or train anew with --overwrite",
-    )
-
-
-def _number(column: str, text: str) -> float:
-    return int(text) if column == "epoch" else float(text)
-
-
-def write_history(path: Path, rows: list[dict[str, float]]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` that takes its place when all went well.
-
-    Raises:
-        WriteError: it cannot be written, as on a full disk.
-    """
-    # The suffix stays last: some writers choose their format by it.
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
+        folder.mkdir()
     except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise cannot_write(folder, error) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_same_file(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
+    then, today = _file(before, key), _file(now, key)
+    if then == today:
+        return True
+    # A project that was moved as a whole has the same words for it.
+    return before[key] == now[key] and not then[0].exists()
+
+
+def _file(config: dict[str, Any], key: str) -> tuple[Path, str]:
+    """Returns the file that a setting names, and the name in it."""
+    place, name = config[key], ""
+    if key == "model":
+        place, _, name = place.rpartition(":")
+        if not place.endswith(".py"):
+            return Path(place), name  # A module.
+    return Path(os.path.realpath(Path(config.get("working_folder") or "", place))), name
+
+
+def _shown(config: dict[str, Any], key: str) -> object:
+    if key not in _FILES_ON_RESUME:
+        return config.get(key)
+    place, name = _file(config, key)
+    return f"{place}:{name}" if name else place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from tfdist.cli.ranks import (
     seed_option,
     where_options,
 )
-from tfdist.cli.run_folder import RunFolder, read_history
-from tfdist.errors import DataError, OptionError
+from tfdist.cli.run_files import read_history
+from tfdist.cli.run_folder import RunFolder
+from tfdist.errors import DataError, DivergedError, OptionError
 
 _EPILOG = """\b
 Examples:
@@ -71,9 +73,20 @@ _TOLD_APART = ("epoch", "seconds", "samples_per_s", "round_seconds", "bytes_down
 @click.option(
     "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Checkpoints to keep."
 )
+@click.option(
+    "--stop-on-nan/--no-stop-on-nan",
+    default=True,
+    show_default=True,
+    help="End with exit code 1 after an epoch whose loss is no finite number.",
+)
 @max_restarts_option
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
-@click.option("--overwrite", is_flag=True, help="Remove an earlier training in --output first.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace an earlier training in --output, when the first epoch has ended; nothing else "
+    "there is touched.",
+)
 def command(
     where: Where,
     model: str,
@@ -84,6 +97,7 @@ def command(
     seed: int,
     checkpoint_every: int | None,
     keep: int,
+    stop_on_nan: bool,
     max_restarts: int,
     resume: bool,
     overwrite: bool,
@@ -109,23 +123,36 @@ def command(
         seed=seed,
         checkpoint_every=checkpoint_every,
         keep=keep,
+        stop_on_nan=stop_on_nan,
         resume=resume,
     )
     if not where.is_chief:
         ranks.run(_RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
         return
     folder = RunFolder(output)
-    folder.open(config, resume=resume, overwrite=overwrite)
-    done = {row["epoch"] for row in read_history(folder.history)}
-    try:
-        with shown(epochs) as on_event:
-            ranks.run(_RANK, config, where, on_event, max_restarts=max_restarts)
-    except BaseException:
+    with folder.taken(config, resume=resume, overwrite=overwrite, tell=_tell):
+        with shown(epochs) as progress:
+            ranks.run(_RANK, config, where, progress.take, max_restarts=max_restarts)
+        if progress.diverged is not None:
+            _draw(folder, where.strategy, ["loss"])
+            raise _diverged(progress.diverged)
         folder.remove_unfinished()
-        folder.discard_if_untrained()
-        raise
-    folder.remove_unfinished()  # An attempt before the last one may have been killed.
-    _print_results(folder, resumed_from=len(done))
+        _print_results(folder, has_trained=progress.has_trained)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"tfdist: {text}", err=True)
+
+
+def _diverged(event: dict[str, Any]) -> DivergedError:
+    kept = event["checkpoint"]
+    last = f"The last finite checkpoint is {kept}" if kept else "There is no finite checkpoint"
+    return DivergedError(
+        "the loss of a training must stay finite",
+        received=f"{event['loss']} in epoch {event['epoch']}",
+        mend=f"{last}. Lower the learning rate, clip the gradients, look for such values in the "
+        "data, or give --no-stop-on-nan",
+    )
 
 
 def training_config(
@@ -140,6 +167,7 @@ def training_config(
         "options": where.options,
         "workers": where.workers,
         "output": str(output),
+        "working_folder": os.getcwd(),
         "resume": resume,
         **rest,
     }
@@ -172,31 +200,47 @@ def find_splits(data: str) -> dict[str, str]:
     return {name: str(path / name) for name in ("train", "validation", "test") if name in known}
 
 
+class Progress:
+    """Shows rank 0's events: a bar for the steps, a line for each epoch.
+
+    Attributes:
+        has_trained: whether an epoch has ended.
+        diverged: the event that told of a loss that is not finite; None when there was none.
+    """
+
+    def __init__(self, epochs: int, bar: Any):
+        self.has_trained = False
+        self.diverged: dict[str, Any] | None = None
+        self._epochs = epochs
+        self._steps: int | None = None
+        self._bar = bar
+        self._task = bar.add_task("starting", total=None)
+
+    def take(self, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "diverged":
+            self.diverged = event
+        if rank != 0:
+            return
+        if event["event"] == "data":
+            self._steps = event["steps"]
+        elif event["event"] == "step":
+            what = f"epoch {event['epoch'] + 1}/{self._epochs}"
+            if event["step"] is None:
+                self._bar.update(self._task, description=f"{what} validation")
+            else:
+                self._bar.update(
+                    self._task, description=what, completed=event["step"], total=self._steps
+                )
+        elif event["event"] == "epoch":
+            self.has_trained = True
+            self._bar.update(self._task, completed=0)
+            click.echo(_epoch_line(event["row"], self._epochs))
+
+
 @contextlib.contextmanager
-def shown(epochs: int) -> Iterator[Any]:
-    """Shows rank 0's events: a bar for the steps, a line for each epoch."""
+def shown(epochs: int) -> Iterator[Progress]:
     with progress_bar("steps") as bar:
-        task = bar.add_task("starting", total=None)
-        state = {"steps": None}
-
-        def on_event(rank: int, event: dict) -> None:
-            if rank != 0:
-                return
-            if event["event"] == "data":
-                state["steps"] = event["steps"]
-            elif event["event"] == "step":
-                what = f"epoch {event['epoch'] + 1}/{epochs}"
-                if event["step"] is None:
-                    bar.update(task, description=f"{what} validation")
-                else:
-                    bar.update(
-                        task, description=what, completed=event["step"], total=state["steps"]
-                    )
-            elif event["event"] == "epoch":
-                bar.update(task, completed=0)
-                click.echo(_epoch_line(event["row"], epochs))
-
-        yield on_event
+        yield Progress(epochs, bar)
 
 
 def _epoch_line(row: dict[str, float], epochs: int) -> str:
@@ -209,17 +253,20 @@ def _listed(values: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def _print_results(folder: RunFolder, resumed_from: int) -> None:
-    from rich.table import Table
-
+def _draw(folder: RunFolder, title: str, names: list[str]) -> None:
     from tfdist.cli.curves import draw
 
-    rows = read_history(folder.history)
+    draw(read_history(folder.history), names, folder.curves, title)
+
+
+def _print_results(folder: RunFolder, has_trained: bool) -> None:
+    from rich.table import Table
+
     summary = json.loads(folder.metrics.read_text())
-    if len(rows) == resumed_from:
-        click.echo(f"nothing left to train: all {len(rows)} epochs were done")
+    if not has_trained:
+        click.echo(f"nothing left to train: all {summary['epochs']} epochs were done")
     title = f"{summary['strategy']}, {summary['replicas']} replicas"
-    draw(rows, list(summary["train"]), folder.curves, title)
+    _draw(folder, title, list(summary["train"]))
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
     table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 import tfdist
 from tfdist.cli import model_path, ranks
-from tfdist.cli.run_folder import RunFolder, read_history, write_history, write_json
+from tfdist.cli.run_files import read_history, write_history, write_json
+from tfdist.cli.run_folder import RunFolder
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
@@ -21,10 +23,19 @@ _EVENT_INTERVAL_S = 0.2
 
 
 class _Report(tf.keras.callbacks.Callback):
-    """Tells the command how far this rank is; the chief also keeps the history."""
+    """Tells the command how far this rank is; the chief also keeps the history.
 
-    def __init__(self, folder: RunFolder, strategy: Any, records: int, steps: int):
+    Attributes:
+        new_rows: an epoch's results each.
+        diverged: the last row, where it ended the training: its loss is no finite number.
+    """
+
+    def __init__(
+        self, folder: RunFolder, strategy: Any, records: int, steps: int, stop_on_nan: bool
+    ):
         super().__init__()
+        self._stop_on_nan = stop_on_nan
+        self.diverged: dict[str, float] | None = None
         self._folder = folder
         self._strategy = strategy
         self._records = records
@@ -67,6 +78,9 @@ class _Report(tf.keras.callbacks.Callback):
             rows = [*(row for row in before if row["epoch"] <= epoch), row]
             write_history(self._folder.history, rows)
         emit({"event": "epoch", "row": row})
+        if self._stop_on_nan and not math.isfinite(row["loss"]):  # The whole job's: all stop.
+            self.diverged = row
+            self.model.stop_training = True
 
     def _tell(self, step: int | None) -> None:
         now = time.perf_counter()
@@ -81,6 +95,21 @@ def _writing() -> Iterator[None]:
     emit({"event": "writing", "long": True})
     yield
     emit({"event": "written"})
+
+
+@contextlib.contextmanager
+def _keeping(
+    folder: RunFolder, checkpoints: tfdist.Checkpoints, report: _Report, strategy: Any
+) -> Iterator[None]:
+    """Encloses the writing of a checkpoint: after that of the first epoch the earlier run goes."""
+    if strategy.topology.is_chief:
+        folder.settle()  # A chief that was lost may have been about it.
+    checkpoints.move(folder.checkpoints)
+    with _writing():
+        yield
+    if strategy.topology.is_chief and report.new_rows and checkpoints.newest is not None:
+        folder.replace_earlier()
+    checkpoints.move(folder.checkpoints)
 
 
 class _Faults(tf.keras.callbacks.Callback):
@@ -139,14 +168,16 @@ def train(config: dict[str, Any]) -> None:
 
         feed = dataset("train", True)
         validation = dataset("validation", False) if "validation" in config["splits"] else None
-        report = _Report(folder, strategy, feed.records_per_epoch, feed.callback_steps)
+        report = _Report(
+            folder, strategy, feed.records_per_epoch, feed.callback_steps, config["stop_on_nan"]
+        )
         checkpoints = tfdist.Checkpoints(
             folder.checkpoints,
             every_steps=config["checkpoint_every"],
             keep=config["keep"],
             resume=config["resume"],
         )
-        checkpoints.writing = _writing
+        checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
         callbacks = [report, checkpoints]
         if "faults" in config:
             _check_faults(config["faults"], feed.callback_steps * config["epochs"])
@@ -162,6 +193,10 @@ def train(config: dict[str, Any]) -> None:
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
+        if report.diverged is not None:
+            if strategy.topology.is_chief:
+                _tell_of_divergence(report.diverged, checkpoints)
+            return
         test = None
         if "test" in config["splits"]:
             data = dataset("test", False)
@@ -171,7 +206,21 @@ def train(config: dict[str, Any]) -> None:
         if strategy.topology.is_chief:
             summary = _summary(config, strategy, model.metrics_names, report, test)
             write_json(folder.metrics, summary)
+            folder.replace_earlier()  # Where no epoch was worth a checkpoint.
     emit({"event": "done", "long": True})  # Engines take seconds to part.
+
+
+def _tell_of_divergence(row: dict[str, float], checkpoints: tfdist.Checkpoints) -> None:
+    kept = checkpoints.newest
+    emit(
+        {
+            "event": "diverged",
+            "epoch": row["epoch"],
+            "loss": str(row["loss"]),
+            "checkpoint": kept and str(kept),
+            "long": True,
+        }
+    )
 
 
 def _summary(

@@ -8,7 +8,7 @@ from typing import Any
 
 import tfdist
 from tfdist.cli import model_path, ranks
-from tfdist.cli.run_folder import write_json
+from tfdist.cli.run_files import write_json
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
 

@@ -49,6 +49,14 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
             setattr(callback, attribute, [arrays[f"{key}.{part}"] for part in range(parts)])
 
 
+def check(state: bytes) -> None:
+    """Raises whatever shows that ``state`` is not what ``written`` returned."""
+    if state:
+        with _opened(state) as archive:
+            for name in archive.files:
+                archive[name]
+
+
 def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
     """Whether one of ``callbacks`` ended the training that ``state`` is of."""
     if not state:

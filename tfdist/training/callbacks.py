@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,11 @@ def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:
     if stopped and collective.is_chief:
         print("tfdist: EarlyStopping ended this training; leave it out to go on", flush=True)
     return stopped
+
+
+def infinite_losses(logs: dict[str, Any]) -> list[str]:
+    """Returns which of "loss" and "val_loss" are there, and no finite numbers."""
+    return [n for n in ("loss", "val_loss") if n in logs and not math.isfinite(float(logs[n]))]
 
 
 class OfTheChief(tf.keras.callbacks.Callback):
@@ -145,6 +151,7 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._epoch_ended: int | None = None
         self._survival: Survival | None = None
         self._watchers: list[Any] = []
+        self._infinite: set[str] = set()
         self.is_last_fit = True
         #: Steps of the next fit's first epoch that the callbacks have been told of before it.
         self.steps_before = 0
@@ -199,11 +206,23 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             self._stop_wanted = self._stop_wanted or self._survival.has_stopped_before
         if epoch != self._epoch_ended:  # Else its end was told, and a process lost, before all met.
             self._epoch_ended = epoch
+            self._warn_of_infinite(epoch, logs or {})
             super().on_epoch_end(epoch, logs)
             self._stop_wanted = self._stop_wanted or self.model.stop_training
         self.model.stop_training = any(self._collective.gather(self._stop_wanted))
         if self._survival is not None:
             self._survival.epoch_done(epoch, self.model.stop_training)
+
+    def _warn_of_infinite(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Says once of each loss that it is no finite number any more."""
+        new = [name for name in infinite_losses(logs) if name not in self._infinite]
+        self._infinite.update(new)
+        for name in new if self._collective.is_chief else ():
+            print(
+                f"tfdist: WARNING: {name} is {float(logs[name])} in epoch {epoch + 1}. Lower the "
+                "learning rate, clip the gradients, or look for such values in the data",
+                flush=True,
+            )
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self.is_last_fit or self.model.stop_training:

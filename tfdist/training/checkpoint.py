@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError, cannot_write
+from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
 from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.collective import Collective
+from tfdist.training.folder_lock import FolderLock
 
-# TensorFlow's reader raises plain Python errors for a file that is cut short.
-_DAMAGED = (tf.errors.OpError, IndexError, RuntimeError)
+# A writer that is being ended, as after the SIGKILL of its command, is waited for.
+_PATIENCE_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ``resume=True`` the fit starts where the last checkpoint was written, in the middle of an epoch
     too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
     named, and the one before it is taken. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
-    on from what they had seen.
+    on from what they had seen. Weights that are not finite are not written: the last finite ones
+    stay. One fit at a time writes in a folder.
 
     Args:
         directory: folder of the checkpoints; made when missing.
@@ -56,6 +58,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     Raises:
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
+        InUseError: in the fit, when that of another program writes in the folder.
         WriteError: in the fit, when a checkpoint cannot be written, as on a full disk.
     """
 
@@ -79,6 +82,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._every_steps = every_steps
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
+        self._lock: FolderLock | None = None
+        self._has_warned = False
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
         self.go_on_at(Position())
 
@@ -118,10 +123,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return begun_at
         problem = None
         if collective.is_chief:
-            checkpoint_files.remove_unfinished(self.directory)
             try:
+                self._lock_folder()
+                checkpoint_files.remove_unfinished(self.directory)
                 self.start = self._restore(checkpoint, data)
-            except CheckpointError as error:
+            except TfdistError as error:
                 problem = error
         problem, self.start = collective.gather((problem, self.start))[0]
         if problem is not None:
@@ -129,6 +135,27 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._manager = self._managed(checkpoint)
         self.go_on_at(self.start.position)
         return self.start
+
+    def move(self, directory: Path) -> None:
+        """Goes on in another folder, into which the caller has moved what was in this one."""
+        if directory != self.directory:
+            self.directory = directory
+            if self._manager is not None:
+                self._manager = self._managed(self._manager.checkpoint)
+
+    def release(self) -> None:
+        """Lets other fits write in the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _lock_folder(self) -> None:
+        self.release()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from error
+        self._lock = FolderLock(self.directory / checkpoint_files.LOCK, _PATIENCE_S)
 
     def _managed(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
         return tf.train.CheckpointManager(
@@ -148,13 +175,17 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 received=f"{self.directory} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
+        checkpoint_files.mend_list(self.directory)
         damaged = []
         for name in reversed(names):
             path = str(self.directory / name)
             try:
                 with self._collective.saving.restored():
                     _read(checkpoint, path)
-            except _DAMAGED as error:
+                self._state.check()
+            except CheckpointError:
+                raise
+            except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
                 damaged.append(name)
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
@@ -222,6 +253,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         try:
             with self.writing():
                 self._write(number)
+        except TfdistError:
+            raise
         except (OSError, tf.errors.OpError) as error:
             if self._collective.explain(error) is not None:
                 raise  # A rank was lost while all were reading the weights.
@@ -231,20 +264,46 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise cannot_write(self.directory / name, error) from error
 
     def _write(self, number: int) -> None:
-        if not self._collective.is_chief:
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-                self._manager.checkpoint.write(f"{folder}/checkpoint")
-            return
-        if not self._was_chief:  # A chief that was lost has written before.
+        if self._collective.is_chief and not self._was_chief:  # One that was lost has written.
             self._was_chief = True
+            self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
         with self._collective.saving.written():
-            self._manager.save(checkpoint_number=number)
+            if not _is_finite(self.model):  # Alike on all processes.
+                self._warn_of_infinite()
+            elif self._collective.is_chief:
+                self._manager.save(checkpoint_number=number)
+            else:
+                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                    self._manager.checkpoint.write(f"{folder}/checkpoint")
+
+    def _warn_of_infinite(self) -> None:
+        if self._collective.is_chief and not self._has_warned:
+            self._has_warned = True
+            last = self.newest
+            kept = f"the last finite ones are in {last}" if last else "none were written before"
+            print(f"tfdist: weights that are not finite are not kept; {kept}", flush=True)
+
+    @property
+    def newest(self) -> Path | None:
+        """The checkpoint that was written last; None when there is none."""
+        names = checkpoint_files.finished(self.directory)
+        return self.directory / names[-1] if names else None
 
 
 def keepers_among(callbacks: Sequence[Any]) -> list[Checkpoints]:
     """Returns those of ``callbacks`` that keep checkpoints."""
     return [callback for callback in callbacks if isinstance(callback, Checkpoints)]
+
+
+@contextlib.contextmanager
+def released_after(callbacks: Sequence[Any]) -> Iterator[None]:
+    """Encloses a fit: however it ends, others may write in the folders of its checkpoints."""
+    try:
+        yield
+    finally:
+        for keeper in keepers_among(callbacks):
+            keeper.release()
 
 
 @dataclass(frozen=True)
@@ -308,6 +367,13 @@ class _State:
         flat = [np.ravel(array).astype(np.float64) for array in metric_state]
         self._metrics.assign(np.concatenate(flat) if flat else np.zeros(0))
 
+    def check(self) -> None:
+        """Raises whatever shows that these are not values that a fit has written."""
+        epoch, step = (int(number) for number in self._position.numpy())
+        assert epoch >= 0 <= step, "a place before the first step"
+        DataState(*(int(number) for number in self._data.numpy()))
+        callback_state.check(self._callbacks.numpy())
+
     def start(self, data: DataState, path: str) -> Start:
         epoch, step = (int(number) for number in self._position.numpy())
         saved = DataState(*(int(number) for number in self._data.numpy()))
@@ -328,6 +394,12 @@ class _State:
             saved.parts,
             callbacks=self._callbacks.numpy(),
         )
+
+
+def _is_finite(model: tf.keras.Model) -> bool:
+    # Those that are not trained may be so by design, as a mask of minus infinity.
+    values = (tf.convert_to_tensor(weight).numpy() for weight in model.trainable_weights)
+    return all(bool(np.all(np.isfinite(value))) for value in values)
 
 
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:

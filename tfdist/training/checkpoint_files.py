@@ -2,65 +2,120 @@
 
 TensorFlow writes ``ckpt-N_temp/``, renames what is in it to ``ckpt-N.data-*``, writes
 ``ckpt-N.index``, and at last names the checkpoint in the file ``checkpoint``, which it replaces as
-a whole. So what that file does not name was never finished. No TensorFlow is imported here.
+a whole. That list is believed only as far as the files beside it bear it out. No TensorFlow is
+imported here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
 
 PREFIX = "ckpt"
+LOCK = ".tfdist-lock"
 _STATE = "checkpoint"
-_PATH = r'checkpoint_path{}: "(?:[^"]*/)?([^"/]+)"$'
-_NEWEST = re.compile("^model_" + _PATH.format(""), re.MULTILINE)
-_NAMED = re.compile("^all_model_" + _PATH.format("s"), re.MULTILINE)
-_PART = re.compile(rf"({PREFIX}-\d+)\.(?:index|data-\d{{5}}-of-\d{{5}})")
-_TEMPORARY = re.compile(rf"{PREFIX}-\d+_temp|{_STATE}\.tmp[0-9a-f]+")
+_NAME = re.compile(rf"{PREFIX}-\d{{1,18}}", re.ASCII)
+_LINE = re.compile(r'(?:all_)?model_checkpoint_paths?: "([^"]*)"')
+_OTHER_LINE = re.compile(r"(?:all_model_checkpoint_timestamps|last_preserved_timestamp): \S+")
+_PART = re.compile(rf"({PREFIX}-\d{{1,18}})\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII)
+_TEMPORARY = re.compile(rf"{PREFIX}-\d+_temp|{_STATE}\.(?:tmp[0-9a-f]+|tfdist)", re.ASCII)
 
 
 def finished(folder: Path) -> list[str]:
     """Returns the names of the checkpoints of a folder, such as "ckpt-12", the oldest first.
 
-    Where the file that names them is gone or damaged, those that have an index count.
+    Those that have an index count, whether or not TensorFlow's list names them; where none has one,
+    those that are listed, all of which are lost.
     """
-    return _named(folder) or sorted(_indexed(folder), key=lambda name: int(name.split("-")[-1]))
+    return _by_number(_indexed(folder) or _listed(folder) or set())
+
+
+def mend_list(folder: Path) -> None:
+    """Has TensorFlow's list name the checkpoints that are there.
+
+    TensorFlow cannot bear a damaged one, and removes what a wrong one names.
+    """
+    there = _indexed(folder)
+    if _listed(folder) == there:
+        return
+    if not there:
+        (folder / _STATE).unlink(missing_ok=True)
+        return
+    names = _by_number(there)
+    lines = [f'model_checkpoint_path: "{names[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
+    # All of one time: TensorFlow keeps the last of the list.
+    lines += ["all_model_checkpoint_timestamps: 0"] * len(names) + ["last_preserved_timestamp: 0"]
+    partial = folder / f"{_STATE}.tfdist"
+    partial.write_text("\n".join(lines) + "\n")
+    os.replace(partial, folder / _STATE)
 
 
 def remove_unfinished(folder: Path, failed: str | None = None) -> None:
     """Removes what a writer that was killed or met a full disk has left half-written.
 
-    And TensorFlow's list of the checkpoints, should it be damaged, which TensorFlow cannot bear.
-
     Args:
         failed: name of a checkpoint whose writing has just failed.
     """
-    named = _named(folder)
-    if not named:
-        (folder / _STATE).unlink(missing_ok=True)
-    whole = {*named, *_indexed(folder)} - ({failed} - {*named})
-    for path in list(folder.iterdir()) if folder.is_dir() else ():
+    whole = _indexed(folder)
+    if failed not in (_listed(folder) or set()):
+        whole.discard(failed)
+    for path in _children(folder):
         part = _PART.fullmatch(path.name)
         is_half = part and part[1] not in whole  # Without an index nothing can be read.
         if is_half or _TEMPORARY.fullmatch(path.name):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def remove_all(folder: Path) -> None:
+    """Removes the checkpoints, and the folder when nothing else is in it."""
+    for path in _children(folder):
+        if is_ours(path.name):
+            _remove(path)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of that name in a folder of checkpoints is one that a training wrote."""
+    return name in (_STATE, LOCK) or bool(_PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _by_number(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
 
 def _indexed(folder: Path) -> set[str]:
-    found = (path.name for path in folder.glob(f"{PREFIX}-*.index"))
-    return {name.removesuffix(".index") for name in found if _PART.fullmatch(name)}
+    return {
+        path.name.removesuffix(".index")
+        for path in _children(folder)
+        if path.name.endswith(".index") and _PART.fullmatch(path.name) and path.is_file()
+    }
 
 
-def _named(folder: Path) -> list[str]:
-    """Returns what TensorFlow's own file names; nothing when it is gone or damaged."""
+def _listed(folder: Path) -> set[str] | None:
+    """Returns what TensorFlow's own file names; None when it is not as TensorFlow writes it."""
     try:
-        text = (folder / _STATE).read_text(encoding="utf-8")
+        lines = (folder / _STATE).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return []
-    newest, named = _NEWEST.search(text), _NAMED.findall(text)
+        return None
+    named = [match[1] for line in lines if (match := _LINE.fullmatch(line))]
+    others = sum(bool(_OTHER_LINE.fullmatch(line)) for line in lines)
     # The newest comes first and, again, last: a file that was cut short shows.
-    return named if newest and named[-1:] == [newest[1]] else []
+    is_whole = named and named[0] == named[-1] and len(named) > 1 and others
+    if not is_whole or len(named) + others != len(lines):
+        return None
+    return set(named) if all(map(_NAME.fullmatch, named)) else None

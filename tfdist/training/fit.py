@@ -16,7 +16,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
 from tfdist.training import coupling, first_step
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.checkpoint import DataState, Start, keepers_among
+from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
@@ -262,11 +262,12 @@ class Runs:
                 if next_epoch < epochs:
                     run(next_epoch, epochs)
 
-        if self._is_elastic:
-            self._survive(feed, callbacks, chain, history, epochs, train)
-        else:
-            self._agree_on(feed)
-            train(self._prepare(feed, callbacks))
+        with released_after(callbacks):
+            if self._is_elastic:
+                self._survive(feed, callbacks, chain, history, epochs, train)
+            else:
+                self._agree_on(feed)
+                train(self._prepare(feed, callbacks))
         model.history = history
         return history
 

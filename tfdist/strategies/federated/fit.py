@@ -16,7 +16,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import RoundRunner
 from tfdist.strategies.federated.server import Server
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.checkpoint import DataState, keepers_among
+from tfdist.training.checkpoint import DataState, keepers_among, released_after
 from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
 from tfdist.training.install import refuse_xla
@@ -91,6 +91,21 @@ class FederatedFit:
         self._server.prepare(feed)
         callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         callbacks = [callback for callback in callbacks if callback is not None]
+        fit = (feed, callbacks, epochs, verbose, validation_data, initial_epoch, validation_freq)
+        with released_after(callbacks):
+            return self._train(*fit)
+
+    def _train(
+        self,
+        feed: ClientFeed,
+        callbacks: list[Any],
+        epochs: int,
+        verbose: Any,
+        validation_data: Any,
+        initial_epoch: int,
+        validation_freq: int,
+    ) -> tf.keras.callbacks.History:
+        model = self._model
         validation = None if validation_data is None else self._validation(validation_data)
         first = self._resume(callbacks, feed) or initial_epoch
         history = tf.keras.callbacks.History()

@@ -1,0 +1,120 @@
+"""The files of a training's folder that are text: how they are written, and read with distrust."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError, cannot_write
+
+_COLUMNS = {"epoch", "seconds", "samples_per_s"}
+# What a config.json has at least, of any version of tfdist train.
+_SETTINGS = {"model", "data", "splits", "strategy", "output", "global_batch_size", "seed"}
+_LARGEST_EPOCH = 10**9
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns what ``tfdist train`` was asked for.
+
+    Raises:
+        DataError: the file is not as it was written.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from None
+    if not isinstance(config, dict) or not config.keys() >= _SETTINGS:
+        raise _damaged(path, "no settings of a training")
+    texts = [config[name] for name in ("model", "data", "strategy", "output")]
+    if not all(map(_is_name, [*texts, config.get("working_folder", "")])):
+        raise _damaged(path, "settings of another kind")
+    return config
+
+
+def _is_name(value: Any) -> bool:
+    """Whether ``value`` may be a part of a path."""
+    try:
+        return b"\0" not in os.fsencode(value)
+    except (TypeError, UnicodeError):
+        return False
+
+
+def read_history(path: Path) -> list[dict[str, float]]:
+    """Returns the rows of a history.csv, none when there is no such file.
+
+    Raises:
+        DataError: the file is not as it was written.
+    """
+    if not os.path.lexists(path):
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or ())
+            rows = [_row(row) for row in reader]
+    except (OSError, ValueError, csv.Error) as error:
+        raise _damaged(path, error) from None
+    if not set(columns) >= _COLUMNS:
+        raise _damaged(path, f"columns {', '.join(columns) or 'none'}")
+    epochs = [row["epoch"] for row in rows]
+    if epochs != sorted(set(epochs)):
+        raise _damaged(path, "epochs that do not follow each other")
+    return rows
+
+
+def _row(texts: dict[str | None, Any]) -> dict[str, float]:
+    if None in texts:
+        raise ValueError("a row with more cells than the first one")
+    row: dict[str, float] = {
+        str(name): float(text) for name, text in texts.items() if text not in ("", None)
+    }
+    epoch = row.get("epoch", 0.0)
+    if not (1 <= epoch <= _LARGEST_EPOCH and epoch.is_integer()) or not row.keys() >= _COLUMNS:
+        raise ValueError("a row without epoch and speed")
+    return row | {"epoch": int(epoch)}
+
+
+def _damaged(path: Path, found: str | Exception) -> DataError:
+    if isinstance(found, Exception):
+        found = f"an error: {found}"
+    return DataError(
+        f"{path} must be as tfdist train wrote it",
+        received=" ".join(found.split())[:200],
+        mend="Restore it, or train anew with --overwrite",
+    )
+
+
+def write_history(path: Path, rows: list[dict[str, float]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside ``path`` that takes its place when all went well.
+
+    Raises:
+        WriteError: it cannot be written, as on a full disk.
+    """
+    # The suffix stays last: some writers choose their format by it.
+    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
