@@ -89,6 +89,12 @@ the bytes of an image into it. A float32 input takes the same values as floats.
     show_default=True,
     help="c: a C header with the file as an array and an arena size, for microcontrollers.",
 )
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Let MODEL run code of its own: Lambda layers, objects of other modules, the graph "
+    "functions of a SavedModel. Only for files of people that you trust.",
+)
 def command(
     model: Path,
     out: Path,
@@ -102,6 +108,7 @@ def command(
     rescale: str | None,
     benchmark: bool,
     file_format: str,
+    trust: bool,
 ) -> int:
     """Writes the Keras model MODEL as the TFLite file OUT, and proves that both are the same.
 
@@ -133,6 +140,7 @@ def command(
                 rescale=scaling,
                 benchmark=benchmark,
                 format=file_format,
+                trust=trust,
                 progress=shown,
             )
             failure = None

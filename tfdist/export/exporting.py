@@ -48,6 +48,7 @@ def tflite(
     layers: bool = True,
     benchmark: bool = False,
     format: str = "tflite",
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Writes a model as a TFLite file that was proved to give Keras' answers.
@@ -77,6 +78,8 @@ def tflite(
         layers: whether to report the worst layers of an int8 file.
         benchmark: whether to measure latency and memory.
         format: "tflite", or "c" for a C header with the file as an array.
+        trust: whether a file may run code of its own when it is loaded: Lambda layers, objects of
+            other modules, the graph functions of a SavedModel.
         progress: called with (what is done, steps done, steps in all or None).
 
     Returns:
@@ -101,7 +104,7 @@ def tflite(
     target = _checked_target(path)
     _check_rescale(rescale)
     job.progress("loading the model", 0, None)
-    plain = open_model(model)
+    plain = open_model(model, trust=trust)
     found = None
     if data is not None:
         job.progress("reading records", 0, None)

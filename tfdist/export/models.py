@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ExportError, ModelError
+from tfdist.export.trust import check
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
@@ -63,14 +64,17 @@ class PlainModel:
         return values[0] if len(values) == 1 else values
 
 
-def open_model(model: Any) -> PlainModel:
+def open_model(model: Any, *, trust: bool = False) -> PlainModel:
     """Opens a live model, of any strategy, or a file.
 
+    Args:
+        trust: whether a file may run code of its own, see ``trust``.
+
     Raises:
-        ModelError: not a model, no such file, or one that Keras cannot load or does not know the
-            input shape of.
+        ModelError: not a model, no such file, one that would run code of its own, or one that Keras
+            cannot load or does not know the input shape of.
     """
-    given = model if isinstance(model, tf.keras.Model) else _load(model)
+    given = model if isinstance(model, tf.keras.Model) else _load(model, trust)
     if not given.built:
         raise ModelError(
             "a model must know its input shape before it can be exported",
@@ -84,7 +88,7 @@ def open_model(model: Any) -> PlainModel:
     return PlainModel(given, copy, inputs, form)
 
 
-def _load(path: Any) -> tf.keras.Model:
+def _load(path: Any, trust: bool) -> tf.keras.Model:
     if not isinstance(path, (str, os.PathLike)):
         raise ModelError(
             f"a model must be a Keras model, or {_FILES}",
@@ -92,14 +96,14 @@ def _load(path: Any) -> tf.keras.Model:
         )
     if not Path(path).exists():
         raise ModelError(f"a model must be {_FILES}", received=f"{path}, which does not exist")
+    if not trust:
+        check(Path(path))
     try:
-        return _loaded(path)
+        return _loaded(path, safe_mode=not trust)
     except (OSError, ValueError, TypeError, ImportError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         if isinstance(error, OSError):
             mend = f"Give {_FILES}"
-        elif "safe_mode" in reason:
-            mend = f"If you trust the file, load it in Python with safe_mode=False, and {_CALL}"
         else:
             mend = f"Load it in Python, with the custom_objects of your layers, and {_CALL}"
         raise ModelError(
@@ -107,12 +111,12 @@ def _load(path: Any) -> tf.keras.Model:
         ) from error
 
 
-def _loaded(path: str | os.PathLike) -> tf.keras.Model:
+def _loaded(path: str | os.PathLike, safe_mode: bool) -> tf.keras.Model:
     try:
-        model = tf.keras.models.load_model(path)
+        model = tf.keras.models.load_model(path, safe_mode=safe_mode)
     except (ValueError, TypeError):
         # A loss or a metric of the user's own is not needed to compute outputs.
-        model = tf.keras.models.load_model(path, compile=False)
+        model = tf.keras.models.load_model(path, compile=False, safe_mode=safe_mode)
     if not isinstance(model, tf.keras.Model):
         raise ValueError("a SavedModel without Keras' description of its layers")
     return model

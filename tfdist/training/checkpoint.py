@@ -109,6 +109,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
         self._collective = collective
+        self._fitted = model
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = _State(data)
@@ -269,7 +270,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
         with self._collective.saving.written():
-            if not _is_finite(self.model):  # Alike on all processes.
+            if not _is_finite(self._fitted):  # Alike on all processes.
                 self._warn_of_infinite()
             elif self._collective.is_chief:
                 self._manager.save(checkpoint_number=number)
