@@ -46,6 +46,58 @@ def returns_nothing():
     mlp()
 
 
+class Breaks(layers.Layer):
+    """Raises an error when a step is traced, or when one is taken."""
+
+    def __init__(self, in_a_step):
+        super().__init__()
+        self.in_a_step = in_a_step
+
+    def call(self, x, training=None):
+        if training is not True:
+            return x
+        if not self.in_a_step:
+            raise ZeroDivisionError("within a layer")
+        with tf.control_dependencies([tf.py_function(strike, [], [])]):
+            return tf.identity(x)
+
+
+def strike():
+    raise OSError("within a step")
+
+
+def breaks_in_a_step():
+    return _mlp(Breaks(in_a_step=False))
+
+
+def breaks_in_a_function():
+    return _mlp(Breaks(in_a_step=True))
+
+
+def another_loss():
+    model = _mlp()
+    model.compile("sgd", "categorical_crossentropy")
+    return model
+
+
+def wrong_loss(y, predicted):
+    raise ValueError("no such labels")
+
+
+def with_a_loss_that_breaks():
+    model = _mlp()
+    model.compile("sgd", wrong_loss)
+    return model
+
+
+def diverges():
+    """Its loss is no number from the second epoch on."""
+    model = _mlp()
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.1, 1e38])
+    model.compile(keras.optimizers.SGD(rate), model.loss, metrics=["accuracy"])
+    return model
+
+
 def breaks():
     raise RuntimeError("a fault of the user's own")
 

@@ -128,11 +128,56 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
     assert not folder.exists()
 
 
-def test_a_fault_in_the_users_code_is_shown_as_it_is(train):
-    done, folder = train("--strategy", "single", model="breaks")
-    assert done.returncode == 1
-    assert "RuntimeError: a fault of the user's own" in done.stderr
+SINGLE, SEVERAL = ("--strategy", "single"), ("--strategy", "horovod", "--workers", "2")
+
+
+@pytest.mark.parametrize("where", [SINGLE, SEVERAL], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    ("model", "frames", "line"),
+    [
+        ("breaks", ["in breaks"], "RuntimeError: a fault of the user's own."),
+        ("breaks_in_a_step", ["in call"], "ZeroDivisionError: within a layer."),
+        ("breaks_in_a_function", ["in strike"], "OSError: within a step."),
+        ("another_loss", [], "Shapes "),
+        ("with_a_loss_that_breaks", ["in wrong_loss"], "ValueError: no such labels."),
+    ],
+)
+def test_a_fault_in_the_users_code_is_his_own_frames_and_one_line(
+    train, model_file, where, model, frames, line
+):
+    done, folder = train(*where, model=model)
+    assert done.returncode == 2, done.stderr
+    *traceback, last = done.stderr.strip().splitlines()
+    assert last.startswith("tfdist: ")
+    assert line in last
+    files = [text for text in traceback if text.startswith("  File ")]
+    assert all(str(model_file) in file for file in files), done.stderr
+    # A function within a step is called by what the step was traced from.
+    assert [file.split(", ")[-1] for file in files[-len(frames) or None :]] == frames, done.stderr
+    assert len(traceback) <= 7, done.stderr
+    assert done.stderr.count("Traceback") == len(frames), done.stderr
+    assert "Traceback" not in done.stdout
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def model_fn(:\n", "SyntaxError: invalid syntax"),
+        ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'."),
+        ("import sys\nsys.exit(0)\n", "must not end the training, but found sys.exit(0)."),
+    ],
+)
+def test_a_file_that_cannot_be_imported(run_cli, shards, tmp_path, text, line):
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    data = ("--data", shards, "--output", tmp_path / "run")
+    done = run_cli("train", "--model", f"{path}:model_fn", *data, *SEVERAL)
+    assert done.returncode == 2, done.stderr
+    *traceback, last = done.stderr.strip().splitlines()
+    assert line in last
+    assert len(traceback) <= 3, done.stderr
+    assert done.stderr.count(str(path)) == (0 if "exit" in text else 1), done.stderr
 
 
 def test_paths_that_cannot_be(train, shards, tmp_path):

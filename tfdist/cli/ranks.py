@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from tfdist.cli import user_errors
 from tfdist.cli.launch import (
     announce_restart,
     complain,
@@ -23,7 +24,7 @@ from tfdist.cli.launch import (
     show,
     warn_without_srun,
 )
-from tfdist.errors import LaunchError, TfdistError
+from tfdist.errors import LaunchError, ModelError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.strategies import REGISTRY, parse_options
 from tfdist.topology import Topology
@@ -207,7 +208,7 @@ def run(
             rank's.
         click.exceptions.Exit: a rank failed otherwise; its last lines have been shown.
     """
-    mistakes: dict[int, str] = {}
+    mistakes: dict[int, dict[str, Any]] = {}
     # What ranks say that were left alone by another, which tells the cause if it can.
     left_alone: dict[int, str] = {}
 
@@ -220,22 +221,27 @@ def run(
 
     def take(rank: int, event: dict) -> None:
         if event["event"] == "mistake":
-            mistakes[rank] = event["text"]
+            mistakes[rank] = event
         elif event["event"] == "left alone":
             left_alone[rank] = event["text"]
         else:
             on_event(rank, event)
 
+    def tell_mistake() -> None:
+        if mistakes:  # All ranks may have made the same one.
+            event = mistakes[min(mistakes)]
+            for line in event.get("traceback", ()):
+                click.echo(line, err=True)
+            raise TfdistError(event["text"])
+
     def tell() -> None:
         """Tells what the ranks of the last attempt have said of its failure."""
-        if mistakes:
-            raise TfdistError(mistakes[min(mistakes)])
+        tell_mistake()
         for rank, text in sorted(left_alone.items()):
             show(rank, "stderr", f"tfdist: {text}")
 
     def restarted(number: int, reason: str) -> None:
-        if mistakes:
-            raise TfdistError(mistakes[min(mistakes)])
+        tell_mistake()
         for rank, text in left_alone.items():
             if reason.startswith(f"rank {rank} ended"):  # The text says why.
                 reason = text
@@ -279,9 +285,22 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         # The cause of a LaunchError is another rank's, which tells it itself if it can.
         is_left = isinstance(error, LaunchError)
         kind = "left alone" if is_left else "mistake"
-        events.emit({"event": kind, "text": str(error)[:3000]})
-        sys.stdout.flush()
-        if is_left:
-            time.sleep(_OTHERS_FIRST_S)
-        # Without a farewell: other ranks may never come to a common end.
-        os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)
+        _end(is_left, {"event": kind, "text": str(error)[:3000]})
+    except SystemExit as error:
+        ended = f"sys.exit({error.code!r})"[:200]
+        rule = "the code of a model must not end the training"
+        _end(False, {"event": "mistake", "text": str(ModelError(rule, received=ended))})
+    except Exception as error:
+        event = user_errors.explained(error)
+        if event is None:
+            raise
+        _end(False, event)
+
+
+def _end(is_left: bool, event: dict[str, Any]) -> NoReturn:
+    events.emit(event)
+    sys.stdout.flush()
+    if is_left:
+        time.sleep(_OTHERS_FIRST_S)
+    # Without a farewell: other ranks may never come to a common end.
+    os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)

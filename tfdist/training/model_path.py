@@ -52,6 +52,8 @@ def load(model: str) -> Any:
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise  # It is there, and imports what is not.
             raise ModelError(
                 "the module of a model must exist", received=f"an error: {error}"
             ) from error
