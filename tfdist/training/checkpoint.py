@@ -7,6 +7,7 @@ read without unpickling anything.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +42,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ``resume=True`` the fit starts where the last checkpoint was written, in the middle of an epoch
     too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
     named, and the one before it is taken. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
-    on from what they had seen. Weights that are not finite are not written: the last finite ones
-    stay. One fit at a time writes in a folder.
+    on from what they had seen. While the loss or weights are not finite nothing is
+    written: the last finite ones stay. One fit at a time writes in a folder.
 
     Args:
         directory: folder of the checkpoints; made when missing.
@@ -233,12 +234,14 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._last_step = step
         if is_due and step < self._state.data.steps_per_epoch:
             state = self.model.get_metrics_result.merged_state()
-            self._save(Position(self._current_epoch, step), state)
+            self._save(Position(self._current_epoch, step), state, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        self._save(Position(epoch + 1, 0), [])
+        self._save(Position(epoch + 1, 0), [], logs)
 
-    def _save(self, position: Position, metric_state: list[np.ndarray]) -> None:
+    def _save(
+        self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None
+    ) -> None:
         if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"
@@ -253,7 +256,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         try:
             with self.writing():
-                self._write(number)
+                self._write(number, is_sound=math.isfinite((logs or {}).get("loss", 0.0)))
         except TfdistError:
             raise
         except (OSError, tf.errors.OpError) as error:
@@ -264,26 +267,32 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 checkpoint_files.remove_unfinished(self.directory, failed=name)
             raise cannot_write(self.directory / name, error) from error
 
-    def _write(self, number: int) -> None:
-        if self._collective.is_chief and not self._was_chief:  # One that was lost has written.
+    def _write(self, number: int, is_sound: bool) -> None:
+        is_chief = self._collective.is_chief
+        if is_chief and not self._was_chief:  # A chief that was lost has written before.
             self._was_chief = True
             self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
         with self._collective.saving.written():
-            if not _is_finite(self._fitted):  # Alike on all processes.
-                self._warn_of_infinite()
-            elif self._collective.is_chief:
+            is_sound = is_sound and _is_finite(self._fitted)
+            if is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)
-            else:
+                return
+            if self._collective.reads_together:  # All must read, whatever they do with it.
                 with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
                     self._manager.checkpoint.write(f"{folder}/checkpoint")
+        if is_chief:
+            self._warn_of_infinite()
 
     def _warn_of_infinite(self) -> None:
-        if self._collective.is_chief and not self._has_warned:
+        if not self._has_warned:
             self._has_warned = True
             last = self.newest
-            kept = f"the last finite ones are in {last}" if last else "none were written before"
-            print(f"tfdist: weights that are not finite are not kept; {kept}", flush=True)
+            kept = f"the last one before is {last}" if last else "there is none before"
+            print(
+                f"tfdist: no checkpoint is kept of a loss or weights that are not finite; {kept}",
+                flush=True,
+            )
 
     @property
     def newest(self) -> Path | None:
