@@ -1,5 +1,5 @@
 """Runs one command and leaves nothing of it behind:
-``python -m tfdist.launch.guard [--loopback] -- COMMAND...``.
+``python -m tfdist.launch.guard [--loopback] [--temporary=FOLDER ...] -- COMMAND...``.
 
 A process of its own above the command. The kernel hands it every descendant that loses its parent,
 even one that made itself a daemon. Whichever way the command ends, the guard ends all of it, and
@@ -31,6 +31,7 @@ LEFTOVER_GRACE_S = 0.5
 # Nothing survives SIGKILL but a process that hangs in the kernel, or that became another user's.
 GIVE_UP_S = 3.0
 _POLL_S = 0.02
+_TEMPORARY = "--temporary="
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -147,4 +148,10 @@ if __name__ == "__main__":
     guard = Guard(
         command, lifeline=0, orphan_signal=signal.SIGTERM, loopback="--loopback" in options
     )
-    sys.exit(guard.watch())
+    code = guard.watch()
+    temporary = [option.removeprefix(_TEMPORARY) for option in options if _TEMPORARY in option]
+    if temporary:
+        from tfdist.launch import scratch
+
+        scratch.remove(temporary)
+    sys.exit(code)

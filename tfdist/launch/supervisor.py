@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tfdist.errors import LaunchError
-from tfdist.launch import events
+from tfdist.launch import events, scratch
 from tfdist.launch.guard import TERM_GRACE_S
 from tfdist.launch.membership import Elasticity, Membership
+from tfdist.launch.scratch import Scratch
 from tfdist.launch.starvation import Starvation
 from tfdist.launch.streams import Line, LineSorter
 from tfdist.launch.verdict import VERDICTS, ending
@@ -350,9 +351,11 @@ def _is_launchers(process: psutil.Process) -> bool:
 def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     """Starts the job below a guard in its own session, and ends it however the block is left."""
     confined = ["--loopback"] if job.is_local else []
+    own = Scratch()
+    temporary = [f"--temporary={path}" for path in own.paths]
     guard = subprocess.Popen(
-        [sys.executable, "-m", "tfdist.launch.guard", *confined, "--", *job.command],
-        env={**job.env, events.VARIABLE: "1"},
+        [sys.executable, "-m", "tfdist.launch.guard", *confined, *temporary, "--", *job.command],
+        env={**own.given_to(job.env), events.VARIABLE: "1"},
         stdin=subprocess.PIPE,  # its end tells the guard that this process has died
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -362,6 +365,7 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
         yield guard
     finally:
         _end(guard)
+        scratch.remove(own.paths)  # Again, should the guard have been killed.
 
 
 def _end(guard: subprocess.Popen) -> None:

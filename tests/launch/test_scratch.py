@@ -1,0 +1,93 @@
+"""Temporary files of a job are gone when it is, whoever is killed; those of its user are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+# Ranks that share memory through Open MPI, without TensorFlow, and then wait.
+RANK = """
+import ctypes, sys, tempfile, time
+tempfile.NamedTemporaryFile(prefix="__autograph_generated_file", suffix=".py", delete=False)
+tempfile.NamedTemporaryFile(prefix=sys.argv[1], delete=not "KEEP" in sys.argv)
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+print("up", flush=True)
+time.sleep(600 if "WAIT" in sys.argv else 0)
+mpi.MPI_Finalize()
+"""
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch) -> Path:
+    """The temporary folder of this test alone: other tests run beside it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def start(token: str, *arguments: str) -> subprocess.Popen:
+    library = Path(sys.prefix) / "lib"
+    launch = [sys.executable, "-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2"]
+    return subprocess.Popen(
+        [*launch, "--", sys.executable, "-c", RANK, token, *arguments],
+        env=os.environ | {"LD_LIBRARY_PATH": str(library)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def job_folders(traces) -> set[Path]:
+    """Returns the folders of the job, as its guard was told them."""
+    words = [word for process in traces.alive() for word in process.cmdline()]
+    return {Path(word.partition("=")[2]) for word in words if word.startswith("--temporary=")}
+
+
+WHO = {
+    "rank": lambda words: words[1:2] == ["-c"],
+    "mpirun": lambda words: any(word.endswith("/mpirun") for word in words[:2]),
+    "guard": lambda words: "tfdist.launch.guard" in words,
+    "launcher": lambda words: words[1:4] == ["-m", "tfdist", "launch"],
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_nothing_is_left_whoever_is_killed(traces, own_folder, who):
+    with start(traces.token, "WAIT") as job:
+        assert "up" in job.stdout.readline()
+        assert "up" in job.stdout.readline()
+        folders = job_folders(traces)
+        assert len(folders) == 2
+        assert any(any(folder.rglob("vader*")) for folder in folders)
+        assert any(any(folder.glob("__autograph*")) for folder in folders)
+        for process in traces.alive():
+            if WHO[who](process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        job.stdout.read()
+        job.wait(timeout=60)
+    traces.wait_for(0)
+    deadline = time.monotonic() + 10
+    while any(folder.exists() for folder in folders) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [folder for folder in folders if folder.exists()] == []
+
+
+def test_a_users_own_files_stay(traces, own_folder):
+    with start(traces.token, "KEEP") as job:
+        job.stdout.read()
+        assert job.wait(timeout=60) == 0
+    (folder,) = own_folder.glob("tfdist-job-*")
+    assert len(list(folder.glob(f"{traces.token}*"))) == 2
+    assert len(list(folder.iterdir())) == 2
