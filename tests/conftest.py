@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -87,6 +87,25 @@ def run_cli(shell_environ: dict[str, str]) -> Callable[..., subprocess.Completed
     return run
 
 
+def open_to_all(processes: Iterable[psutil.Process]) -> set[str]:
+    """Returns the programs that listen on more than the loopback interface."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for connection in process.net_connections(kind="tcp"):
+                if connection.status != psutil.CONN_LISTEN:
+                    continue
+                address = ipaddress.ip_address(connection.laddr.ip)
+                if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
+                    found.add(os.path.basename(process.cmdline()[0]))
+    return found
+
+
+@pytest.fixture
+def listening_on_all() -> Callable[[Iterable[psutil.Process]], set[str]]:
+    return open_to_all
+
+
 class Traces:
     """Finds the processes that carry this test's token in an argument, as in a path."""
 
@@ -106,16 +125,7 @@ class Traces:
 
     def listening_on_all(self) -> set[str]:
         """Returns the programs among them that listen on more than the loopback interface."""
-        found = set()
-        for process in self.alive():
-            with contextlib.suppress(psutil.Error):
-                for connection in process.net_connections(kind="tcp"):
-                    if connection.status != psutil.CONN_LISTEN:
-                        continue
-                    address = ipaddress.ip_address(connection.laddr.ip)
-                    if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
-                        found.add(os.path.basename(process.cmdline()[0]))
-        return found
+        return open_to_all(self.alive())
 
     def wait_for(self, count: int, timeout_s: float = 30) -> list[psutil.Process]:
         """Waits until exactly ``count`` such processes live; fails when that does not come."""

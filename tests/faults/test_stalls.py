@@ -1,5 +1,7 @@
 """A stuck process ends in an error that names rank, host and place, within the deadline.
 
+Until then nothing of the job listens on the network.
+
 Here the strategies of one process, and a parameter server. The others: test_lost_processes.py; data
 that never come: test_mishaps.py.
 """
@@ -35,7 +37,7 @@ MODEL = f"{Path(__file__).parents[1] / 'cli' / 'models.py'}:mlp"
 
 @pytest.mark.parametrize("strategy", list(OPTIONS))
 def test_a_stopped_process_is_noticed_and_ended(
-    strategy, records, ranks_of, shell_environ, tmp_path
+    strategy, records, ranks_of, listening_on_all, shell_environ, tmp_path
 ):
     clients = 3 if strategy == "federated" else None
     number, place = STOPPED.get(strategy, (0, "in epoch"))
@@ -61,6 +63,7 @@ def test_a_stopped_process_is_noticed_and_ended(
         while len(checkpoint_files.finished(tmp_path / "run" / "checkpoints")) < 2:
             time.sleep(0.01)  # The writing of a checkpoint has a longer deadline.
         started = psutil.Process(process.pid).children(recursive=True)
+        assert listening_on_all(started) == set()
         ranks_of(process)[number].suspend()
         process.stdout.read()
         assert process.wait(timeout=60) == 2

@@ -235,3 +235,98 @@ def test_nothing_outlives_a_signal(traces, tmp_path, number, code):
     os.kill(launcher.pid, number)
     assert launcher.wait(timeout=60) == code
     traces.wait_for(0)
+
+
+# Meetings, by ranks that talk to the driver as Horovod's do ----------------------------------
+
+MEET = (
+    "import json, os, signal, sys, time\n"
+    "words, orders = map(int, os.environ['TFDIST_DRIVER'].split(','))\n"
+    "kept = os.environ['TFDIST_KEPT']\n"
+    "number = int(os.path.basename(kept))\n"
+    "start = len(open(kept).read()) if os.path.exists(kept) else 0\n"
+    "print('.', end='', file=open(kept, 'a'))\n"
+    "def die(signal): os.kill(os.getpid(), signal)\n"
+    "def ask():\n"
+    "    os.write(words, b'r')\n"
+    "    return json.loads(os.read(orders, 4096))['variables']\n"
+    "def met(place):\n"
+    "    os.write(words, b'm')\n"
+    "    print(number, 'is', place['HOROVOD_RANK'], 'of', place['HOROVOD_SIZE'], flush=True)\n"
+)
+
+
+@pytest.fixture
+def meet(run_cli, traces, script):
+    """Runs three ranks; ``code`` is what each does."""
+
+    def run(code: str, *options: str):
+        path, _ = script("localhost:3\n")
+        launch = ("launch", "--workers", "3", "--min-workers", "1", "--host-discovery", path)
+        done = run_cli(*launch, *options, "--", sys.executable, "-c", MEET + code, traces.token)
+        assert traces.alive() == []
+        return done
+
+    return run
+
+
+def test_a_loss_among_those_that_connect(meet):
+    """Horovod ends some of the others, and leaves others waiting: all of them start anew."""
+    done = meet(
+        "place = ask()\n"
+        "if start == 0: time.sleep(600) if number == 0 else die({1: 9, 2: 6}[number])\n"
+        "met(place)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 is 0 of 2", "[2] 2 is 1 of 2"]
+    assert "the others start anew and go on from their last commit" in done.stderr
+    assert "rank 1 on localhost was lost (exit code 137 (SIGKILL))" in done.stderr
+
+
+def test_a_second_loss_among_those_that_start_anew(meet):
+    done = meet(
+        "if start == 1 and number == 2: die(9)\n"
+        "place = ask()\n"
+        "if start == 0: die(9) if number == 1 else time.sleep(600)\n"
+        "met(place)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] 0 is 0 of 1\n"
+    assert done.stderr.count("was lost (exit code 137 (SIGKILL))") == 2
+
+
+def test_a_loss_after_the_first_has_asked(meet):
+    """It waits for nobody who is gone; nothing was connected, so nothing starts anew."""
+    done = meet("if number == 1: time.sleep(1); die(9)\nmet(ask())\n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 is 0 of 2", "[2] 2 is 1 of 2"]
+    assert "start anew" not in done.stderr
+
+
+def test_meetings_that_break_without_a_loss_have_an_end(meet):
+    done = meet(
+        "place = ask()\n"
+        "if number: die(6)\n"
+        "met(place)\n"
+        "time.sleep(600 if place['HOROVOD_SIZE'] == '3' else 0)\n"
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "[0] 0 is 0 of 1"
+    assert "start anew" in done.stderr
+
+
+def test_a_chief_that_is_lost_at_the_end_is_not_done_without(meet):
+    """It writes the results, and may not have."""
+    done = meet("met(ask())\nif number == 0: time.sleep(1); die(9)\n")
+    assert done.returncode == 137
+
+
+def test_a_stopped_driver_is_woken(meet, traces):
+    done = meet(
+        "place = ask()\n"
+        "import psutil\n"
+        "if number == 0: psutil.Process().parent().parent().suspend()\n"
+        "time.sleep(1)\nmet(place)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of the launcher was stopped; woken" in done.stderr

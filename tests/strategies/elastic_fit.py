@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 import tfdist
 from tfdist.compat import import_tensorflow
@@ -51,6 +52,17 @@ def trace_meetings() -> None:
         tell_met(self)
 
     horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met = traced_await, traced_met
+
+
+def listeners_of_job() -> list[str]:
+    """Returns the addresses at which something of this job listens."""
+    launcher = next(p for p in psutil.Process().parents() if "launch" in p.cmdline()[2:4])
+    return [
+        connection.laddr.ip
+        for process in launcher.children(recursive=True)
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
 
 
 class Rows(keras.metrics.Metric):
@@ -91,6 +103,7 @@ class Story(keras.callbacks.Callback):
         self._kills = kills
         self._steps = 0
         self.told: list[list] = []
+        self.listening: list[str] = []
 
     def on_train_begin(self, logs=None):
         self.told.append(["train"])
@@ -108,6 +121,8 @@ class Story(keras.callbacks.Callback):
         size = self._strategy.topology.world_size
         self.told.append(["step", batch, rank, size, time.time()])
         trace("step")
+        if not self.listening and size > 1:
+            self.listening = listeners_of_job()
         self._steps += 1
         if f"rank={rank},step={self._steps}" in self._kills:
             (self._folder / f"killed.{rank}").write_text(str(time.time()))
@@ -147,6 +162,7 @@ def main(folder: Path, kills: list[str]) -> None:
         if strategy.topology.is_chief:
             found = compare(strategy, model, feed, start, history, predicted)
             found |= {"told": story.told, "ranks": strategy.topology.world_size}
+            found["listening"] = story.listening
             (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -25,7 +25,7 @@ import psutil
 
 _FIT = Path(__file__).with_name("elastic_fit.py")
 _WORKERS, _MIN_WORKERS = 3, 1
-_DEADLINE_S = 240
+_DEADLINE_S = 400
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import elastic_moments
 import numpy as np
 import pytest
 
@@ -76,6 +78,7 @@ def test_a_killed_rank_is_survived(tmp_path):
     found = ended.found()
     check_unbroken(found)
     assert found["ranks"] == 1
+    assert set(found["listening"]) == {"127.0.0.1"}
     whole = list(range(10))
     assert steps_told(found) == [whole, [0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9], whole]
     assert [event[0] for event in found["told"]].count("train") == 1
@@ -132,3 +135,14 @@ def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
         "ckpt-28",
         "ckpt-30",
     ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("after", ["connect", "met"])
+def test_losses_while_the_ranks_meet(tmp_path, after):
+    """``elastic_moments.py`` tries as many as it is told to; here two, with two losses each."""
+    moment = elastic_moments.Moment(after, 1, (0.0, 0.3))
+    outcome = elastic_moments.run(moment, tmp_path, random.Random(0))
+    assert outcome.survived, (outcome.struck, outcome.output[-3000:])
+    assert outcome.struck
+    assert "was lost (exit code 137 (SIGKILL)" in outcome.output

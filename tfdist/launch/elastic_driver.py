@@ -45,7 +45,7 @@ _ABORTED = 128 + signal.SIGABRT
 # Within it the guards have told the ends of all whom one loss has taken along.
 _SETTLE_S = 1.5
 # Meetings that break in a row though nobody was lost have a cause of their own.
-_MOST_BROKEN = 5
+_MOST_BROKEN = 3
 
 
 class State(enum.Enum):
