@@ -119,3 +119,48 @@ def test_a_plot_needs_clients(tfdist, data):
     code, _, err = tfdist("inspect", "data", "--plot", "skew.png")
     assert code == 2
     assert "--clients N" in err
+
+
+class TestOneSplit:
+    def test_is_shown_alone(self, tfdist, data):
+        code, out, err = tfdist("inspect", "data/validation", "--check")
+        assert (code, err) == (0, "")
+        assert "validation-00000-of" in out
+        assert "train" not in out
+        assert "clean: every byte of 2 shards is as it was written" in out
+
+    def test_has_its_own_faults(self, tfdist, data):
+        (data / SHARD).unlink()
+        assert tfdist("inspect", "data/validation/", "--check")[0] == 0
+        code, out, _ = tfdist("inspect", "data/train", "--check")
+        assert (code, out.count("fault: ")) == (1, 1)
+
+    def test_must_be_there(self, tfdist, data):
+        code, out, err = tfdist("inspect", "data/test")
+        assert (code, out) == (2, "")
+        assert "must be one of train, validation in data, but found 'test'" in err
+
+    def test_of_clients(self, tfdist, tmp_path):
+        for name in ("amy", "bob"):
+            write((np.zeros((20, 2)), np.arange(20) % 3), tmp_path / "sets" / name)
+        code, out, err = tfdist("inspect", "sets/validation", "--check")
+        assert (code, err) == (0, "")
+        assert "validation: 2 clients" in out
+        assert "train" not in out
+
+
+def test_what_is_no_shards_is_never_offered_as_their_folder(tfdist, data, tmp_path):
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for raw in ("photos", "t.csv"):
+        for verb in (
+            ["inspect", raw],
+            ["train", "--model", "m.py:model_fn", "--output", "o", "--data", raw],
+        ):
+            (tmp_path / "m.py").write_text("def model_fn(): ...")
+            code, out, err = tfdist(*verb)
+            assert (code, out) == (2, "")
+            assert f"`tfdist shard {raw} NEW_FOLDER`" in err
+    assert "`tfdist shard SOURCE empty`" in tfdist("inspect", "empty")[2]
+    (data / "manifest.json").unlink()
+    assert "`tfdist shard SOURCE NEW_FOLDER`" in tfdist("inspect", "data")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,13 @@ _EPILOG = """\b
 Examples:
   tfdist inspect data/digits
   tfdist inspect data/digits --check
+  tfdist inspect data/digits/validation
   tfdist inspect fed --plot label_skew.png
 """
 
 
 @click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
-@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="OUT[/SPLIT]", type=click.Path(path_type=Path))
 @click.option("--check", "check_bytes", is_flag=True, help="Read every byte and name each fault.")
 @click.option(
     "--plot",
@@ -39,8 +41,10 @@ Examples:
     help="Draw how records and classes are spread over the clients of federated learning.",
 )
 @click.pass_context
-def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | None) -> None:
+def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None) -> None:
     """Shows the splits, the shards, the schema and the class balance of the folder OUT.
+
+    OUT/SPLIT shows and checks that split alone.
 
     Of federated learning it shows the clients and how skewed their labels are: of shards that were
     written with --clients, or of a folder OUT that has a folder of shards for each client.
@@ -51,8 +55,11 @@ def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | No
     from tfdist.records.manifest import has_client_folders, load_manifest
 
     console = stdout()
+    folder, split = _folder_and_split(path)
     if not has_client_folders(folder):
         manifest = load_manifest(folder)
+        if split is not None:
+            manifest = replace(manifest, splits={split: manifest.splits[split]})
         stores = _stores_of_splits(folder, manifest)
         console.print(
             f"{folder}: from {manifest.source}, seed {manifest.seed}, "
@@ -63,6 +70,8 @@ def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | No
         tables = _tables(manifest, stores)
     else:
         stores = _stores_of_folders(folder)
+        if split is not None:
+            stores = {split: stores[split]}
         console.print(f"{folder}: a folder of shards for each client", soft_wrap=True)
         tables = _tables_of_clients(stores)
     for table in tables:
@@ -70,19 +79,45 @@ def command(ctx: click.Context, folder: Path, check_bytes: bool, plot: Path | No
     if plot is not None:
         _plot(folder, stores, plot)
         console.print(f"plot: {plot}", soft_wrap=True)
-    if check_bytes and not _check(folder):
+    if check_bytes and not _check(folder, split):
         ctx.exit(EXIT_FAULTS)
 
 
-def _check(folder: Path) -> bool:
+def _folder_and_split(path: Path) -> tuple[Path, str | None]:
+    """Returns the folder of OUT or OUT/SPLIT, and the split; None for all.
+
+    Raises:
+        DataError: OUT has no such split.
+    """
+    from tfdist.errors import DataError
+    from tfdist.records.manifest import MANIFEST_NAME, has_client_folders, load_manifest
+
+    if path.exists():
+        return path, None
+    if (path.parent / MANIFEST_NAME).is_file():
+        known = list(load_manifest(path.parent).splits)
+    elif has_client_folders(path.parent) and path.name in _stores_of_folders(path.parent):
+        return path.parent, path.name
+    else:
+        return path, None
+    if path.name not in known:
+        raise DataError(
+            f"the split must be one of {', '.join(known)} in {path.parent}",
+            received=repr(path.name),
+        )
+    return path.parent, path.name
+
+
+def _check(folder: Path, split: str | None) -> bool:
     """Reads every byte, prints each fault, and returns whether there is none."""
     from tfdist.cli.console import progress_bar, stdout
     from tfdist.records.faults import check
 
-    files = list(folder.rglob("*.tfrecord*"))
+    of_split = "" if split is None else f"{split}-?????-of-"
+    files = list(folder.rglob(f"{of_split}*.tfrecord*"))
     with progress_bar("bytes") as bar:
         task = bar.add_task("Checking", total=sum(file.stat().st_size for file in files))
-        faults = check(folder, progress=lambda num_bytes: bar.advance(task, num_bytes))
+        faults = check(folder, split, progress=lambda num_bytes: bar.advance(task, num_bytes))
     console = stdout()
     for fault in faults:
         console.print(f"fault: {fault}", soft_wrap=True)

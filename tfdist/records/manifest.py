@@ -186,10 +186,12 @@ def load_manifest(folder: str | Path) -> Manifest:
         DataError: the folder or its manifest.json is missing, or is not one that tfdist wrote.
     """
     folder = Path(folder)
-    mend = f"Write shards with `tfdist shard SOURCE {folder}`"
+    mend = _how_to_write(folder)
     if not folder.is_dir():
         raise DataError(
-            "data must be a folder of shards", received=f"no folder {folder}", mend=mend
+            "data must be a folder of shards",
+            received=f"{'the file' if folder.exists() else 'no folder'} {folder}",
+            mend=mend,
         )
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -208,6 +210,20 @@ def load_manifest(folder: str | Path) -> Manifest:
         raise DataError(
             f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
         ) from None
+
+
+def _how_to_write(folder: Path) -> str:
+    """Returns how to get shards where there are none; never into what holds data of the user's."""
+    if folder.is_file() or _has_only_others(folder):
+        return f"Write shards of it into a new folder: `tfdist shard {folder} NEW_FOLDER`"
+    is_free = not folder.exists() or not any(folder.iterdir())
+    return f"Write shards with `tfdist shard SOURCE {folder if is_free else 'NEW_FOLDER'}`"
+
+
+def _has_only_others(folder: Path) -> bool:
+    """Whether a folder holds something, and nothing that tfdist wrote."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return bool(names) and not any(".tfrecord" in name or name == MANIFEST_NAME for name in names)
 
 
 def has_client_folders(root: Path) -> bool:
