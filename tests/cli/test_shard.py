@@ -129,3 +129,39 @@ def test_clients_that_cannot_be(tfdist, tmp_path, options, message):
     assert err.count("\n") == 1
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_became_what_is_told(tfdist, tmp_path):
+    names = [f"f{n}" for n in range(25)]
+    rows = "".join(f"{n},{','.join('1' for _ in names)},{n % 2},{n % 3}\n" for n in range(20))
+    (tmp_path / "t.csv").write_text(f"id,{','.join(names)},even,third\n" + rows)
+    options = ["--label", "even,third", "--drop", "id", "--num-shards", "1"]
+    code, out, err = tfdist("shard", "t.csv", "data", *options)
+    assert (code, err) == (0, "")
+    became = dict(line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 3)
+    became = {name.strip(): role.strip() for name, role in became.items()}
+    assert (became["id"], became["even"], became["third"]) == ("dropped", "label", "label")
+    assert (became["f19"], became["and 5 more"]) == ("input", "input")
+    assert "f20" not in became
+    schema = load_manifest(tmp_path / "data").schema
+    assert [feature.name for feature in schema.of_role("label")] == ["even", "third"]
+    assert schema.of_role("input")[0].shape == (25,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "but found label, target"),
+        (("--label", "label"), "found target beside the label label"),
+        (("--label", "lable"), "Did you mean 'label'?"),
+        (("--label", "label,label"), "once, but found label, label"),
+        (("--label", "label,target", "--drop", "target"), "two for target"),
+    ],
+)
+def test_columns_that_may_be_labels_are_asked_for(tfdist, tmp_path, options, message):
+    (tmp_path / "t.csv").write_text("a,label,target\n1,0,1\n2,1,0\n")
+    code, out, err = tfdist("shard", "t.csv", "data", *options)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not (tmp_path / "data").exists()

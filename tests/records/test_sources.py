@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tfdist.errors import DataError
+from tfdist.records.roles import Asked
 from tfdist.records.sources import open_source
 
 CSV = "height,width,species\n1,2,cat\n3,4.5,dog\n5,6,cat\n"
@@ -47,7 +48,7 @@ class TestCsv:
         np.testing.assert_array_equal(all_rows(columns)["label"], [0, 1, 0])
 
     def test_integer_labels_stay_and_floats_are_targets(self, tmp_path):
-        columns = open_source(write_csv(tmp_path, "age,b\n30,1\n40,2\n"), "age")
+        columns = open_source(write_csv(tmp_path, "age,b\n30,1\n40,2\n"), Asked(label="age"))
         assert columns.schema.class_label is not None
         columns = open_source(write_csv(tmp_path, "a,b,target\n1,2,0.5\n"))
         assert columns.schema.class_label is None
@@ -72,14 +73,14 @@ class TestCsv:
             ("a,b\n", None, "rows below its header"),
             ("", None, "an empty line"),
             ("a,a\n1,2\n", None, "each once"),
-            ("a\n1\n", None, "a column beside the label"),
+            ("a\n1\n", None, "an input column beside the label"),
             (b"a,b\n\xff,2\n", None, "UTF-8"),
             ('a,b\n"1,2\n', None, "comma-separated"),
         ],
     )
     def test_bad_tables(self, tmp_path, text, label, message):
         with pytest.raises(DataError, match=message):
-            open_source(write_csv(tmp_path, text), label)
+            open_source(write_csv(tmp_path, text), Asked(label=label))
 
 
 class TestFolder:
@@ -163,7 +164,7 @@ class TestNpz:
 
     def test_label_by_name(self, tmp_path):
         path = self.save(tmp_path, a=np.zeros((4, 2)), goal=np.arange(4))
-        assert open_source(path, "goal").schema.class_label.name == "goal"
+        assert open_source(path, Asked(label="goal")).schema.class_label.name == "goal"
         with pytest.raises(DataError, match="arrays a, goal"):
             open_source(path)
 
@@ -244,4 +245,4 @@ def test_what_is_no_source(tmp_path):
         with pytest.raises(DataError, match="the source must be"):
             open_source(source)
     with pytest.raises(DataError, match=r"must go with a \.csv or \.npz file"):
-        open_source("digits", "label")
+        open_source("digits", Asked(label="label"))

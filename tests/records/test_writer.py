@@ -208,9 +208,11 @@ def test_a_client_for_each_value_of_a_csv_column(tmp_path):
     manifest = write(tmp_path / "t.csv", tmp_path / "out", split="train=1", partition="by:place")
     assert list(manifest.splits["train"].clients) == ["x", "y", "z"]
     assert manifest.schema.features[0].columns == ("a",)
-    manifest = write(tmp_path / "t.csv", tmp_path / "l", label="place", partition="by:place")
+    manifest = write(
+        tmp_path / "t.csv", tmp_path / "l", label="place", drop="label", partition="by:place"
+    )
     assert list(manifest.splits["train"].clients) == ["x", "y", "z"]
-    assert manifest.schema.features[0].columns == ("a", "label")
+    assert manifest.schema.features[0].columns == ("a",)
 
 
 def test_a_client_for_each_value_of_an_array(tmp_path):

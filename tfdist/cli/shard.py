@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tfdist.records.columns import Columns
     from tfdist.records.manifest import Manifest
+
+_INPUTS_SHOWN = 20
 
 _EPILOG = """\b
 Examples:
   tfdist shard digits data/digits
   tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
+  tfdist shard visits.csv data/visits --label sick,days --drop name
   tfdist shard arrays.npz data/arrays --compression gzip --workers 2
   tfdist shard digits fed --clients 30 --partition dirichlet:0.3
   tfdist shard visits.csv fed --label sick --partition by:hospital
@@ -41,7 +47,17 @@ Examples:
     show_default=True,
     help="Compression of the shards.",
 )
-@click.option("--label", metavar="NAME", help="The label: a column of a .csv, an array of a .npz.")
+@click.option(
+    "--label",
+    metavar="NAME,...",
+    help="The label, or several: columns of a .csv, arrays of a .npz.",
+)
+@click.option(
+    "--inputs",
+    metavar="NAME,...",
+    help="The inputs; what is neither label nor input is dropped.  [default: all but the label]",
+)
+@click.option("--drop", metavar="NAME,...", help="Columns or arrays to leave out.")
 @click.option(
     "--clients",
     type=int,
@@ -65,6 +81,8 @@ def command(
     seed: int,
     compression: str,
     label: str | None,
+    inputs: str | None,
+    drop: str | None,
     clients: int | None,
     partition: str | None,
     workers: int,
@@ -79,6 +97,7 @@ def command(
     from tfdist.cli.console import progress_bar
     from tfdist.records.writer import write
 
+    sources: list[Columns] = []
     with progress_bar("records") as bar:
         task = bar.add_task("Writing", total=None)
         manifest = write(
@@ -91,11 +110,35 @@ def command(
             compression=compression,
             workers=workers,
             label=label,
+            inputs=inputs,
+            drop=drop,
             clients=clients,
             partition=partition,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            opened=sources.append,
         )
+    _print_roles(source, sources[0].roles)
     _print_summary(out, manifest)
+
+
+def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
+    """Shows what each column has become; of many inputs only the first."""
+    from rich.table import Table
+
+    from tfdist.cli.console import stdout
+
+    if not roles:
+        return
+    table = Table("column", "becomes", title=source, title_justify="left")
+    table.columns[0].overflow = "fold"
+    inputs = 0
+    for name, role in roles:
+        inputs += role == "input"
+        if role != "input" or inputs <= _INPUTS_SHOWN:
+            table.add_row(name, role)
+    if inputs > _INPUTS_SHOWN:
+        table.add_row(f"and {inputs - _INPUTS_SHOWN} more", "input")
+    stdout().print(table)
 
 
 def _print_summary(out: Path, manifest: Manifest) -> None:

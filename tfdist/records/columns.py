@@ -31,12 +31,15 @@ class Columns:
         columns: by feature name, an array [records, *shape] or the files of images.
         owners: [records] numbers or text, the values of the column that names the clients; None
             when none was asked for.
+        roles: (name, what it has become) of each column of a .csv or array of a .npz; empty for
+            other sources.
     """
 
     kind: str
     schema: Schema
     columns: Mapping[str, Column]
     owners: np.ndarray | None = None
+    roles: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_records(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -11,42 +12,52 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, OptionError
 from tfdist.records.columns import Columns, check_lengths, from_arrays
 from tfdist.records.partition import take_column
+from tfdist.records.roles import WEIGHT, Asked, Roles, assign
 
 DIGITS = "digits"
 _KINDS = f"a folder of class folders with images, a .csv file, a .npz file, or '{DIGITS}'"
-_LABEL_ARRAYS = ("y", "label", "labels")
-_WEIGHT_ARRAY = "sample_weight"
+_LIKE_AN_INPUT = re.compile(r"(x|inputs?|features?)(\d|[ _.-]|$)", re.IGNORECASE)
 
 
-def open_source(source: Any, label: str | None = None, client: str | None = None) -> Columns:
+def open_source(source: Any, asked: Asked | None = None, *, batched: bool | None = None) -> Columns:
     """Returns the records of a source.
 
     Args:
         source: a folder of class folders with images; a .csv or .npz file; "digits"; arrays
             ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, where ``x`` and ``y`` may be dicts of
-            arrays; or an unbatched, finite tf.data.Dataset of the same structures, which is held in
-            memory while it is written.
-        label: the label's column of a .csv, or its array in a .npz.
-        client: the column that names the client of each record: a column of a .csv, one of several
-            inputs, or the label. A label stays one; anything else is no input any more.
+            arrays; or a finite tf.data.Dataset of the same structures, or of batches of them, which
+            is held in memory while it is written.
+        asked: what the columns of a .csv, or the arrays of a .npz, are; and which one names the
+            client of each record: a column of a .csv, one of several inputs, or the label. A label
+            stays one; anything else is no input any more.
+        batched: whether the elements of a dataset are batches; None finds out.
 
     Raises:
         DataError: the source is none of these, or its records cannot be written as they are.
+        OptionError: something is asked that this source does not have.
     """
+    asked = Asked() if asked is None else asked
+    client = asked.client
     is_table = isinstance(source, (str, Path)) and Path(source).suffix.lower() in (".csv", ".npz")
-    if label is not None and not is_table:
+    if asked.names_columns and not is_table:
         raise DataError(
-            "the option label must go with a .csv or .npz file",
-            received=f"'{label}' with another source",
+            "the options label, inputs and drop must go with a .csv or .npz file",
+            received=f"one of them with {source!r:.60}",
+            mend="Leave it out",
+        )
+    if batched is not None and not _is_dataset(source):
+        raise OptionError(
+            "batched must be said of a tf.data.Dataset alone",
+            received=f"batched={batched} beside a {type(source).__name__}",
             mend="Leave it out",
         )
     if isinstance(source, (str, Path)):
-        columns = _open_named(source, label, client)
+        columns = _open_named(source, asked)
     elif _is_dataset(source):
-        columns = _from_dataset(source, client)
+        columns = _from_dataset(source, client, batched)
     else:
         columns = _from_structure("arrays", source, client)
     if client is not None and columns.owners is None:
@@ -54,7 +65,7 @@ def open_source(source: Any, label: str | None = None, client: str | None = None
     return columns
 
 
-def _open_named(source: str | Path, label: str | None, client: str | None) -> Columns:
+def _open_named(source: str | Path, asked: Asked) -> Columns:
     if source == DIGITS:
         return _from_digits()
     path = Path(source)
@@ -69,9 +80,9 @@ def _open_named(source: str | Path, label: str | None, client: str | None) -> Co
     if path.suffix.lower() == ".csv":
         from tfdist.records.tables import from_csv
 
-        return from_csv(path, label, client)
+        return from_csv(path, asked)
     if path.suffix.lower() == ".npz":
-        return _from_npz(path, label, client)
+        return _from_npz(path, asked)
     raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
 
 
@@ -86,7 +97,7 @@ def _from_digits() -> Columns:
     )
 
 
-def _from_npz(path: Path, label: str | None, client: str | None) -> Columns:
+def _from_npz(path: Path, asked: Asked) -> Columns:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -95,23 +106,27 @@ def _from_npz(path: Path, label: str | None, client: str | None) -> Columns:
             f"{path} must be an archive of numeric arrays, as numpy.savez writes it",
             received=f"an error: {error}",
         ) from None
-    names = ", ".join(arrays) or "none"
-    if label is None:
-        label = next((name for name in _LABEL_ARRAYS if name in arrays), None)
-    if label not in arrays:
-        wanted = f"'{label}'" if label else f"called {', '.join(_LABEL_ARRAYS)}"
-        raise DataError(
-            f"{path} must have a label array {wanted}",
-            received=f"arrays {names}",
-            mend="Name the label's array: --label NAME",
-        )
-    labels = {label: arrays.pop(label)}
-    weights = {name: arrays.pop(name) for name in (_WEIGHT_ARRAY,) if name in arrays}
-    if not arrays:
-        raise DataError(
-            f"{path} must have an input array beside the label", received=f"arrays {names}"
-        )
-    return _owned("npz", arrays, labels, weights, client)
+    roles = assign(str(path), "array", list(arrays), asked, doubtful=_like_labels(arrays))
+    columns = _owned(
+        "npz",
+        {name: arrays[name] for name in (*roles.inputs, *_client_input(roles))},
+        {name: arrays[name] for name in roles.labels},
+        {} if roles.weight is None else {roles.weight: arrays[roles.weight]},
+        asked.client,
+    )
+    return replace(columns, roles=roles.listed(list(arrays)))
+
+
+def _client_input(roles: Roles) -> tuple[str, ...]:
+    is_input = roles.client is not None and roles.client not in roles.labels
+    return (roles.client,) if is_input else ()
+
+
+def _like_labels(arrays: Mapping[str, np.ndarray]) -> set[str]:
+    """Returns the arrays of one number a record that are not called as inputs are."""
+    return {
+        name for name, array in arrays.items() if array.ndim == 1 and not _LIKE_AN_INPUT.match(name)
+    }
 
 
 def _owned(
@@ -141,7 +156,7 @@ def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
         kind,
         _named(x, "x"),
         {} if y is None else _named(y, "label"),
-        {} if weight is None else {_WEIGHT_ARRAY: weight},
+        {} if weight is None else {WEIGHT: weight},
         client,
     )
 
@@ -156,11 +171,15 @@ def _is_dataset(source: Any) -> bool:
     return tf is not None and isinstance(source, tf.data.Dataset)
 
 
-def _from_dataset(dataset: Any, client: str | None) -> Columns:
+def _from_dataset(dataset: Any, client: str | None, batched: bool | None) -> Columns:
     import tensorflow as tf
 
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise DataError("a dataset to write must be finite", received="an infinite dataset")
+    from tfdist.records.batched import single_records
+
+    records = single_records(dataset, batched)
+    if records.note is not None:
+        print(f"tfdist: {records.note}", flush=True)
+    dataset = records.dataset
     try:
         batches = list(dataset.batch(1024).as_numpy_iterator())
     except tf.errors.InvalidArgumentError as error:

@@ -1,4 +1,4 @@
-"""A .csv file: numeric columns packed into one input, and one column as the label."""
+"""A .csv file: numeric columns packed into one input, and one or more columns as labels."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.columns import Columns, from_arrays
+from tfdist.records.roles import Asked, assign
 
-_LABEL_NAMES = ("label", "target", "class")
 _MISSING = ("", "na", "n/a", "nan", "null", "none")
 _INT64 = np.iinfo(np.int64)
 
 
-def from_csv(path: Path, label: str | None = None, client: str | None = None) -> Columns:
-    """Returns "features", float32 [columns], and the label of each row.
+def from_csv(path: Path, asked: Asked | None = None) -> Columns:
+    """Returns "features", float32 [columns], and the labels of each row.
 
-    The label's column is ``label``; by default the one called label, target or class, else the
-    last. Integers become int64 class ids, other numbers float32 targets, text the numbers of its
-    sorted values, which are the class names. The column ``client`` names the owner of each row; it
-    is no feature, and may hold text.
+    Without one that is named, the label's column is the one called label, target, class or y, else
+    the last; see ``roles``. Integers become int64 class ids, other numbers float32 targets, text
+    the numbers of its sorted values, which are the class names. One label is called "label",
+    several are called as their columns. The column that names the owner of each row is no feature,
+    and may hold text; nor is "sample_weight".
 
     Raises:
-        DataError: ragged rows, missing values, features that are not numbers, no rows.
+        DataError: ragged rows, missing values, features that are not numbers, no rows, or columns
+            of which only the user can say what they are.
     """
     header, rows, lines = _read(path)
-    position = _label_position(path, header, label)
-    if client is not None and client not in header:
-        raise DataError(
-            f"{path} must have a column '{client}'", received=f"columns {', '.join(header)}"
-        )
-    names = [name for name in header if name not in (header[position], client)]
-    if not names:
-        raise DataError(
-            f"{path} must have a column beside the label", received=f"only {', '.join(header)}"
-        )
-    features = np.empty((len(rows), len(names)), np.float32)
-    for column, name in enumerate(names):
+    asked = Asked() if asked is None else asked
+    roles = assign(str(path), "column", header, asked, last_is_label=True)
+
+    def values(name: str) -> list[str]:
         number = header.index(name)
-        features[:, column] = _numbers(path, name, [row[number] for row in rows], lines)
-    label_values = [row[position] for row in rows]
-    _check_present(path, header[position], label_values, lines)
-    labels, classes = _labels(label_values)
+        return [row[number] for row in rows]
+
+    features = np.empty((len(rows), len(roles.inputs)), np.float32)
+    for column, name in enumerate(roles.inputs):
+        features[:, column] = _numbers(path, name, values(name), lines)
+    labels, classes, packed = {}, {}, {"features": roles.inputs}
+    for name in roles.labels:
+        feature = "label" if len(roles.labels) == 1 else name
+        _check_present(path, name, values(name), lines)
+        labels[feature], classes[feature] = _labels(values(name))
+        packed[feature] = (name,)
+    weights = {}
+    if roles.weight is not None:
+        weights[roles.weight] = _numbers(path, roles.weight, values(roles.weight), lines)
     columns = from_arrays(
-        "csv",
-        {"features": features},
-        {"label": labels},
-        classes=None if classes is None else {"label": classes},
-        columns={"features": names, "label": [header[position]]},
+        "csv", {"features": features}, labels, weights, classes=classes, columns=packed
     )
-    if client is None:
+    columns = replace(columns, roles=roles.listed(header))
+    if roles.client is None:
         return columns
-    owners = [row[header.index(client)].strip() for row in rows]
-    _check_present(path, client, owners, lines)
+    owners = [value.strip() for value in values(roles.client)]
+    _check_present(path, roles.client, owners, lines)
     return replace(columns, owners=np.array(owners))
 
 
@@ -96,19 +97,6 @@ def _check_header(path: Path, header: list[str]) -> None:
             f"the first line of {path} must name each column, each once",
             received=", ".join(header) or "an empty line",
         )
-
-
-def _label_position(path: Path, header: list[str], label: str | None) -> int:
-    if label is None:
-        known = (n for n, name in enumerate(header) if name.lower() in _LABEL_NAMES)
-        return next(known, len(header) - 1)
-    if label not in header:
-        raise DataError(
-            f"{path} must have a column '{label}'",
-            received=f"columns {', '.join(header)}",
-            mend="Name the label's column: --label NAME",
-        )
-    return header.index(label)
 
 
 def _numbers(path: Path, name: str, values: Sequence[str], lines: Sequence[int]) -> np.ndarray:

@@ -9,7 +9,7 @@ import signal
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from tfdist.errors import DataError, OptionError, unknown_choice
 from tfdist.records.columns import Columns, count_classes
 from tfdist.records.manifest import COMPRESSIONS, Manifest, ShardInfo, SplitInfo
 from tfdist.records.partition import Partition, check_num_clients, deal, parse_partition
+from tfdist.records.roles import Asked
 from tfdist.records.sources import open_source
 from tfdist.records.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
 from tfdist.records.wire import make_framer, make_layout
@@ -45,10 +46,14 @@ def write(
     seed: int = 0,
     compression: str = "none",
     workers: int = 1,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
+    inputs: str | Sequence[str] | None = None,
+    drop: str | Sequence[str] | None = None,
     clients: int | None = None,
     partition: str | None = None,
+    batched: bool | None = None,
     progress: Progress | None = None,
+    opened: Callable[[Columns], None] | None = None,
 ) -> Manifest:
     """Writes TFRecord shards of tf.train.Examples and their manifest.json into a new folder.
 
@@ -64,13 +69,18 @@ def write(
         compression: "none" or "gzip".
         workers: number of threads. Copying, checksums of files, compression and writing run
             outside Python's lock.
-        label: the label's column of a .csv, or its array in a .npz.
+        label: the label's column of a .csv, or its array in a .npz; or several, as a list or
+            separated by commas.
+        inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
+        drop: what to leave out, likewise.
         clients: number of clients of federated learning that the records of the first split are
             dealt to; the other splits stay whole.
         partition: how they are dealt: "iid", which None means too, "dirichlet:ALPHA" or
             "shards:K", see ``partition``; or "by:COLUMN", which needs no ``clients``: each value of
             the column is one, see ``sources.open_source``.
+        batched: whether the elements of a dataset are batches; None finds out.
         progress: called with (records written, records in all) now and then, from any thread.
+        opened: called with the columns of the source before anything is written.
 
     Returns:
         The manifest that was written.
@@ -86,7 +96,11 @@ def write(
     shares = parse_split(split)
     out = Path(out).resolve()
     _check_free(out)
-    columns = open_source(source, label, None if dealt is None else dealt.column)
+    client = None if dealt is None else dealt.column
+    asked = Asked(label=label, inputs=inputs, drop=drop, client=client)
+    columns = open_source(source, asked, batched=batched)
+    if opened is not None:
+        opened(columns)
     class_ids = columns.class_ids()
     if stratify and class_ids is None:
         raise DataError(

@@ -1,0 +1,61 @@
+"""What a tf.data.Dataset was made of: every name of tf.data that is not public stands here.
+
+Where a later TensorFlow has other names, the answers are those for an unknown dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def operation(dataset: tf.data.Dataset) -> str:
+    """Returns the last operation of a dataset, such as "Batch", "ParallelMap" or "TensorSlice"."""
+    name = type(dataset).__name__.strip("_")
+    for suffix in ("V1", "V2", "Dataset"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that the last operation reads; none when that is not known."""
+    try:
+        return list(dataset._inputs())
+    except (AttributeError, NotImplementedError):
+        return []
+
+
+def keeps_elements(dataset: tf.data.Dataset) -> bool:
+    """Whether the last operation gives elements of its one input as they are."""
+    bases = (base.__name__ for base in type(dataset).__mro__)
+    return operation(dataset) == "Restructured" or "UnaryUnchangedStructureDataset" in bases
+
+
+def reshuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether the last operation is a shuffle that gives each pass an order of its own."""
+    if operation(dataset) not in ("Shuffle", "ShuffleAndRepeat"):
+        return False
+    return getattr(dataset, "_reshuffle_each_iteration", True) is not False
+
+
+def mapped_function(dataset: tf.data.Dataset) -> Callable | None:
+    """Returns the user's function of a map; None when it cannot be had."""
+    return getattr(getattr(dataset, "_map_func", None), "_func", None)
+
+
+def batch_size(dataset: tf.data.Dataset) -> tf.Tensor | None:
+    """Returns the size of a batch operation, int64 []; None when it cannot be had."""
+    return getattr(dataset, "_batch_size", None)
+
+
+def drops_remainder(dataset: tf.data.Dataset) -> bool:
+    """Whether a batch operation leaves out a smaller last batch; True when that is not known."""
+    return bool(getattr(dataset, "_drop_remainder", True))
+
+
+def padding_values(dataset: tf.data.Dataset) -> Any:
+    """Returns what a padded batch is padded with, in the structure of its elements; None if not
+    known."""
+    return getattr(dataset, "_padding_values", None)

@@ -1,0 +1,227 @@
+"""Which columns of a table, or arrays of an archive, are inputs, labels, or left out.
+
+Nothing becomes an input by accident: what looks like a label and is not named is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tfdist.errors import DataError
+
+WEIGHT = "sample_weight"
+_LABEL = re.compile(r"(label|target)s?|class(es)?|y", re.IGNORECASE)
+_LIKE_A_LABEL = re.compile(
+    r"(label|target)s?(\d+|[ _.-].*)?|.*[ _.-](label|target)s?|class(es)?([ _.-]?\d+|[ _.-]\w)?"
+    r"|y(\d+|[ _.-]\w+)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user says of the columns.
+
+    Attributes:
+        label: the labels: one name, several, or several in one text, separated by commas.
+        inputs: the inputs, likewise; every other column is then left out.
+        drop: what is left out, likewise.
+        client: what names the client of each record.
+    """
+
+    label: str | Sequence[str] | None = None
+    inputs: str | Sequence[str] | None = None
+    drop: str | Sequence[str] | None = None
+    client: str | None = None
+
+    @property
+    def names_columns(self) -> bool:
+        return not self.label is self.inputs is self.drop is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """What each column is, in the order of the source; the client may be a label too.
+
+    Attributes:
+        guess: how the label was found when nobody named it; None when somebody did.
+    """
+
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...]
+    weight: str | None
+    client: str | None
+    dropped: tuple[str, ...]
+    guess: str | None = None
+
+    def listed(self, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Returns (name, what it has become) of each column."""
+        return tuple((name, self._of(name)) for name in names)
+
+    def _of(self, name: str) -> str:
+        if name in self.labels:
+            guessed = "" if self.guess is None else f" ({self.guess})"
+            return f"label{guessed}" + (" and client" if name == self.client else "")
+        if name == self.client:
+            return "client, no input"
+        if name in self.inputs:
+            return "input"
+        return "weight" if name == self.weight else "dropped"
+
+
+def looks_like_label(name: str) -> bool:
+    return _LIKE_A_LABEL.fullmatch(name) is not None
+
+
+def assign(
+    place: str,
+    what: str,
+    names: Sequence[str],
+    asked: Asked,
+    *,
+    last_is_label: bool = False,
+    doubtful: Collection[str] = (),
+) -> Roles:
+    """Returns what each column is.
+
+    Args:
+        place: where the columns are, for messages.
+        what: "column" or "array", for messages.
+        names: all of them, each once.
+        last_is_label: whether the last one is the label where none is called so.
+        doubtful: what may be a label by its content, whatever its name.
+
+    Raises:
+        DataError: a name that does not exist or has two roles, or columns of which only the user
+            can say what they are.
+    """
+    client = asked.client
+    if client is not None and client not in names:
+        raise _missing(place, what, client, names)
+    labels = _named(place, what, "--label", asked.label, names)
+    inputs = _named(place, what, "--inputs", asked.inputs, names)
+    drop = _named(place, what, "--drop", asked.drop, names) or ()
+    weight = WEIGHT if WEIGHT in names else None
+    _check_apart(place, what, labels, inputs, drop, client)
+    if weight in (*(labels or ()), *(inputs or ()), *drop, client):
+        weight = None
+    free = [name for name in names if name not in (*drop, client, weight, *(inputs or ()))]
+    guess = None
+    if labels is None:
+        labels, guess = _guess(place, what, free, last_is_label)
+    left = [name for name in free if name not in labels]
+    if inputs is None:
+        _check_none_is_a_label(place, what, left, labels, doubtful)
+        inputs = tuple(left)
+    if not inputs:
+        raise DataError(
+            f"{place} must have an input {what} beside the label",
+            received=f"{what}s {', '.join(names)}",
+        )
+    used = {*inputs, *labels, client, weight}
+    return Roles(
+        inputs=inputs,
+        labels=labels,
+        weight=weight,
+        client=client,
+        dropped=tuple(name for name in names if name not in used),
+        guess=guess,
+    )
+
+
+def _named(
+    place: str, what: str, option: str, given: str | Sequence[str] | None, names: Sequence[str]
+) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        # A name may itself hold a comma.
+        given = [given] if given in names else [name.strip() for name in given.split(",")]
+    for name in given:
+        if name not in names:
+            raise _missing(place, what, name, names, option)
+    if len(set(given)) != len(given):
+        raise DataError(f"{option} must name each {what} once", received=", ".join(given))
+    return tuple(given)
+
+
+def _missing(
+    place: str, what: str, name: str, names: Sequence[str], option: str | None = None
+) -> DataError:
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    mend = f"Did you mean '{near[0]}'?" if near else None
+    if mend is None and option is not None:
+        mend = f"Name {what}s that are there: {option} NAME,..."
+    return DataError(
+        f"{place} must have the {what} '{name}'",
+        received=f"{what}s {', '.join(names) or 'none'}",
+        mend=mend,
+    )
+
+
+def _check_apart(
+    place: str,
+    what: str,
+    labels: Sequence[str] | None,
+    inputs: Sequence[str] | None,
+    drop: Sequence[str],
+    client: str | None,
+) -> None:
+    inputs = inputs or ()
+    of_client = () if client is None else (client,)
+    for first, second in ((labels or (), inputs), (labels or (), drop), (inputs, drop)):
+        _check_not_both(place, what, first, second)
+    # A label that names the clients stays a label; an input would be learnt by heart.
+    _check_not_both(place, what, of_client, (*inputs, *drop))
+
+
+def _check_not_both(place: str, what: str, some: Sequence[str], others: Sequence[str]) -> None:
+    both = [name for name in some if name in others]
+    if both:
+        raise DataError(
+            f"each {what} of {place} must have one role", received=f"two for {', '.join(both)}"
+        )
+
+
+def _guess(
+    place: str, what: str, free: Sequence[str], last_is_label: bool
+) -> tuple[tuple[str, ...], str]:
+    """Returns the label among the columns of which nothing is said, and how it was found."""
+    like = [name for name in free if looks_like_label(name)]
+    if len(like) == 1 and (_LABEL.fullmatch(like[0]) or not last_is_label):
+        return tuple(like), "by its name"
+    if last_is_label and free and set(like) <= {free[-1]}:
+        return (free[-1],), f"the last {what}"
+    if not like:
+        raise DataError(
+            f"{place} must have a label {what} called label, target, class or y",
+            received=f"{what}s {', '.join(free) or 'none'}",
+            mend="Name it: --label NAME, or --label NAME,NAME for several",
+        )
+    candidates = like if len(like) > 1 else [*like, free[-1]]
+    raise DataError(
+        f"which {what}s of {place} are labels must be said where several may be",
+        received=f"{', '.join(candidates)}",
+        mend=f"Name each that is one, --label {candidates[0]} or --label {','.join(candidates)}, "
+        "and the inputs (--inputs NAME,...) or what to leave out (--drop NAME,...)",
+    )
+
+
+def _check_none_is_a_label(
+    place: str, what: str, left: Sequence[str], labels: Sequence[str], doubtful: Collection[str]
+) -> None:
+    # One array alone cannot be but the input, whatever it holds.
+    doubtful = doubtful if len(left) > 1 else ()
+    odd = [name for name in left if looks_like_label(name) or name in doubtful]
+    if odd:
+        raise DataError(
+            f"no {what} of {place} that looks like a label must become an input by accident",
+            received=f"{', '.join(odd)} beside the label {', '.join(labels)}",
+            mend=f"Say what {'they are' if len(odd) > 1 else 'it is'}: "
+            f"--label {','.join([*labels, *odd])}, --drop {','.join(odd)}, or name the inputs, "
+            f"--inputs {','.join(left)}",
+        )
