@@ -169,6 +169,7 @@ def verify(
     global_batch_size: int = 64,
     seed: int = 0,
     tolerance: float | None = None,
+    batched: bool | None = None,
 ) -> Report | None:
     """Trains ``steps`` steps on ``strategy`` and on one device, and compares.
 
@@ -181,6 +182,7 @@ def verify(
         seed: of the weights and of the order of records.
         tolerance: the largest difference that counts as exact. None: 1e-5 in float32, 2e-3 in
             mixed_float16, 1e-2 in mixed_bfloat16.
+        batched: as in ``strategy.dataset``.
 
     Returns:
         The report on the chief; None on other ranks.
@@ -192,7 +194,7 @@ def verify(
 
     if steps < 1:
         raise OptionError("steps must be at least 1", received=steps)
-    feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed)
+    feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed, batched=batched)
     feed = feed.limited(steps)
     precision = strategy.precision or tf.keras.mixed_precision.global_policy().name
     if tolerance is None:

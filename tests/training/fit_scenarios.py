@@ -415,6 +415,52 @@ def unbatched_dataset(strategy, folder):
     assert_equals_one_device(strategy, mlp, dataset)
 
 
+class InBatches(keras.utils.Sequence):
+    """The records of ``data`` in batches of 6, the last of which is smaller."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(part[number * 6 : number * 6 + 6] for part in data())
+
+
+@scenario
+def batches_as_keras_takes_them(strategy, folder):
+    x, y = data()
+    records = tf.data.Dataset.from_tensor_slices((x, y))
+
+    def generate():
+        yield from (InBatches()[number] for number in range(5))
+
+    model, reference = pair(strategy, mlp)
+    expected = reference.evaluate(x, y, verbose=0)
+    predictions = reference.predict(x, verbose=0)
+    for source in (records.batch(6), records.shuffle(25).batch(6).prefetch(1), generate):
+        feed = strategy.dataset(source, global_batch_size=8, training=False)
+        assert feed.num_records == 25
+        assert model.evaluate(feed, verbose=0) == pytest.approx(expected, abs=TOLERANCE)
+        predicted = model.predict(feed, verbose=0)
+        np.testing.assert_allclose(predicted, predictions, atol=TOLERANCE)
+    with pytest.raises(DataError, match=r"batched=True or batched=False"):
+        strategy.dataset(tf.data.Dataset.from_tensors((x, y)), global_batch_size=8)
+    assert_equals_one_device(strategy, mlp, InBatches())
+
+
+@scenario
+def ranks_that_read_other_records_are_told(strategy, folder):
+    rank = strategy.topology.rank
+    x, y = data(seed=rank)
+    model, _ = pair(strategy, mlp)
+    for source in ((x, y), tf.data.Dataset.from_tensor_slices((x, y)).batch(6)):
+        feed = strategy.dataset(source, global_batch_size=8)
+        if strategy.topology.world_size == 1:
+            model.fit(feed, verbose=0)
+            continue
+        with pytest.raises(DataError, match=r"other records.* on rank 1 than on rank 0"):
+            model.fit(feed, verbose=0)
+
+
 @scenario
 def fewer_records_than_replicas(strategy, folder):
     model, reference = pair(strategy, mlp)

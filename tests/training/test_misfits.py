@@ -55,6 +55,19 @@ def test_inputs_that_do_not_fit_are_named(model_fn, x, words):
             assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "batched", "words"),
+    [((4, 4), False, "say batched=True"), ((4,), True, "say batched=False")],
+)
+def test_a_wrong_answer_about_batches_is_thought_of(shape, batched, words):
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    elements = tf.data.Dataset.from_tensor_slices((zeros(*shape), zeros(4)))
+    feed = strategy.dataset(elements, global_batch_size=4, batched=batched)
+    with pytest.raises(DataError, match=words):
+        model.fit(feed, verbose=0)
+
+
 @pytest.mark.parametrize("x", [zeros(4), zeros(4, 1), {"a": zeros(4)}])
 def test_inputs_that_keras_can_take_are_left_to_it(x):
     strategy = tfdist.strategy("single")

@@ -39,6 +39,7 @@ def open_clients(
     partition: str = "iid",
     seed: int = 0,
     map_fn: MapFn | None = None,
+    batched: bool | None = None,
 ) -> Clients:
     """Opens the clients of a source.
 
@@ -55,6 +56,7 @@ def open_clients(
         seed: of the partition.
         map_fn: takes all records of a client, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``
             of tensors [records, ...], and returns as many items with the same number of rows.
+        batched: as for ``open_records``.
 
     Raises:
         OptionError: an unknown partition, or a number of clients that cannot be.
@@ -73,7 +75,7 @@ def open_clients(
             )
         return Clients(store, map_fn)
     check_num_clients(chosen, clients)
-    return Clients(_dealt(source, chosen, clients, seed), map_fn)
+    return Clients(_dealt(source, chosen, clients, seed, batched), map_fn)
 
 
 def _existing(source: Any) -> ClientStore | None:
@@ -92,8 +94,12 @@ def _existing(source: Any) -> ClientStore | None:
     return ShardStore.of_split(folder, name, manifest)
 
 
-def _dealt(source: Any, partition: Partition, num_clients: int | None, seed: int) -> ClientStore:
-    opened = open_source(source)
+def _dealt(
+    source: Any, partition: Partition, num_clients: int | None, seed: int, batched: bool | None
+) -> ClientStore:
+    opened = open_source(source, batched)
+    if opened.note is not None:
+        print(f"tfdist: {opened.note}", flush=True)
     if isinstance(opened, ArraySource):
         arrays = opened.arrays
     else:

@@ -9,28 +9,41 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, OptionError
 from tfdist.records.apart import open_stored
+from tfdist.records.batched import single_records
+from tfdist.records.dataframes import is_frame
 from tfdist.records.manifest import Manifest, load_manifest
+from tfdist.records.rereadable import records_of, rereadable
 from tfdist.records.shard_source import ShardSource
 from tfdist.records.stored import Stored
 from tfdist.records.streams import ArraySource, DatasetSource, Source
 
 
-def open_source(source: Any) -> Source:
+def open_source(source: Any, batched: bool | None = None) -> Source:
     """Returns the source of what ``reader.open_records`` takes."""
+    again = source if isinstance(source, tf.data.Dataset) else rereadable(source)
+    if isinstance(again, tf.data.Dataset):
+        return DatasetSource(single_records(again, batched))
+    if again is not None:
+        return DatasetSource(records_of(again, batched))
+    if batched is not None:
+        raise OptionError(
+            "batched must be said of a tf.data.Dataset or a generator alone",
+            received=f"batched={batched} beside a {type(source).__name__}",
+            mend="Leave it out",
+        )
     if isinstance(source, Stored):
         return open_stored(source)
     if isinstance(source, (str, Path)):
         return _open_folder(Path(source))
-    if isinstance(source, tf.data.Dataset):
-        return DatasetSource(source)
     if isinstance(source, tuple):
         return ArraySource(source)
-    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)):
+    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)) or is_frame(source):
         return ArraySource((source,))
     raise DataError(
-        "data must be a folder of shards, arrays (x, y) or an unbatched tf.data.Dataset",
+        "data must be a folder of shards, arrays or tables (x, y), a tf.data.Dataset, a "
+        "keras.utils.Sequence, or a function that yields records or batches",
         received=f"a {type(source).__name__}",
     )
 

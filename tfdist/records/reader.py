@@ -74,21 +74,28 @@ def read(
 
 
 def open_records(
-    source: Any, *, map_fn: MapFn | None = None, cache: bool | str = "auto"
+    source: Any,
+    *,
+    map_fn: MapFn | None = None,
+    cache: bool | str = "auto",
+    batched: bool | None = None,
 ) -> Records:
     """Opens a source; nothing is read yet.
 
     Args:
         source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
             arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
-            an unbatched, finite tf.data.Dataset of the same. A dataset of unknown length is
+            a finite tf.data.Dataset of the same, whose batches are taken apart; a function that
+            yields records or batches, or a keras.utils.Sequence. What has no known length is
             counted once; augmentation belongs into ``map_fn``, as a cached dataset is read once.
+            Tables of pandas count as arrays: see ``dataframes.plain``.
             Shards that lie apart from their manifest are a ``stored.Stored``.
         map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
             returns as many items with the same number of rows. Runs in every epoch, also on
             cached records.
         cache: "auto" keeps the part that is read in memory when it is small (at most 512 MB when
             decoded); True always, False never. Arrays are in memory anyway.
+        batched: whether an element of a dataset or a generator is a batch; None finds out.
 
     Raises:
         DataError: the source cannot be read; CorruptShardError: a shard is missing or has the
@@ -96,7 +103,7 @@ def open_records(
     """
     if cache not in (True, False, "auto"):
         raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
-    return Records(open_source(source), map_fn, cache)
+    return Records(open_source(source, batched), map_fn, cache)
 
 
 class Records:
@@ -109,7 +116,7 @@ class Records:
             tf.TensorSpec with batch dimension None.
         has_map_fn: whether a function of the user's may change batches, anew in each epoch.
         place: folder and split of shards; None for arrays and datasets.
-        readers, is_sequential: see ``streams.Source``.
+        readers, is_sequential, fingerprint, note: see ``streams.Source``.
     """
 
     def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
@@ -120,6 +127,8 @@ class Records:
         self.place = source.place
         self.readers = source.readers
         self.is_sequential = source.is_sequential
+        self.fingerprint = source.fingerprint
+        self.note = source.note
         self.num_records = source.num_records
         self.has_map_fn = map_fn is not None
         self.has_weights = len(source.spec) == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, TfdistError
+from tfdist.records.batched import SingleRecords
+from tfdist.records.dataframes import plain
 from tfdist.records.decode import spec_bytes
 from tfdist.records.manifest import Manifest
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
 # Enough to tell a shuffled dataset from one that is not.
-_COMPARED_RECORDS = 4
+_COMPARED_RECORDS = 8
+# Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
+_COMPARED_ROWS = 32
 
 
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
@@ -36,6 +42,9 @@ class Source(abc.ABC):
         place: folder and split of shards with their manifest; None for anything else.
         apart: folder, split and manifest of shards that lie apart from it; likewise.
         failure: what went wrong while reading, where TensorFlow's own error does not tell.
+        fingerprint: what tells the first records from others; None where a manifest does, or
+            where hosts hold different records.
+        note: what a user should know of how the records are read; None when there is nothing.
         readers: (this reader, readers) when this host holds records that no other host has, and
             its readers share them; None when every host holds all records.
     """
@@ -47,6 +56,8 @@ class Source(abc.ABC):
     place: tuple[Path, str] | None = None
     apart: tuple[Path, str, Manifest] | None = None
     failure: TfdistError | None = None
+    fingerprint: str | None = None
+    note: str | None = None
     readers: tuple[int, int] | None = None
 
     @property
@@ -108,7 +119,7 @@ class ArraySource(Source):
                 "arrays must be (x, y) or (x, y, sample_weight)",
                 received=f"a tuple of {len(arrays)}",
             )
-        arrays = tf.nest.map_structure(_to_array, tuple(_without_lists(item) for item in arrays))
+        arrays = tf.nest.map_structure(_to_array, tuple(_as_parts(item) for item in arrays))
         lengths = [len(array) for array in tf.nest.flatten(arrays)]
         if len(set(lengths)) != 1:
             raise DataError(
@@ -121,6 +132,8 @@ class ArraySource(Source):
             arrays = (*arrays[:2], tf.nest.map_structure(_to_weights, arrays[2]))
         self.arrays = arrays
         self.num_records = lengths[0]
+        some = np.linspace(0, self.num_records - 1, _COMPARED_ROWS).astype(np.int64)
+        self.fingerprint = fingerprint(array[some] for array in tf.nest.flatten(arrays))
         self.spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
         )
@@ -139,9 +152,13 @@ class ArraySource(Source):
         raise AssertionError("arrays are always read from memory")
 
 
-def _without_lists(item: Any) -> Any:
-    """Lists are arrays to a user and structure to tf.nest."""
-    return np.asarray(item) if isinstance(item, list) else item
+def _as_parts(item: Any) -> Any:
+    """Returns an item with its tables and lists as arrays: to tf.nest a list is structure."""
+    if isinstance(item, Mapping):
+        return {name: _as_parts(part) for name, part in item.items()}
+    if isinstance(item, tuple):
+        return tuple(_as_parts(part) for part in item)
+    return np.asarray(item) if isinstance(item, list) else plain(item)
 
 
 def _to_array(value: Any) -> np.ndarray:
@@ -150,7 +167,8 @@ def _to_array(value: Any) -> np.ndarray:
         raise DataError(
             "an array must have a first dimension of records", received=repr(value)[:80]
         )
-    if array.dtype.kind not in "biufSU":
+    is_text = array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
+    if array.dtype.kind not in "biufSU" and not is_text:
         raise DataError("arrays must hold numbers or strings", received=f"dtype {array.dtype}")
     return array
 
@@ -166,9 +184,10 @@ def _to_weights(array: np.ndarray) -> np.ndarray:
 
 
 class DatasetSource(Source):
-    """An unbatched tf.data.Dataset of ``(x, y)`` or ``(x, y, sample_weight)``."""
+    """A tf.data.Dataset of records ``(x, y)`` or ``(x, y, sample_weight)``."""
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, records: SingleRecords):
+        dataset = records.dataset
         element = dataset.element_spec
         if not isinstance(element, tuple):
             element, dataset = (element,), dataset.map(lambda x: (x,))
@@ -179,9 +198,16 @@ class DatasetSource(Source):
             )
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
             raise DataError("a dataset must give dense tensors", received=str(element))
-        _refuse_changing(dataset)
+        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
+            raise DataError(
+                "a dataset must give tensors of known numbers of dimensions",
+                received=str(element),
+                mend="Say them with tensor.set_shape, or the output_signature of from_generator",
+            )
         self._dataset = dataset
-        self.num_records = _count(dataset)
+        self.note = records.note
+        self.fingerprint = _first_records(dataset)
+        self.num_records = records.num_records or _count(dataset)
         self.spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
         )
@@ -203,10 +229,15 @@ class DatasetSource(Source):
         return shuffled_by(records, order, buffer_records(self.record_bytes, total))
 
 
-def _refuse_changing(dataset: tf.data.Dataset) -> None:
-    """A dataset is read by ranges, by several ranks, and may be kept: it must not change."""
+def _first_records(dataset: tf.data.Dataset) -> str:
+    """Returns the fingerprint of the first records.
+
+    Raises:
+        DataError: they are others in a second pass. A dataset is read by ranges, by several ranks,
+            and may be kept: it must not change.
+    """
     passes = [list(dataset.take(_COMPARED_RECORDS).as_numpy_iterator()) for _ in range(2)]
-    once, again = (map(np.asarray, tf.nest.flatten(records)) for records in passes)
+    once, again = ([np.asarray(leaf) for leaf in tf.nest.flatten(read)] for read in passes)
     if not all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         for a, b in zip(once, again, strict=True)
@@ -217,16 +248,20 @@ def _refuse_changing(dataset: tf.data.Dataset) -> None:
             mend="Remove shuffle() and random augmentation from it: strategy.dataset shuffles, and "
             "its map_fn augments",
         )
+    return fingerprint(once)
+
+
+def fingerprint(arrays: Iterable[np.ndarray]) -> str:
+    """Returns what tells arrays from others, on any process: 16 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        content = repr(array.tolist()).encode() if array.dtype.kind in "OSU" else array.tobytes()
+        digest.update(f"{array.dtype.kind}{array.shape}".encode() + content)
+    return digest.hexdigest()
 
 
 def _count(dataset: tf.data.Dataset) -> int:
     cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY:
-        raise DataError(
-            "a dataset must be finite, since tfdist repeats it each epoch",
-            received="an infinite dataset",
-            mend="Remove repeat() from it",
-        )
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
     if cardinality == 0:

@@ -84,17 +84,22 @@ class Strategy(abc.ABC):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        batched: bool | None = None,
     ) -> Any:
         """Returns what this strategy's fit, evaluate and predict read.
 
         Args:
-            source: a folder of shards ("data/train"), arrays ``(x, y[, sample_weight])``, an
-                unbatched ``tf.data.Dataset``, or shards that a cloud delivers (``stored.Stored``).
+            source: a folder of shards ("data/train"), arrays or pandas tables
+                ``(x, y[, sample_weight])``, a ``tf.data.Dataset`` of records or of batches, a
+                function that yields either, a ``keras.utils.Sequence``, or shards that a cloud
+                delivers (``stored.Stored``). Batches are taken apart into records.
             global_batch_size: rows of one step, over all replicas.
             training: whether to shuffle, anew in each epoch; evaluation reads in record order.
             seed: of the shuffling; the same on all ranks.
             map_fn: ``(x, y[, sample_weight]) -> (x, y[, sample_weight])`` on a batch, such as an
                 augmentation.
+            batched: whether an element of a dataset or a generator is a batch; None finds out, and
+                refuses where that cannot be told.
         """
 
     @abc.abstractmethod
@@ -219,6 +224,7 @@ def make_feed(
     training: bool,
     seed: int,
     map_fn: Callable | None,
+    batched: bool | None = None,
     parts: int = 1,
     part: int = 0,
     splits: int = 1,
@@ -237,7 +243,9 @@ def make_feed(
         raise OptionError(
             "global_batch_size must be a whole number of at least 1", received=global_batch_size
         )
-    records = open_records(source, map_fn=map_fn)
+    records = open_records(source, map_fn=map_fn, batched=batched)
+    if records.note is not None and part == 0:
+        print(f"tfdist: {records.note}; a step takes {global_batch_size} of them", flush=True)
     held = None
     if records.readers is not None:
         reader, readers = records.readers

@@ -103,6 +103,7 @@ class DataParallel(Strategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        batched: bool | None = None,
     ) -> Feed:
         collective = self.connect()
         of_each = self._step.accumulate_steps
@@ -122,6 +123,7 @@ class DataParallel(Strategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            batched=batched,
             parts=collective.num_processes,
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,

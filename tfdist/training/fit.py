@@ -126,7 +126,7 @@ class Runs:
                 "returns",
                 received=f"data of type {type(x).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=...), data being a folder of "
-                "shards, arrays, or an unbatched tf.data.Dataset",
+                "shards, arrays, or a tf.data.Dataset",
             )
         y, sample_weight = options.pop("y", None), options.pop("sample_weight", None)
         arrays = [x] if y is None else [x, y] if sample_weight is None else [x, y, sample_weight]
@@ -171,19 +171,24 @@ class Runs:
                 f"{self._collective.num_replicas}",
                 mend="Make both with the same strategy object",
             )
-        plan = (feed.num_records, feed.global_batch_size, feed.seed, feed.shuffle)
+        content = feed.records.fingerprint if feed.held is None else None
+        plan = (feed.num_records, feed.global_batch_size, feed.seed, feed.shuffle, content)
         with self._reading(feed):
             plans = self._collective.gather(plan)
         if any(other != plans[0] for other in plans):
             listed = "; ".join(
                 f"rank {rank}: {records} records, global_batch_size {size}, seed {seed}"
-                for rank, (records, size, seed, _) in enumerate(plans)
+                for rank, (records, size, seed, *_) in enumerate(plans)
             )
+            if len({plan[:-1] for plan in plans}) == 1:
+                other = next(rank for rank, plan in enumerate(plans) if plan != plans[0])
+                listed = f"other records, or another order of them, on rank {other} than on rank 0"
             raise DataError(
                 "all ranks must give the same records, global_batch_size and seed to "
                 "strategy.dataset, which divides them",
                 received=listed,
-                mend="Give each rank the whole data",
+                mend="Give each rank the whole data in one order: where it is drawn or shuffled, "
+                "with a fixed seed",
             )
 
     @contextlib.contextmanager

@@ -50,7 +50,7 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
             raise DataError(
                 f"records for input '{name}' of the model must have shape {list(tensor.shape[1:])}",
                 received=f"shape {list(spec.shape[1:])}",
-                mend="Change the model's keras.Input, or reshape the data",
+                mend=_mend(spec.shape[1:], tensor.shape[1:]),
             )
 
 
@@ -65,6 +65,15 @@ def explain_label_error(error: Exception) -> DataError | None:
         received=f"label {label}",
         mend="Give the model's last layer more outputs, or mend the labels",
     )
+
+
+def _mend(given: tf.TensorShape, expected: tf.TensorShape) -> str:
+    mend = "Change the model's keras.Input, or reshape the data"
+    if given.rank and _fits(given[1:], expected):
+        return f"If each record is a batch, say batched=True to strategy.dataset; else: {mend}"
+    if expected.rank and _fits(given, expected[1:]):
+        return f"If records were taken for batches, say batched=False; else: {mend}"
+    return mend
 
 
 def _fits(given: tf.TensorShape, expected: tf.TensorShape) -> bool:

@@ -213,6 +213,7 @@ class Federated(OneProcessStrategy):
         map_fn: Callable | None = None,
         clients: int | None = None,
         partition: str = "iid",
+        batched: bool | None = None,
     ) -> Any:
         """Returns clients to train on, or central records to evaluate on.
 
@@ -227,6 +228,7 @@ class Federated(OneProcessStrategy):
             clients: how many clients to deal records to that have none; ``clients_per_round`` when
                 None.
             partition: how; see ``open_clients``.
+            batched: as in ``Strategy.dataset``.
 
         Raises:
             OptionError: an unknown partition, or no number of clients.
@@ -244,10 +246,16 @@ class Federated(OneProcessStrategy):
                 training=False,
                 seed=seed,
                 map_fn=map_fn,
+                batched=batched,
             )
         if not isinstance(source, Clients):
             opened = functools.partial(
-                open_clients, source, partition=partition, seed=seed, map_fn=map_fn
+                open_clients,
+                source,
+                partition=partition,
+                seed=seed,
+                map_fn=map_fn,
+                batched=batched,
             )
             try:
                 source = opened(clients=clients)

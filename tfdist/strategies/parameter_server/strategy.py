@@ -200,6 +200,7 @@ class ParameterServer(Strategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        batched: bool | None = None,
     ) -> Feed:
         feed = make_feed(
             source,
@@ -207,6 +208,7 @@ class ParameterServer(Strategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            batched=batched,
         )
         if feed.held is not None:
             raise DataError(

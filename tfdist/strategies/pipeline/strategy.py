@@ -201,6 +201,7 @@ class Pipeline(OneProcessStrategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        batched: bool | None = None,
     ) -> Any:
         microbatches = self._options.microbatches
         if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:
@@ -217,6 +218,7 @@ class Pipeline(OneProcessStrategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            batched=batched,
         )
         if training:
             self._global_batch_size = global_batch_size
