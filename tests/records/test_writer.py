@@ -107,10 +107,10 @@ def test_what_exists_is_not_overwritten(tmp_path):
     out = tmp_path / "data"
     out.mkdir()
     (out / "mine").write_text("x")
-    with pytest.raises(DataError, match="which exists"):
+    with pytest.raises(DataError, match="which holds something"):
         write(arrays(), out)
     assert files_of(out) == {"mine": b"x"}
-    with pytest.raises(DataError, match="which exists"):
+    with pytest.raises(DataError, match="which is a file"):
         write(arrays(), out / "mine")
 
 

@@ -18,6 +18,7 @@ from tfdist.records.schema import Feature, Schema
 # All that Pillow raises for a file that it cannot read.
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE"
+_MEND = "Give a folder that holds a folder for each class, and nothing else"
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -128,7 +129,7 @@ def _find_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     loose = [path for path in entries if not path.is_dir()]
     if loose or not entries:
         received = f"the file {loose[0]}" if loose else f"nothing in {folder}"
-        raise DataError(_STRUCTURE, received=received)
+        raise DataError(_STRUCTURE, received=received, mend=_MEND)
     paths, labels = [], []
     for number, class_folder in enumerate(entries):
         images = [path for path in sorted(class_folder.iterdir()) if path.name[0] != "."]
@@ -138,7 +139,7 @@ def _find_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
             )
         for path in images:
             if not path.is_file():
-                raise DataError(_STRUCTURE, received=f"the folder {path}")
+                raise DataError(_STRUCTURE, received=f"the folder {path}", mend=_MEND)
         paths.extend(images)
         labels.extend([number] * len(images))
     return [path.name for path in entries], paths, labels

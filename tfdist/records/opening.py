@@ -13,7 +13,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.apart import open_stored
 from tfdist.records.batched import single_records
 from tfdist.records.dataframes import is_frame
-from tfdist.records.manifest import Manifest, load_manifest
+from tfdist.records.manifest import MANIFEST_NAME, Manifest, load_manifest
 from tfdist.records.rereadable import records_of, rereadable
 from tfdist.records.shard_source import ShardSource
 from tfdist.records.stored import Stored
@@ -58,7 +58,7 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
         folder, split = path, None
     else:
         folder, split = path.parent, path.name
-        if not folder.is_dir():
+        if not (folder / MANIFEST_NAME).is_file():
             folder, split = path, None
     manifest = load_manifest(folder)
     known = ", ".join(str(folder / name) for name in manifest.splits)

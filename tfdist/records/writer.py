@@ -128,7 +128,9 @@ def write(
             )
             manifest.save(folder)
     except OSError as error:
-        raise DataError(f"{out} must be writable", received=f"an error: {error}") from error
+        raise DataError(
+            f"{out} must be writable", received=f"an error: {error.strerror or error}"
+        ) from error
     return manifest
 
 
@@ -173,8 +175,8 @@ def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(
             "shards must be written to a new or empty folder",
-            received=f"{out}, which exists",
-            mend="Choose another folder, or remove this one first",
+            received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
+            mend="Choose another folder",
         )
 
 

@@ -57,9 +57,9 @@ class Driver:
             data = os.read(self._orders, 4096)
             if not data:
                 raise LaunchError(
-                    "the ranks of an elastic job need their driver",
+                    "the driver of an elastic job must outlive its ranks",
                     received="its end",
-                    mend="--max-restarts starts all again",
+                    mend="Give --max-restarts to start all again",
                 )
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
@@ -80,7 +80,7 @@ def meet(hvd: Any, driver: Driver) -> None:
         raise LaunchError(
             "the ranks of an elastic job must meet",
             received=f"that Horovod did not start: {error}",
-            mend="Look for the first rank that failed; --max-restarts starts all again",
+            mend="Look for the first rank that failed, or give --max-restarts to start all again",
         ) from error
     driver.tell_met()
 
