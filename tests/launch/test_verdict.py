@@ -64,3 +64,18 @@ def test_horovodrun_names_the_first_failure():
     for line in ["Traceback (most recent call last):", "Process name: 1", "Exit code: 137", ""]:
         assert verdict.take(line) == []
     assert verdict.first_failure == Failure(1, 137)
+
+
+def test_a_host_that_ssh_does_not_find_is_named_and_the_rest_is_not_repeated():
+    verdict = MpiVerdict()
+    lines = [
+        "ssh: Could not resolve hostname nowhere: Name or service not known",
+        "-" * 20,
+        "ORTE was unable to reliably start one or more daemons.",
+        "This usually is caused by:",
+        "-" * 20,
+    ]
+    assert [shown for line in lines for shown in verdict.take(line)] == []
+    assert verdict.unreachable == ("nowhere", "Name or service not known")
+    verdict = MpiVerdict()
+    assert [shown for line in lines[1:] for shown in verdict.take(line)] == lines[2:4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.errors import CheckpointError, OptionError, WriteError
+from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
+from tfdist.training import checkpoint
 from tfdist.training.checkpoint import Checkpoints, DataState, Position, Start
 from tfdist.training.checkpoint_files import LOCK
+from tfdist.training.folder_lock import FolderLock
 
 keras = tf.keras
 _RNG = np.random.default_rng(0)
@@ -196,7 +199,9 @@ def restored(folder):
     data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)
     model = new_model()
     model.optimizer.build(model.trainable_variables)
-    start = Checkpoints(folder, resume=True).bind(model, Alone(), data)
+    keeper = Checkpoints(folder, resume=True)
+    start = keeper.bind(model, Alone(), data)
+    keeper.release()
     optimizer = [variable.numpy() for variable in model.optimizer.variables]
     return start.position, [*model.get_weights(), *optimizer]
 
@@ -242,6 +247,43 @@ def test_a_list_that_was_cut_short_hides_none(broken):
     lines = listed.read_text().splitlines(keepends=True)
     listed.write_text("".join(lines[:2]))  # The newest, and of all the oldest.
     assert restored(broken)[0] == newest
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        'model_checkpoint_path: "ckpt-99"\nall_model_checkpoint_paths: "ckpt-99"\n',
+        'model_checkpoint_path: "../mine/ckpt-1"\nall_model_checkpoint_paths: "../mine/ckpt-1"\n'
+        "all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 1.0\n",
+        'model_checkpoint_path: "ckpt-6"\nall_model_checkpoint_paths: "ckpt-6"\n'
+        "all_model_checkpoint_timestamps: 1.0\nlast_preserved_timestamp: 1.0\n",
+    ],
+    ids=["of none that is there", "of another folder", "of the oldest alone"],
+)
+def test_a_wrong_list_hides_none_and_removes_none(broken, unbroken, listed):
+    newest = restored(broken)[0]
+    theirs = broken.parent / "mine" / "ckpt-1.index"
+    theirs.parent.mkdir()
+    theirs.write_text("theirs")
+    (broken / "checkpoint").write_text(listed)
+    assert restored(broken)[0] == newest
+    assert f"ckpt-{STEPS + 4}" in (broken / "checkpoint").read_text()
+    resumed, _ = fit(Checkpoints(broken, resume=True, keep=2))
+    assert_same(resumed, unbroken)
+    assert numbers(broken) == [2 * STEPS, 3 * STEPS]  # The others had their turn.
+    assert theirs.read_text() == "theirs"
+
+
+def test_two_fits_do_not_write_in_one_folder(broken, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_PATIENCE_S", 0.2)
+    holder = FolderLock(broken / LOCK)
+    before = {path.name: path.read_bytes() for path in broken.iterdir()}
+    with pytest.raises(InUseError, match=rf"process {os.getpid()} on \S+ since 2"):
+        fit(Checkpoints(broken, resume=True))
+    assert {path.name: path.read_bytes() for path in broken.iterdir()} == before
+    holder.release()
+    fit(Checkpoints(broken, resume=True))
+    fit(Checkpoints(broken, resume=True))  # The one before let go.
 
 
 def test_what_a_dead_writer_left_is_removed_and_nothing_else(broken):
@@ -365,4 +407,5 @@ def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
         keeper.release()
         reader = Checkpoints(tmp_path, resume=True)
         found.append(reader.bind(model, Alone(), data).parts)
+        reader.release()
     assert found == [3, 1]

@@ -55,7 +55,11 @@ def rehearse(
     from tfdist.errors import OptionError
 
     config = load_config(config_path, changes)
-    if output is not None and output.exists() and any(output.iterdir()):
+    if (
+        output is not None
+        and output.exists()
+        and not (output.is_dir() and not any(output.iterdir()))
+    ):
         raise OptionError(
             "--output must be a new folder",
             received=f"{output}, which exists",

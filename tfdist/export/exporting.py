@@ -101,7 +101,7 @@ def tflite(
     _check_choice("--input-type", input_type, INPUT_TYPES)
     _check_choice("--output-type", output_type, OUTPUT_TYPES)
     job.check(data)
-    target = _checked_target(path)
+    target = _checked_target(path, model)
     _check_rescale(rescale)
     job.progress("loading the model", 0, None)
     plain = open_model(model, trust=trust)
@@ -279,7 +279,7 @@ def _check_rescale(rescale: Any) -> None:
         raise OptionError("rescale must be (scale, offset), two numbers", received=rescale)
 
 
-def _checked_target(path: str | os.PathLike) -> Path:
+def _checked_target(path: str | os.PathLike, model: Any) -> Path:
     target = Path(path)
     problem = None
     if not target.parent.is_dir():
@@ -288,6 +288,8 @@ def _checked_target(path: str | os.PathLike) -> Path:
         problem = f"{target}, which is a folder"
     elif not os.access(target.parent, os.W_OK):
         problem = f"{target}, in a folder that cannot be written to"
+    elif isinstance(model, (str, os.PathLike)) and target.exists() and Path(model).exists():
+        problem = f"{target}, which is the model" if target.samefile(model) else None
     if problem:
         raise OptionError(
             "the exported file must be given as a file in a folder that exists and can be "

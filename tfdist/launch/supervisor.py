@@ -167,6 +167,13 @@ class _Watch:
             if failure is not None:  # The others had no more need of it.
                 self._on_line(None, "stderr", f"tfdist: {self._membership.losses}")
             return Outcome(0)
+        if failure is None and self._verdict.unreachable is not None:
+            host, reason = self._verdict.unreachable
+            raise LaunchError(
+                "every host of a job must be reachable by ssh",
+                received=f"{host}, of which ssh says: {reason}",
+                mend="Check the names in --hosts, and that ssh asks for no password",
+            )
         if failure is None and self._job.tags == "none":
             return self._failed(self._job.first_rank, exit_code)
         if failure is None:

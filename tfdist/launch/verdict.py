@@ -25,15 +25,23 @@ class MpiVerdict:
         (re.compile(r"MPI_ABORT was invoked on rank (\d+) .* with errorcode (\d+)"), 0),
         (re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly()"), 0),
     )
+    # ssh's own words, and what mpirun says of it in twenty lines.
+    _NO_HOST = re.compile(r"^ssh: (?:Could not resolve hostname|connect to host) (\S+?)[: ](.*)")
+    _NO_DAEMON = "ORTE was unable to reliably start one or more daemons"
     # Says no more than the message that follows it.
     _PREAMBLE = "Primary job terminated normally, but"
 
     def __init__(self) -> None:
         self.first_failure: Failure | None = None
+        #: A host that ssh could not reach, and why.
+        self.unreachable: tuple[str, str] | None = None
         self._block: list[str] | None = None
 
     def take(self, line: str) -> list[str]:
         """Takes one line of mpirun's own; returns the lines that a user should still see."""
+        if found := self._NO_HOST.match(line):
+            self.unreachable = self.unreachable or (found[1], found[2].strip(": "))
+            return []
         if not line.startswith("-----"):
             if self._block is None:
                 return [line] if line.strip() else []
@@ -53,7 +61,8 @@ class MpiVerdict:
                 code = base + int(found[2]) if found[2] else None
                 self.first_failure = self.first_failure or Failure(int(found[1]), code)
                 return True
-        return message.startswith(self._PREAMBLE)
+        is_known = self.unreachable is not None and message.startswith(self._NO_DAEMON)
+        return is_known or message.startswith(self._PREAMBLE)
 
 
 class GlooVerdict:
@@ -61,6 +70,7 @@ class GlooVerdict:
 
     _PROCESS = re.compile(r"^Process name: (\d+)$")
     _CODE = re.compile(r"^Exit code: (\d+)$")
+    unreachable = None
 
     def __init__(self) -> None:
         self.first_failure: Failure | None = None
@@ -81,6 +91,7 @@ class PlainVerdict:
     """A single process: its own exit code says it all."""
 
     first_failure = None
+    unreachable = None
 
     def take(self, line: str) -> list[str]:
         return [line]

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from tfdist.training.feed import Feed
     from tfdist.training.scaling import Scaling
 
+# What Keras writes into the folder of a SavedModel.
+_SAVED_MODEL = {
+    *("saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"),
+    "assets.extra",
+}
+
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
 
@@ -196,6 +202,19 @@ def check_folder(path: str | os.PathLike) -> None:
         )
 
 
+def _check_is_model(target: Path) -> None:
+    """Raises:
+    OptionError: a folder is in the place of the model, and holds more than a saved model.
+    """
+    more = {path.name for path in target.iterdir()} - _SAVED_MODEL if target.is_dir() else set()
+    if more:
+        raise OptionError(
+            "a saved model must replace nothing but a saved model",
+            received=f"{target} with {', '.join(sorted(more)[:3])}",
+            mend="Choose another path",
+        )
+
+
 def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
     """Writes ``model`` as Keras would, under a temporary name beside ``path``, then renames it.
 
@@ -206,6 +225,7 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
 
     target = Path(path)
     check_folder(target)
+    _check_is_model(target)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
             written = Path(folder) / target.name
