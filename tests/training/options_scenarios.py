@@ -459,7 +459,7 @@ def of_saturated() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 @scenario
 def saturated_outputs_of_microbatches_and_recomputed_layers(strategy, folder):
-    for recompute in ("none", "blocks", "hidden,kind,flag"):
+    for recompute in ("none", "hidden,kind,flag"):
         made = given(strategy, accumulate_steps=2, recompute=recompute)
         model, reference = assert_trains_as_one_device(made, saturated, of_saturated())
         assert_judges_as_one_device(made, model, reference, of_saturated())
@@ -470,15 +470,14 @@ def saturated_outputs_of_microbatches_and_recomputed_layers(strategy, folder):
 
 @scenario
 def saturated_outputs_in_mixed_precision(strategy, folder):
-    for precision in ("mixed_bfloat16", "mixed_float16"):
-        mixed = given(strategy, precision=precision, accumulate_steps=2)
-        x, y = of_saturated()
-        model, reference = pair(mixed, saturated)
-        feed = mixed.dataset((x, y), global_batch_size=8, seed=2)
-        found = model.fit(feed, verbose=0).history["loss"][0]
-        expected = reference.evaluate(x, y, verbose=0, return_dict=True)["loss"]
-        assert found == pytest.approx(expected, rel=0.02)
-        assert expected > 3.4
+    mixed = given(strategy, precision="mixed_float16", accumulate_steps=2)
+    x, y = of_saturated()
+    model, reference = pair(mixed, saturated)
+    feed = mixed.dataset((x, y), global_batch_size=8, seed=2)
+    found = model.fit(feed, verbose=0).history["loss"][0]
+    expected = reference.evaluate(x, y, verbose=0, return_dict=True)["loss"]
+    assert found == pytest.approx(expected, rel=0.02)
+    assert expected > 3.4
 
 
 # recompute ---------------------------------------------------------------------------------------
