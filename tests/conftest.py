@@ -30,6 +30,7 @@ _LONGEST_FIRST = (
     "faults/test_lost_processes.py",
     "faults/test_stalls.py",
     "strategies/federated/test_federated.py",
+    "training/test_keras_correctness.py",
     "strategies/mesh/test_mesh.py",
     "cli/test_rehearse.py",
     "cli/test_aws.py",
