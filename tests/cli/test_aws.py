@@ -96,6 +96,13 @@ def test_a_mistake_is_one_line(tfdist, tmp_path, arguments, message):
     assert out == ""
 
 
+def test_no_verb_shows_the_help(tfdist):
+    code, out, err = tfdist("aws")
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ")
+    assert "\n  rehearse " in err
+
+
 def test_help(tfdist):
     code, out, _ = tfdist("aws", "--help")
     assert code == 0

@@ -200,7 +200,8 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
         for change in changes:
             _change(value, change)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError("--config must be a YAML file", received=f"an error: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"{path} must be a YAML file", received=f"an error: {reason}") from None
     except yaml.YAMLError as error:
         raise OptionError(f"{path} must be YAML", received=f"an error: {error}") from None
     if isinstance(value, dict):

@@ -70,6 +70,9 @@ def main() -> None:
     try:
         code = tfdist.main(standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = EXIT_USER_ERROR
     except click.ClickException as error:
         _complain(error.format_message())
         code = EXIT_USER_ERROR
