@@ -47,9 +47,9 @@ def trace_meetings() -> None:
         await_rank(self)
         trace("connect")
 
-    def traced_met(self) -> None:
+    def traced_met(self, connected: dict) -> None:
         trace("met")
-        tell_met(self)
+        tell_met(self, connected)
 
     horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met = traced_await, traced_met
 

@@ -66,8 +66,6 @@ def job(
     env["TFDIST_ELASTIC_WORKERS"] = str(workers)
     # Horovod tells of each lost rank as of an error.
     env.setdefault("HOROVOD_LOG_LEVEL", "fatal")
-    # Those that meet are all there, and the driver ends them when one is lost.
-    env.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(start_timeout_s / 2)))
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     driver = [sys.executable, "-m", "tfdist.launch.elastic_driver", json.dumps(settings), "--"]
     return Job(

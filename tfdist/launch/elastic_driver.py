@@ -61,7 +61,7 @@ class Worker(TaggedProcess):
     """A process of the job.
 
     It has two pipes: on one it tells that it waits ("r") and has met ("m"), on the other it gets
-    the variables of its rank, and the word that others wait to join
+    the variables of its rank, and the word that others wait to join or that one is lost
     (``strategies.horovod_elastic.Driver``).
     """
 
@@ -228,6 +228,7 @@ class Driver:
         for worker in dead:
             if worker.is_member:
                 self._count_exit(worker)
+                self._tell_of_loss(worker)
             else:
                 self._slots.lose(worker.name)
                 host = discovery.host_of(worker.name)
@@ -240,6 +241,12 @@ class Driver:
             self._slots.lose(worker.name)
             lost = {"number": worker.number, "rank": worker.rank, "code": worker.code}
             tell({"event": "lost", "host": discovery.host_of(worker.name), **lost})
+
+    def _tell_of_loss(self, lost: Worker) -> None:
+        """Gloo's ranks notice one that has gone, but may wait for each other nevertheless."""
+        for worker in self._members:
+            if lost.code != 0 and worker.state is State.WORKING:
+                worker.order({"lost": lost.number})
 
     def _hold_anew(self) -> None:
         """Begins a broken meeting anew, with new processes for all that it has not lost."""

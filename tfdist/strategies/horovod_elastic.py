@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
+import queue
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +27,62 @@ class Driver:
     """
 
     def __init__(self, pipes: tuple[int, int]):
-        self._words, self._orders = pipes
-        self._unread = b""
-        self._has_news = False
-
-    @property
-    def has_news(self) -> bool:
-        """Whether others wait to join, or are to leave; only rank 0 is told."""
-        while not self._has_news and select.select([self._orders], [], [], 0)[0]:
-            self._take(self._next_order())
-        return self._has_news
+        self._words, orders = pipes
+        self._places: queue.SimpleQueue = queue.SimpleQueue()
+        self._connected: dict[int, str] = {}
+        #: Whether others wait to join, or are to leave; only rank 0 is told.
+        self.has_news = False
+        threading.Thread(target=self._follow, args=(orders,), daemon=True).start()
 
     def await_rank(self) -> None:
         """Returns when all others want to meet too, with this one's rank in the environment."""
         os.write(self._words, b"r")
-        while not self._take(self._next_order()):
-            pass
-        self._has_news = False
+        place = self._places.get()
+        if place is None:
+            raise LaunchError(
+                "the driver of an elastic job must outlive its ranks",
+                received="its end",
+                mend="Give --max-restarts to start all again",
+            )
+        os.environ.update(place)
+        self.has_news = False
 
-    def tell_met(self) -> None:
-        """Tells that Horovod is connected."""
+    def tell_met(self, connected: dict[int, str]) -> None:
+        """Tells that Horovod is connected, by these sockets: see ``_sockets``."""
+        self._connected = connected
         os.write(self._words, b"m")
 
-    def _take(self, order: dict[str, Any]) -> bool:
-        """Follows an order; returns whether it was to meet."""
-        os.environ.update(order.get("variables", {}))
-        self._has_news = self._has_news or "news" in order
-        return "variables" in order
+    def _follow(self, orders: int) -> None:
+        """Follows the driver's orders, whatever this process waits for."""
+        with os.fdopen(orders) as pipe:
+            for line in pipe:
+                order = json.loads(line)
+                if "variables" in order:
+                    self._places.put(order["variables"])
+                elif "news" in order:
+                    self.has_news = True
+                else:
+                    self._hang_up()
+        self._places.put(None)
 
-    def _next_order(self) -> dict[str, Any]:
-        while b"\n" not in self._unread:
-            data = os.read(self._orders, 4096)
-            if not data:
-                raise LaunchError(
-                    "the driver of an elastic job must outlive its ranks",
-                    received="its end",
-                    mend="Give --max-restarts to start all again",
-                )
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
+    def _hang_up(self) -> None:
+        """Ends Horovod's wait for a rank that is lost, which may be one for another that knows."""
+        present = _sockets()
+        for fd, name in self._connected.items():
+            if present.get(fd) == name:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> dict[int, str]:
+    """Returns this process's sockets: file descriptor -> the name that no other ever has."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.startswith("socket:"):
+                found[int(fd)] = name
+    return found
 
 
 def meet(hvd: Any, driver: Driver) -> None:
@@ -74,6 +93,7 @@ def meet(hvd: Any, driver: Driver) -> None:
     """
     hvd.shutdown()
     driver.await_rank()
+    before = _sockets()
     try:
         hvd.init()  # Ends this process where another is lost meanwhile.
     except ValueError as error:
@@ -82,7 +102,7 @@ def meet(hvd: Any, driver: Driver) -> None:
             received=f"that Horovod did not start: {error}",
             mend="Look for the first rank that failed, or give --max-restarts to start all again",
         ) from error
-    driver.tell_met()
+    driver.tell_met({fd: name for fd, name in _sockets().items() if before.get(fd) != name})
 
 
 class ElasticRing(Ring, ElasticCollective):
