@@ -152,8 +152,8 @@ def test_what_became_what_is_told(tfdist, tmp_path):
     ("options", "message"),
     [
         ((), "but found label, target"),
-        (("--label", "label"), "found target beside the label label"),
-        (("--label", "lable"), "Did you mean 'label'?"),
+        (("--label", "label"), "found column target beside the label label"),
+        (("--label", "lable"), "Write 'label'"),
         (("--label", "label,label"), "once, but found label, label"),
         (("--label", "label,target", "--drop", "target"), "two for target"),
     ],

@@ -54,9 +54,13 @@ def test_roles(names, asked, roles):
         ("x,y,label", {}, "several may be, but found y, label"),
         ("label_a,label_b,c", {}, "several may be, but found label_a, label_b"),
         ("label_a,b,c", {}, "several may be, but found label_a, c"),
-        ("a,label,target", {"label": "label"}, "by accident, but found target beside the label"),
-        ("y1,y2,y3", {"label": "y1"}, "by accident, but found y2, y3"),
-        ("a,label", {"label": "lable"}, "'lable', but found columns a, label. Did you mean"),
+        (
+            "a,label,target",
+            {"label": "label"},
+            "by accident, but found column target beside the label",
+        ),
+        ("y1,y2,y3", {"label": "y1"}, "by accident, but found columns y2, y3"),
+        ("a,label", {"label": "lable"}, "'lable', but found columns a, label. Write 'label'"),
         ("a,label", {"inputs": "zzz"}, "'zzz', but found columns a, label"),
         ("a,label", {"label": "label,label"}, "once, but found label, label"),
         ("a,b,c", {"label": "a,b", "drop": "b"}, "one role, but found two for b"),
@@ -124,7 +128,7 @@ class TestNpz:
     def test_a_second_label_is_no_input(self, tmp_path):
         numbers = np.arange(4)
         path = self.save(tmp_path, x=np.zeros((4, 2)), y=numbers, even=numbers % 2)
-        with pytest.raises(DataError, match="by accident, but found even beside the label y"):
+        with pytest.raises(DataError, match="by accident, but found array even beside the label y"):
             open_source(path)
         labels = open_source(path, Asked(label="y,even")).schema.of_role("label")
         assert [feature.name for feature in labels] == ["y", "even"]

@@ -153,9 +153,9 @@ def _missing(
     import difflib
 
     near = difflib.get_close_matches(name, names, n=1)
-    mend = f"Did you mean '{near[0]}'?" if near else None
+    mend = f"Write '{near[0]}', if that is what you mean" if near else None
     if mend is None and option is not None:
-        mend = f"Name {what}s that are there: {option} NAME,..."
+        mend = f"Name {what}s that are there with {option}"
     return DataError(
         f"{place} must have the {what} '{name}'",
         received=f"{what}s {', '.join(names) or 'none'}",
@@ -219,8 +219,9 @@ def _check_none_is_a_label(
     odd = [name for name in left if looks_like_label(name) or name in doubtful]
     if odd:
         raise DataError(
-            f"no {what} of {place} that looks like a label must become an input by accident",
-            received=f"{', '.join(odd)} beside the label {', '.join(labels)}",
+            f"what looks like a label must not become an input of {place} by accident",
+            received=f"{what}{'s' if len(odd) > 1 else ''} {', '.join(odd)} beside the label "
+            f"{', '.join(labels)}",
             mend=f"Say what {'they are' if len(odd) > 1 else 'it is'}: "
             f"--label {','.join([*labels, *odd])}, --drop {','.join(odd)}, or name the inputs, "
             f"--inputs {','.join(left)}",
