@@ -103,9 +103,16 @@ def _write(folder: Path) -> None:
 
 
 def _contents(split: Path, cache: bool | str = "auto") -> list[np.ndarray]:
-    from tfdist import records
+    import tensorflow as tf
 
-    batches = list(records.read(split, batch_size=_BATCH, cache=cache).as_numpy_iterator())
+    from tfdist import records
+    from tfdist.records.reader import explain_read_error
+
+    dataset = records.read(split, batch_size=_BATCH, cache=cache)
+    try:
+        batches = list(dataset.as_numpy_iterator())
+    except tf.errors.OpError as error:
+        raise explain_read_error(error, split) or error from error
     return [np.concatenate(column) for column in zip(*batches, strict=True)]
 
 

@@ -329,7 +329,7 @@ class TestDamage:
 
     def test_streamed(self, damaged):
         folder, place = damaged
-        with pytest.raises(tf.errors.DataLossError) as raised:
+        with pytest.raises(tf.errors.UnknownError) as raised:
             list(read(folder, batch_size=10, cache=False))
         for source in (folder, str(folder), open_records(folder)):
             explained = explain_read_error(raised.value, source)
@@ -343,7 +343,7 @@ class TestDamage:
         with pytest.raises(CorruptShardError, match="00002"):
             open_records(folder)
         shard.unlink()
-        with pytest.raises(CorruptShardError, match="must exist"):
+        with pytest.raises(CorruptShardError, match="which is missing"):
             open_records(folder)
 
     @pytest.mark.parametrize("layout", [True, False])
@@ -352,6 +352,7 @@ class TestDamage:
         write((X, np.arange(NUM)), out, split="train=1")
         path = out / "manifest.json"
         value = json.loads(path.read_text())
+        del value["checksum"]
         if layout:
             value["layout"]["record_bytes"] += 1
         else:
@@ -361,7 +362,9 @@ class TestDamage:
         with pytest.raises(DataError) as raised:
             open_records(out).batches(0, NUM, 10, shuffle=False, seed=0, epoch=0)
         expected = (
-            "the manifest says" if layout else "'x' must have shape [6], 6 bytes, but found 5, 5"
+            "bytes for each record"
+            if layout
+            else "'x' must have shape [6], 6 bytes, but found 5, 5"
         )
         assert expected in str(raised.value)
 
@@ -375,15 +378,17 @@ class TestDamage:
             if cut:
                 path.write_bytes(path.read_bytes()[:-20])
         out = tmp_path / "data"
-        write(tmp_path / "images", out, split="train=1", num_shards=1)
+        write(tmp_path / "images", out, split="train=1", num_shards=1, decode=not cut)
         if not cut:
             path = out / "manifest.json"
             value = json.loads(path.read_text())
             value["schema"][0]["shape"] = [7, 8, 1]
+            del value["checksum"]
             path.write_text(json.dumps(value))
-        with pytest.raises(DataError, match="every record must fit the schema") as raised:
+        with pytest.raises(CorruptShardError, match=r"00001.tfrecord, record 0, byte 0") as raised:
             open_records(out).batches(0, 6, 2, shuffle=False, seed=0, epoch=0)
-        assert cut or "[6,8,1]" in str(raised.value)
+        reason = "cannot be decoded" if cut else "8x6 pixels where there are 8x7"
+        assert reason in str(raised.value)
 
     def test_other_errors_are_left_alone(self, damaged):
         folder, _ = damaged

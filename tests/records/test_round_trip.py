@@ -86,6 +86,7 @@ def test_parsing_gives_what_slicing_gives(tmp_path):
     path = out / "manifest.json"
     value = json.loads(path.read_text())
     value["layout"] = None
+    del value["checksum"]
     path.write_text(json.dumps(value))
     tf.nest.map_structure(np.testing.assert_array_equal, both_paths(out), sliced)
 

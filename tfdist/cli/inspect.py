@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,12 @@ Examples:
 
 @click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
 @click.argument("path", metavar="OUT[/SPLIT]", type=click.Path(path_type=Path))
-@click.option("--check", "check_bytes", is_flag=True, help="Read every byte and name each fault.")
+@click.option(
+    "--check",
+    "check_bytes",
+    is_flag=True,
+    help="Read every byte, decode every image, and name each fault.",
+)
 @click.option(
     "--plot",
     metavar="PNG",
@@ -116,8 +122,10 @@ def _check(folder: Path, split: str | None) -> bool:
     of_split = "" if split is None else f"{split}-?????-of-"
     files = list(folder.rglob(f"{of_split}*.tfrecord*"))
     with progress_bar("bytes") as bar:
-        task = bar.add_task("Checking", total=sum(file.stat().st_size for file in files))
-        faults = check(folder, split, progress=lambda num_bytes: bar.advance(task, num_bytes))
+        task = bar.add_task("Checking", total=_total_bytes(files))
+        faults = check(
+            folder, split, progress=lambda num_bytes: bar.advance(task, num_bytes), decode=True
+        )
     console = stdout()
     for fault in faults:
         console.print(f"fault: {fault}", soft_wrap=True)
@@ -126,6 +134,14 @@ def _check(folder: Path, split: str | None) -> bool:
     else:
         console.print(f"clean: every byte of {len(files)} shards is as it was written")
     return not faults
+
+
+def _total_bytes(files: list[Path]) -> int:
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):  # What is wrong with it is a fault, told later.
+            total += file.stat().st_size
+    return total
 
 
 def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]:

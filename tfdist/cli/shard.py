@@ -71,6 +71,12 @@ Examples:
     "shards:K (sorted by class, K pieces a client), or by:COLUMN, without --clients: a client for "
     "each value of a column, which is then no input.",
 )
+@click.option(
+    "--decode/--no-decode",
+    default=True,
+    show_default=True,
+    help="Decode each image that is kept as it is, to see that it can be.",
+)
 @click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
 def command(
     source: str,
@@ -85,6 +91,7 @@ def command(
     drop: str | None,
     clients: int | None,
     partition: str | None,
+    decode: bool,
     workers: int,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
@@ -114,6 +121,7 @@ def command(
             drop=drop,
             clients=clients,
             partition=partition,
+            decode=decode,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )

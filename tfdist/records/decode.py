@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.records.graph_checks import check, listed
 from tfdist.records.manifest import Layout, Slot
 from tfdist.records.schema import IMAGE_ENCODINGS, Feature, Schema
+from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES
 
 # Names the graph's nodes that decode images, and so appears in the message when one fails; a check
 # for each image, as for raw features, would cost as much as decoding a small one.
@@ -30,13 +31,18 @@ def batch_spec(schema: Schema) -> Any:
     )
 
 
-def make_decoder(schema: Schema, layout: Layout | None) -> Decoder:
+def make_decoder(schema: Schema, layout: Layout | None, *, framed: bool = False) -> Decoder:
     """Returns a graph-safe function: Examples, string [batch], to the schema's structure.
 
     With a layout the bytes are sliced, without one the Examples are parsed.
+
+    Args:
+        framed: whether Examples of a layout come with their frames.
     """
     if layout is None:
         return lambda serialized: _parse(schema, serialized)
+    if framed:
+        return lambda frames: _unframe(schema, layout, frames)
     return lambda serialized: _slice(schema, layout, serialized)
 
 
@@ -51,6 +57,13 @@ def _slice(schema: Schema, layout: Layout, serialized: tf.Tensor) -> Any:
     with tf.control_dependencies([fits]):
         rows = tf.io.decode_raw(serialized, tf.uint8)
     return decode_rows(schema, layout, tf.ensure_shape(rows, (None, record_bytes)))
+
+
+def _unframe(schema: Schema, layout: Layout, frames: tf.Tensor) -> Any:
+    rows = tf.io.decode_raw(frames, tf.uint8)
+    frame_bytes = HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
+    rows = tf.ensure_shape(rows, (None, frame_bytes))[:, HEADER_BYTES:-FOOTER_BYTES]
+    return decode_rows(schema, layout, rows)
 
 
 def decode_rows(schema: Schema, layout: Layout, rows: tf.Tensor) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from tfdist.errors import TfdistError, unknown_choice
+from tfdist.errors import CorruptShardError, TfdistError, unknown_choice
+from tfdist.records.files import open_regular, unreadable
 from tfdist.records.manifest import (
     Manifest,
     ShardInfo,
@@ -18,8 +19,11 @@ from tfdist.records.manifest import (
     has_client_folders,
     load_manifest,
 )
-from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.schema import IMAGE_ENCODINGS, Feature
+from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES, mask, values_in
 
+# Of a record, at once: a damaged length may be anything.
+_PIECE_BYTES = 1 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 1 << 16}  # of a file, by whether it is compressed
 # zlib gives nothing of the piece in which it meets damage, so that pieces are small.
 _UNZIPPED_BYTES = 1 << 14
@@ -53,6 +57,7 @@ def check(
     *,
     manifest: Manifest | None = None,
     progress: Callable[[int], None] | None = None,
+    decode: bool = False,
 ) -> list[Fault]:
     """Returns all faults of a folder of shards, in the order of the manifest; none when clean.
 
@@ -62,6 +67,7 @@ def check(
             manifest does not name.
         manifest: that of shards which lie apart from it; None reads the folder's own.
         progress: called with the number of bytes just read.
+        decode: whether every image is decoded too.
 
     Raises:
         DataError: the folder has no manifest that can be read.
@@ -71,7 +77,7 @@ def check(
         return [
             fault
             for client in client_folders(folder)
-            for fault in _check_client(client, split, progress)
+            for fault in _check_client(client, split, progress, decode)
         ]
     manifest = manifest or load_manifest(folder)
     if split is not None and split not in manifest.splits:
@@ -80,18 +86,28 @@ def check(
     faults = []
     for info in chosen.values():
         for shard in info.shards:
-            faults.extend(check_shard(folder, shard, manifest, progress))
+            faults.extend(check_shard(folder, shard, manifest, progress, decode=decode))
     if split is None:
         faults.extend(_foreign(folder, manifest))
     return faults
 
 
+def damage(folder: Path, shard: ShardInfo, manifest: Manifest) -> CorruptShardError:
+    """Returns the error for a shard that was found not to be as it was written."""
+    faults = check_shard(folder, shard, manifest)
+    return CorruptShardError(
+        "shards must be as they were written",
+        received=str(faults[0]) if faults else f"{shard.file}, which changes while it is read",
+        mend=f"See all faults with `tfdist inspect {folder} --check`",
+    )
+
+
 def _check_client(
-    folder: Path, split: str | None, progress: Callable[[int], None] | None
+    folder: Path, split: str | None, progress: Callable[[int], None] | None, decode: bool
 ) -> list[Fault]:
     """Returns the faults of one client's folder; files are named from the folder above."""
     try:
-        faults = check(folder, split, progress=progress)
+        faults = check(folder, split, progress=progress, decode=decode)
     except TfdistError as error:
         return [Fault(folder.name, None, None, str(error))]
     return [replace(fault, file=f"{folder.name}/{fault.file}") for fault in faults]
@@ -110,7 +126,7 @@ class _Reader:
     def __init__(self, path: Path, compressed: bool, progress: Callable[[int], None] | None):
         self.checksum = 0
         self.broken: str | None = None
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._file = open_regular(path)
         self._chunk_bytes = _CHUNK_BYTES[compressed]
         self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS) if compressed else None
         self._progress = progress
@@ -171,18 +187,22 @@ def check_shard(
     shard: ShardInfo,
     manifest: Manifest,
     progress: Callable[[int], None] | None = None,
+    *,
+    decode: bool = False,
 ) -> list[Fault]:
     """Returns all faults of one shard; see ``check``."""
-    path = folder / shard.file
-    if not path.is_file():
-        return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
+    images = (
+        [f for f in manifest.schema.features if f.encoding in IMAGE_ENCODINGS] if decode else []
+    )
     fixed_bytes = None if manifest.layout is None else manifest.layout.record_bytes
     try:
-        with _Reader(path, manifest.compression == "gzip", progress) as reader:
-            faults, count = _check_records(reader, shard.file, fixed_bytes)
+        with _Reader(folder / shard.file, manifest.compression == "gzip", progress) as reader:
+            faults, count = _check_records(reader, shard.file, fixed_bytes, images)
             reader.finish()
+    except FileNotFoundError:
+        return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
     except OSError as error:
-        return [Fault(shard.file, None, None, f"cannot be read ({error.strerror})")]
+        return [Fault(shard.file, None, None, unreadable(error).removeprefix("which "))]
     if count is not None and count != shard.records:
         reason = f"has {count} records, the manifest says {shard.records}"
         faults.append(Fault(shard.file, None, None, reason))
@@ -195,7 +215,7 @@ def check_shard(
 
 
 def _check_records(
-    reader: _Reader, file: str, fixed_bytes: int | None
+    reader: _Reader, file: str, fixed_bytes: int | None, images: list[Feature]
 ) -> tuple[list[Fault], int | None]:
     """Returns the faults of the records, and their number; None when they cannot all be counted."""
     faults: list[Fault] = []
@@ -215,21 +235,49 @@ def _check_records(
             size = fixed_bytes
         elif fixed_bytes is not None and size != fixed_bytes:
             faults.append(Fault(*where, f"has {size} bytes, the manifest says {fixed_bytes}"))
-        body = reader.read(size + FOOTER_BYTES)
-        if len(body) < size + FOOTER_BYTES:
-            faults.append(
-                Fault(*where, reader.broken or _truncated(size + FOOTER_BYTES, len(body)))
-            )
+        data, found, checksum = _body(reader, size, keep=bool(images))
+        footer = reader.read(FOOTER_BYTES) if found == size else b""
+        if len(footer) < FOOTER_BYTES:
+            reason = reader.broken or _truncated(size + FOOTER_BYTES, found + len(footer))
+            faults.append(Fault(*where, reason))
             return faults, None
-        (stored,) = struct.unpack_from("<I", body, size)
-        if stored != mask(crc32c(body[:size])):
+        if struct.unpack("<I", footer)[0] != mask(checksum):
             faults.append(Fault(*where, "the data does not match its checksum"))
+        elif images and (reason := _undecodable(images, data)):
+            faults.append(Fault(*where, reason))
         record += 1
         offset += HEADER_BYTES + size + FOOTER_BYTES
     if reader.broken is not None:
         faults.append(Fault(file, record, offset, reader.broken))
         return faults, None
     return faults, record
+
+
+def _body(reader: _Reader, size: int, *, keep: bool) -> tuple[bytes, int, int]:
+    """Returns the bytes of a record, if they are to be kept, their number and their checksum."""
+    pieces, found, checksum = [], 0, 0
+    while found < size and (piece := reader.read(min(size - found, _PIECE_BYTES))):
+        found += len(piece)
+        checksum = crc32c(piece, checksum)
+        if keep:
+            pieces.append(bytes(piece))
+    return b"".join(pieces), found, checksum
+
+
+def _undecodable(images: list[Feature], record: bytes) -> str | None:
+    """Returns what is wrong with the images of a record."""
+    from tfdist.records.pictures import undecodable
+
+    for feature in images:
+        try:
+            files = values_in(record, feature.name)
+        except ValueError:
+            return "is no Example"
+        if len(files) != 1:
+            return f"has {len(files)} images '{feature.name}', not one"
+        if reason := undecodable(files[0], feature.shape):
+            return f"the image '{feature.name}' cannot be decoded ({reason})"
+    return None
 
 
 def _truncated(expected: int, found: int) -> str:

@@ -13,10 +13,9 @@ from PIL import Image
 
 from tfdist.errors import DataError
 from tfdist.records.columns import Columns
+from tfdist.records.pictures import UNREADABLE, undecodable
 from tfdist.records.schema import Feature, Schema
 
-# All that Pillow raises for a file that it cannot read.
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE"
 _MEND = "Give a folder that holds a folder for each class, and nothing else"
 
@@ -56,7 +55,14 @@ class _Header:
 
 
 class ImageFiles:
-    """A column of image files, read when they are written."""
+    """A column of image files, read when they are written.
+
+    Attributes:
+        are_decoded: whether those that are kept byte for byte are decoded too, to see that they
+            can be.
+    """
+
+    are_decoded = True
 
     def __init__(self, paths: Sequence[Path], convert_to: Sequence[str | None]):
         self._paths = paths
@@ -71,12 +77,19 @@ class ImageFiles:
     def _read(self, row: int) -> bytes:
         mode = self._convert_to[row]
         if mode is None:
-            return self._paths[row].read_bytes()
+            data = self._paths[row].read_bytes()
+            if self.are_decoded and (reason := undecodable(data)):
+                raise DataError(
+                    "every image must be one that can be decoded",
+                    received=f"{self._paths[row]}: {reason}",
+                    mend="Repair or remove it; --no-decode leaves this check out",
+                )
+            return data
         png = io.BytesIO()
         try:
             with Image.open(self._paths[row]) as image:
                 image.convert(mode).save(png, "PNG")
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DataError(
                 "every image must be decodable", received=f"{self._paths[row]}: {error}"
             ) from error
@@ -152,7 +165,7 @@ def _read_header(path: Path) -> _Header:
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 return _header_of(path, image)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(
             "every file in a class folder must be an image that Pillow reads",
             received=f"{path}: {error}",

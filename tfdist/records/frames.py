@@ -108,6 +108,7 @@ def _read_shard(
 ) -> Iterator[tuple[bytes, ShardInfo | None]]:
     record, offset, checksum = 0, 0, 0
     longest = max(shard.records for shard in known)
+    most = max(shard.bytes for shard in known)
     lengths = {shard.records for shard in known}
     name = known[0].file if len(known) == 1 else "a shard"
 
@@ -127,6 +128,8 @@ def _read_shard(
         length, stored = struct.unpack("<QI", header)
         if stored != mask(crc32c(header[:8])):
             raise corrupt("the length does not match its checksum")
+        if length > most:
+            raise corrupt(f"the length is {length}, more than any shard has")
         body = stream.read(length + FOOTER_BYTES)
         if len(body) < length + FOOTER_BYTES:
             raise corrupt(f"the stream ends ({len(body)} of {length + FOOTER_BYTES} bytes)")

@@ -9,12 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
+
 from tfdist.errors import DataError
+from tfdist.records.files import open_regular, unreadable
 from tfdist.records.schema import Schema
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
 COMPRESSIONS = ("none", "gzip")
+# Of anything that is counted: sums of some of them stay 64-bit numbers.
+_MOST = 1 << 48
+_LONGEST_SHOWN = 300
+# Of the frame of a record, see ``wire``.
+FRAME_BYTES = 16
+_LONGEST_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +145,7 @@ class Manifest:
         (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value = {
             "format_version": FORMAT_VERSION,
             "written_by": self.written_by,
             "source": self.source,
@@ -147,6 +156,7 @@ class Manifest:
             "layout": None if self.layout is None else asdict(self.layout),
             "splits": {name: split.to_json() for name, split in self.splits.items()},
         }
+        return {**value, "checksum": _checksum(value)}
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
@@ -167,10 +177,20 @@ class Manifest:
         if not splits:
             raise DataError("a manifest must have at least one split", received="none")
         schema = Schema.from_json(_get(value, "schema", list))
+        layout = _layout_from_json(value.get("layout"), schema)
+        read = {name: _split_from_json(name, split) for name, split in splits.items()}
+        _check_files(read, None if compression != "none" else layout)
+        written = value.get("checksum")  # None of an older tfdist.
+        if written is not None and written != _checksum(value):
+            raise DataError(
+                "a manifest must be as it was written",
+                received="something in it that was changed",
+                mend='Write the shards again, or, if the change is yours, remove the "checksum"',
+            )
         return cls(
             schema=schema,
-            splits={name: _split_from_json(name, split) for name, split in splits.items()},
-            layout=_layout_from_json(value.get("layout"), schema),
+            splits=read,
+            layout=layout,
             source=_get(value, "source", str),
             seed=_get(value, "seed", int),
             stratified=_get(value, "stratified", bool),
@@ -194,21 +214,34 @@ def load_manifest(folder: str | Path) -> Manifest:
             mend=mend,
         )
     path = folder / MANIFEST_NAME
-    if not path.is_file():
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8")
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # What cannot be shown cannot be used.
+    except FileNotFoundError:
         raise DataError(
             f"a folder of shards must have a {MANIFEST_NAME}",
             received=f"none in {folder}",
             mend=mend,
-        )
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} must be JSON", received=f"an error: {error}", mend=mend) from None
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"{path} must be a file that can be read",
+            received=f"one {unreadable(error)}",
+            mend=mend,
+        ) from None
+    except RecursionError:
+        raise DataError(f"{path} must be JSON", received="too many levels", mend=mend) from None
+    except ValueError as error:
+        raise DataError(f"{path} must be JSON", received=str(error), mend=mend) from None
     try:
         return Manifest.from_json(value)
     except DataError as error:
         raise DataError(
-            f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
+            f"{path}: {_shortened(error.rule)}",
+            received=_shortened(error.received),
+            mend=error.mend or mend,
         ) from None
 
 
@@ -224,6 +257,19 @@ def _has_only_others(folder: Path) -> bool:
     """Whether a folder holds something, and nothing that tfdist wrote."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return bool(names) and not any(".tfrecord" in name or name == MANIFEST_NAME for name in names)
+
+
+def _shortened(text: object) -> str:
+    """Returns what a damaged manifest says such that a terminal can show it."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    """Returns the crc32c of all that a manifest says but its checksum, 8 hexadecimal digits."""
+    others = {key: item for key, item in value.items() if key != "checksum"}
+    text = json.dumps(others, sort_keys=True, separators=(",", ":"))
+    return f"{crc32c(text.encode()):08x}"
 
 
 def has_client_folders(root: Path) -> bool:
@@ -248,8 +294,8 @@ def _get(value: Any, key: str, kind: type) -> Any:
 
 def _at_least(value: Any, key: str, least: int) -> int:
     found = _get(value, key, int)
-    if found < least:
-        raise DataError(f"'{key}' must be at least {least}", received=found)
+    if not least <= found <= _MOST:
+        raise DataError(f"'{key}' must be at least {least}, and at most {_MOST}", received=found)
     return found
 
 
@@ -281,8 +327,10 @@ def _split_from_json(name: str, value: Any) -> SplitInfo:
 
 def _shard_from_json(value: Any) -> ShardInfo:
     file, checksum = _get(value, "file", str), _get(value, "checksum", str)
-    if Path(file).name != file or file in ("", ".", ".."):
+    if Path(file).name != file or file in ("", ".", "..") or not file.isprintable():
         raise DataError("a shard must be a file name without a folder", received=repr(file))
+    if len(file.encode()) > _LONGEST_NAME_BYTES:
+        raise DataError("a shard must have a name that a file can have", received=repr(file))
     if not re.fullmatch("[0-9a-f]{8}", checksum):
         raise DataError(f"the checksum of {file} must have 8 hexadecimal digits", received=checksum)
     client = value.get("client")
@@ -298,13 +346,38 @@ def _shard_from_json(value: Any) -> ShardInfo:
     )
 
 
+def _check_files(splits: Mapping[str, SplitInfo], layout: Layout | None) -> None:
+    """Raises DataError for files that no writer makes.
+
+    Args:
+        layout: that of the bytes of the files; None when it does not show there.
+    """
+    shards = [shard for split in splits.values() for shard in split.shards]
+    if len({shard.file for shard in shards}) != len(shards):
+        raise DataError("each shard must be named once", received="a file that comes twice")
+    if layout is None:
+        return
+    frame_bytes = FRAME_BYTES + layout.record_bytes
+    for shard in shards:
+        if shard.bytes != shard.records * frame_bytes:
+            raise DataError(
+                f"{shard.file} must have {frame_bytes} bytes for each record",
+                received=f"{shard.bytes} bytes for {shard.records} records",
+            )
+
+
 def _counts_from_json(owner: str, counts: Any) -> dict[int, int] | None:
     try:
-        return None if counts is None else {int(key): int(n) for key, n in counts.items()}
+        if counts is None:
+            return None
+        read = {int(key): n for key, n in counts.items()}
+        if all(type(n) is int and 0 <= n <= _MOST and abs(key) <= _MOST for key, n in read.items()):
+            return read
     except (AttributeError, TypeError, ValueError):
-        raise DataError(
-            f"the class counts of {owner} must map class ids to numbers", received=repr(counts)
-        ) from None
+        pass
+    raise DataError(
+        f"the class counts of {owner} must map class ids to numbers", received=repr(counts)
+    )
 
 
 def _layout_from_json(value: Any, schema: Schema) -> Layout | None:

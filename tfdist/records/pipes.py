@@ -33,6 +33,8 @@ class PipeSource(ShardSource):
     """
 
     is_sequential = True
+    failures: tuple[TfdistError, ...] = ()
+    _gives_frames = False
 
     def __init__(self, prefix: Path, split: str, manifest: Manifest, *, some: bool):
         if manifest.compression != "none":
@@ -50,8 +52,8 @@ class PipeSource(ShardSource):
         super().__init__(prefix, split, manifest, is_apart=True)
         self.apart = None  # There is no file to look into.
 
-    def _check_present(self) -> None:
-        """Nothing is known of a pipe before it is read."""
+    def _watched(self, manifest: Manifest) -> None:
+        """A pipe is looked at as it is read."""
 
     def _only_those_that_come(self, manifest: Manifest, split: str) -> Manifest:
         shards = manifest.splits[split].shards
@@ -94,13 +96,15 @@ class PipeSource(ShardSource):
             for number, (record, _) in enumerate(passed):
                 if number == 0:
                     self._first = record
-                if start <= number < stop:
-                    block.append(record)
+                if not start <= number < stop:
+                    continue
+                # Not before the next one came: what ends a shard that is wrong is not given.
                 if len(block) == _BLOCK_RECORDS:
                     yield np.array(block, object)
                     block = []
+                block.append(record)
         except TfdistError as error:
-            self.failure = error  # TensorFlow hands on a text only.
+            self.failures = (error,)  # TensorFlow hands on a text only.
             raise
         if block:
             yield np.array(block, object)

@@ -23,6 +23,9 @@ TABLE_BYTES = 512 << 20
 
 # What TensorFlow says of a record that is no Example, or does not fit the schema.
 _PARSE_SIGNS = (IMAGE_NODE, "Key: ", "parse example", "parse serialized", "DecodeRaw")
+# And of a file that is not as it was written, or became shorter while it was read.
+_TOLD = f"{CorruptShardError.__name__}: "
+_FILE_SIGNS = (_TOLD, "expected to contain", "Excess bytes")
 
 
 def read(
@@ -235,10 +238,22 @@ class Records:
                 raise
             raise explained from error
 
+    def confirm(self) -> None:
+        """Returns when what has been read so far is known to be as it was written.
+
+        Raises:
+            CorruptShardError: it is not.
+        """
+        self._source.confirm()
+
     def explain(self, error: tf.errors.OpError) -> TfdistError | None:
         """Returns what an error met while reading means: see ``explain_read_error``."""
         source = self._source
-        return source.failure or _explain(error, source.apart or self.place)
+        message = " ".join(str(error.message).split())
+        for failure in source.failures:
+            if " ".join(str(failure).split()) in message:
+                return failure
+        return _explain(error, source.apart or self.place)
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -284,6 +299,7 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
     """
     if not isinstance(error, tf.errors.OpError):
         return None
+    source = getattr(source, "source", source)  # Of records that are kept in another form.
     if isinstance(source, Records):
         return source.explain(error)
     if not isinstance(source, (str, Path)):
@@ -298,19 +314,25 @@ def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
 def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistError | None:
     message = " ".join(str(error.message).split())
     from_check = graph_checks.failed_check(message)
+    from_file = place is not None and any(sign in message for sign in _FILE_SIGNS)
     from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
     from_parsing = isinstance(error, tf.errors.InvalidArgumentError) and any(
         sign in message for sign in _PARSE_SIGNS
     )
-    if from_check is None and not from_reading and not from_parsing:
+    if from_check is None and not from_file and not from_reading and not from_parsing:
         return None
     if place is not None:
         folder, split, *manifest = place
-        faults = check(folder, split, manifest=manifest[0] if manifest else None)
-        if faults:
+        try:
+            manifest = manifest[0] if manifest else None
+            faults = check(folder, split, manifest=manifest, decode=from_parsing)
+        except TfdistError as gone:  # The manifest is damaged too.
+            return gone
+        # What was told may be of other records of the same fit.
+        if faults or (from_file and _TOLD not in message):
             return CorruptShardError(
                 "shards must be as they were written",
-                received=str(faults[0]),
+                received=str(faults[0]) if faults else "a file that changes while it is read",
                 mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:

@@ -17,6 +17,9 @@ ENCODINGS = ("raw", "int64", "float", "jpeg", "png", "image")
 IMAGE_ENCODINGS = ("jpeg", "png", "image")
 ROLES = ("input", "label", "weight")
 
+# TensorFlow counts the bytes of a string in 32 bits.
+_MOST_VALUES = (1 << 31) - 1
+
 # What tf.io.decode_raw can decode, minus the complex types that no Keras layer takes.
 RAW_DTYPES = (
     "bool",
@@ -86,13 +89,18 @@ class Feature:
         if not isinstance(value, Mapping):
             raise DataError("a feature of the schema must be a JSON object", received=repr(value))
         name = value.get("name")
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise DataError("a feature of the schema must have a name", received=repr(name))
         shape = value.get("shape")
         if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
             raise DataError(
                 f"the shape of feature '{name}' must be a list of positive integers",
                 received=repr(shape),
+            )
+        if math.prod(shape) > _MOST_VALUES:
+            raise DataError(
+                f"feature '{name}' must have at most {_MOST_VALUES} values a record",
+                received=f"shape {shape}",
             )
         for key, known in (("dtype", RAW_DTYPES), ("encoding", ENCODINGS), ("role", ROLES)):
             if value.get(key) not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Source(abc.ABC):
         is_sequential: whether each pass must be one over all records, as through a pipe.
         place: folder and split of shards with their manifest; None for anything else.
         apart: folder, split and manifest of shards that lie apart from it; likewise.
-        failure: what went wrong while reading, where TensorFlow's own error does not tell.
+        failures: what went wrong while reading, where TensorFlow hands on a text only.
         fingerprint: what tells the first records from others; None where a manifest does, or
             where hosts hold different records.
         note: what a user should know of how the records are read; None when there is nothing.
@@ -55,7 +55,7 @@ class Source(abc.ABC):
     is_sequential = False
     place: tuple[Path, str] | None = None
     apart: tuple[Path, str, Manifest] | None = None
-    failure: TfdistError | None = None
+    failures: Sequence[TfdistError] = ()
     fingerprint: str | None = None
     note: str | None = None
     readers: tuple[int, int] | None = None
@@ -81,6 +81,9 @@ class Source(abc.ABC):
 
         No record is read.
         """
+
+    def confirm(self) -> None:  # noqa: B027
+        """Returns when what has been read so far is known to be right. Raises DataError."""
 
     def load(self, start: int, stop: int) -> Any:
         """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""

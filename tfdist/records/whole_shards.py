@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from tfdist.errors import CorruptShardError
-from tfdist.records.faults import check_shard
+from tfdist.records.faults import damage
+from tfdist.records.files import open_regular
 from tfdist.records.manifest import Manifest, ShardInfo
 from tfdist.records.wire import FOOTER_BYTES, HEADER_BYTES
 
@@ -27,7 +28,7 @@ def read_rows(folder: Path, shard: ShardInfo, manifest: Manifest) -> np.ndarray:
     frame_bytes = HEADER_BYTES + manifest.layout.record_bytes + FOOTER_BYTES
     data = _read(folder, shard, manifest)
     if len(data) != shard.records * frame_bytes:
-        raise _damage(folder, shard, manifest)
+        raise damage(folder, shard, manifest)
     frames = np.frombuffer(data, np.uint8).reshape(shard.records, frame_bytes)
     return frames[:, HEADER_BYTES:-FOOTER_BYTES]
 
@@ -36,13 +37,13 @@ def read_examples(folder: Path, shard: ShardInfo, manifest: Manifest) -> list[by
     """Returns the Examples of any shard. Raises as ``read_rows``."""
     data = _read(folder, shard, manifest)
     examples, offset = [], 0
-    while offset < len(data):
+    while offset + HEADER_BYTES <= len(data):
         (size,) = struct.unpack_from("<Q", data, offset)
         start = offset + HEADER_BYTES
         examples.append(data[start : start + size])
         offset = start + size + FOOTER_BYTES
-    if len(examples) != shard.records:
-        raise _damage(folder, shard, manifest)
+    if len(examples) != shard.records or offset != len(data):
+        raise damage(folder, shard, manifest)
     return examples
 
 
@@ -53,18 +54,16 @@ def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> bytes:
     be looked at one by one.
     """
     try:
-        data = (folder / shard.file).read_bytes()
+        with open_regular(folder / shard.file) as file:
+            is_whole = os.fstat(file.fileno()).st_size == shard.bytes
+            data = file.read() if is_whole else b""
     except OSError:
         data = b""
     if f"{crc32c(data):08x}" != shard.checksum or len(data) != shard.bytes:
-        raise _damage(folder, shard, manifest)
-    return zlib.decompress(data, _GZIP_WINDOW_BITS) if manifest.compression == "gzip" else data
-
-
-def _damage(folder: Path, shard: ShardInfo, manifest: Manifest) -> CorruptShardError:
-    faults = check_shard(folder, shard, manifest)
-    return CorruptShardError(
-        "shards must be as they were written",
-        received=str(faults[0]) if faults else f"{shard.file}, which changes while it is read",
-        mend=f"See all faults with `tfdist inspect {folder} --check`",
-    )
+        raise damage(folder, shard, manifest)
+    if manifest.compression == "none":
+        return data
+    try:
+        return zlib.decompress(data, _GZIP_WINDOW_BITS)
+    except zlib.error:
+        raise damage(folder, shard, manifest) from None

@@ -178,6 +178,53 @@ def frame_record(record: bytes) -> tuple[bytes, bytes, bytes]:
     return header, record, struct.pack("<I", mask(crc32c(record)))
 
 
+def values_in(record: bytes, name: str) -> list[bytes]:
+    """Returns the values of the BytesList of one feature of an Example, of any writer.
+
+    Raises:
+        ValueError: the bytes are no Example.
+    """
+    found: list[bytes] = []
+    for features in _fields(record, 1):
+        for entry in _fields(features, 1):
+            if _fields(entry, 1)[-1:] == [name.encode()]:
+                # Of a key that comes twice the last one counts.
+                values = [item for feature in _fields(entry, 2) for item in _fields(feature, 1)]
+                found = [value for item in values for value in _fields(item, 1)]
+    return found
+
+
+def _fields(message: bytes, wanted: int) -> list[bytes]:
+    """Returns the length-delimited fields of one number in a protobuf message."""
+    found, at = [], 0
+    while at < len(message):
+        key, at = _varint_at(message, at)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint_at(message, at)
+            continue
+        length, at = _varint_at(message, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, -1), at)
+        if length < 0 or at + length > len(message):
+            raise ValueError("no protobuf message")
+        if kind == 2 and key >> 3 == wanted:
+            found.append(message[at : at + length])
+        at += length
+    return found
+
+
+def _varint_at(message: bytes, at: int) -> tuple[int, int]:
+    """Returns a varint and where it ends."""
+    number = 0
+    for place in range(MAX_VARINT_BYTES):
+        if at + place >= len(message):
+            break
+        digit = message[at + place]
+        number |= (digit & 127) << (7 * place)
+        if digit < 128:
+            return number, at + place + 1
+    raise ValueError("no protobuf message")
+
+
 def _image_features(schema: Schema) -> list[Feature]:
     return [feature for feature in schema.features if feature.encoding in IMAGE_ENCODINGS]
 

@@ -52,6 +52,7 @@ def write(
     clients: int | None = None,
     partition: str | None = None,
     batched: bool | None = None,
+    decode: bool = True,
     progress: Progress | None = None,
     opened: Callable[[Columns], None] | None = None,
 ) -> Manifest:
@@ -79,6 +80,7 @@ def write(
             "shards:K", see ``partition``; or "by:COLUMN", which needs no ``clients``: each value of
             the column is one, see ``sources.open_source``.
         batched: whether the elements of a dataset are batches; None finds out.
+        decode: whether images that are kept byte for byte are decoded, to see that they can be.
         progress: called with (records written, records in all) now and then, from any thread.
         opened: called with the columns of the source before anything is written.
 
@@ -101,6 +103,9 @@ def write(
     columns = open_source(source, asked, batched=batched)
     if opened is not None:
         opened(columns)
+    for column in columns.columns.values():
+        if hasattr(column, "are_decoded"):
+            column.are_decoded = decode
     class_ids = columns.class_ids()
     if stratify and class_ids is None:
         raise DataError(

@@ -86,6 +86,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._lock: FolderLock | None = None
         self._has_warned = False
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
+        #: Raises when what was read of the epoch so far must not be kept.
+        self.before_writing: Callable[[], None] | None = None
         self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
@@ -242,6 +244,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def _save(
         self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None
     ) -> None:
+        if position.step and self.before_writing is not None:
+            self.before_writing()
         if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"

@@ -192,17 +192,16 @@ class Runs:
             )
 
     @contextlib.contextmanager
-    def _reading(self, feed: Feed) -> Iterator[list[Any]]:
+    def _reading(self, *feeds: Feed) -> Iterator[list[Any]]:
         """Encloses steps: explains their errors; gives the callbacks that watch them."""
         try:
             with self._collective.watched() as watch:
                 yield watch
         except tf.errors.OpError as error:
-            explained = (
-                explain_label_error(error)
-                or explain_read_error(error, feed.records)
-                or self._collective.explain(error)
-            )
+            explained = explain_label_error(error)
+            for feed in feeds:
+                explained = explained or explain_read_error(error, feed.records)
+            explained = explained or self._collective.explain(error)
             if explained is None:
                 raise
             raise explained from error
@@ -231,10 +230,12 @@ class Runs:
         def train(start: Start) -> None:
             present = self._present(feed)
             next_epoch = start.position.epoch or initial_epoch
+            feeds = [feed]
             if validation_data is not None:
                 validation = self._validation_feed(validation_data)
                 options["validation_data"] = self._batches(validation, 0, 1)
                 options["validation_steps"] = validation.steps_per_epoch
+                feeds.append(validation)
 
             def run(first: int, last: int, skip_steps: int = 0) -> None:
                 begun = present.begun_by(start.parts if skip_steps else self._parts)
@@ -256,7 +257,7 @@ class Runs:
             if have_stopped(callbacks, self._collective):
                 next_epoch = epochs
             model.get_metrics_result.carried = None
-            with self._reading(feed) as watch:
+            with self._reading(*feeds) as watch:
                 chain.watch_with(watch)
                 if start.position.step and next_epoch < epochs:
                     # Keras' epochs have one length: the rest of the broken one is its own fit.
@@ -370,6 +371,7 @@ class Runs:
                 parts=self._parts,
             )
             start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
+            keepers[0].before_writing = getattr(feed.records, "confirm", None)
         if begun_at is None:
             variables = model.optimizer.variables
             optimizer_state = variables() if callable(variables) else variables

@@ -1,0 +1,34 @@
+"""Whether the bytes of an image file can be decoded, every row of it. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+
+from PIL import Image
+
+# All that Pillow raises for a file that it cannot read.
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+def undecodable(data: bytes, shape: Sequence[int] | None = None) -> str | None:
+    """Returns why an image cannot be decoded; None when it can.
+
+    Args:
+        data: the bytes of a file.
+        shape: height, width and channels that it must have; None for any.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of huge images.
+            with Image.open(io.BytesIO(data)) as image:
+                image.verify()  # The checksums of a PNG; it can be used once.
+            with Image.open(io.BytesIO(data)) as image:
+                size = (image.height, image.width)
+                if shape is not None and size != tuple(shape[:2]):
+                    return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
+                image.load()
+    except UNREADABLE as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
