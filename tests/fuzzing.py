@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -35,6 +36,7 @@ import mutations
 OUTCOMES = ("read", "refused in one line", "silently wrong", "traceback", "crash", "hang")
 GOOD = OUTCOMES[:2]
 _LONGEST_LINE = 4000
+_STARTS_IN_S = 240.0
 
 
 class Wrong(Exception):
@@ -86,26 +88,20 @@ class Report:
         return "\n".join(rows)
 
 
-def fuzz(
-    file: Path, cases: int, *, seed: int = 0, kinds: Sequence[str] = (), first: int = 0
-) -> Report:
-    """Runs ``cases`` cases of each target of ``file`` (of those in ``kinds``) from ``first`` on."""
+def fuzz(file: Path, cases: int, *, seed: int = 0, kinds: Sequence[str] = ()) -> Report:
+    """Runs ``cases`` cases of each target of ``file``, or of those in ``kinds``."""
     report = Report()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         folder = Path(folder)
-        known = [target.kind for target in _load(file).targets(_made(folder / "known"))]
+        if not kinds:
+            kinds = [target.kind for target in _load(file).targets(_made(folder / "known"))]
         number = 0
-        for kind in kinds or known:
-            next_case = first
-            while next_case < first + cases:
+        while number < cases * len(kinds):
+            made = _made(folder / str(number))
+            for outcome, detail in _run_worker(file, made, kinds, seed, number, cases):
+                report.add(kinds[number // cases], number % cases, outcome, detail)
                 number += 1
-                made = _made(folder / str(number))
-                for case, outcome, detail in _run_worker(
-                    file, made, kind, seed, next_case, first + cases
-                ):
-                    report.add(kind, case, outcome, detail)
-                    next_case = case + 1
-                shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
     return report
 
 
@@ -123,44 +119,43 @@ def _load(file: Path) -> ModuleType:
 
 
 def _run_worker(
-    file: Path, folder: Path, kind: str, seed: int, first: int, last: int
-) -> Iterator[tuple[int, str, str]]:
-    """Yields (case, outcome, detail) until all are done, or one ends the worker."""
+    file: Path, folder: Path, kinds: Sequence[str], seed: int, first: int, cases: int
+) -> Iterator[tuple[str, str]]:
+    """Yields (outcome, detail) of each case from ``first`` on, until one ends the worker."""
     ours, theirs = os.pipe()
-    arguments = [str(file), "--kind", kind, "--seed", str(seed), "--case", str(first)]
+    plan = {"folder": str(folder), "kinds": kinds, "first": first, "cases": cases}
+    plan |= {"descriptor": theirs, "seed": seed}
     worker = subprocess.Popen(
-        [sys.executable, __file__, *arguments, "--worker", str(theirs), str(folder), str(last)],
+        [sys.executable, __file__, str(file), "--worker", json.dumps(plan)],
         pass_fds=(theirs,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if not sys.stderr.isatty() else None,
+        stderr=subprocess.PIPE,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     os.close(theirs)
     errors = _tail(worker)
-    case, limit_s, ended = first, 120.0, False
+    limit_s, rest, left = _STARTS_IN_S, b"", cases * len(kinds) - first
     try:
-        with open(ours, "rb", buffering=0) as answers:
-            rest = b""
-            while not ended:
+        with open(ours, "rb", buffering=0):
+            while left:
                 deadline = time.monotonic() + limit_s
                 while b"\n" not in rest:
-                    ready, _, _ = select.select([answers], [], [], deadline - time.monotonic())
-                    if not ready:
-                        yield case, "hang", f"no answer in {limit_s:g} s"
+                    wait_s = max(0, deadline - time.monotonic())
+                    if not select.select([ours], [], [], wait_s)[0]:
+                        yield "hang", f"no answer in {limit_s:g} s"
                         return
                     if not (data := os.read(ours, 1 << 16)):
                         worker.wait()
-                        yield case, "crash", f"exit code {worker.returncode}: {errors()}"
+                        yield "crash", f"exit code {worker.returncode}: {errors()}"
                         return
                     rest += data
                 line, _, rest = rest.partition(b"\n")
                 answer = json.loads(line)
                 if "outcome" in answer:
-                    yield answer["case"], answer["outcome"], answer["detail"]
-                    ended = answer["case"] == last - 1
-                else:
-                    case, limit_s = answer["case"], answer["limit_s"]
+                    yield answer["outcome"], answer["detail"]
+                    left -= 1
+                limit_s = answer.get("limit_s", _STARTS_IN_S)
     finally:
         worker.kill()
         worker.wait()
@@ -168,10 +163,6 @@ def _run_worker(
 
 def _tail(worker: subprocess.Popen) -> Callable[[], str]:
     """Reads what a worker complains of beside it; returns a function that gives its last line."""
-    import threading
-
-    if worker.stderr is None:
-        return lambda: ""
     lines: list[bytes] = []
 
     def read() -> None:
@@ -190,18 +181,26 @@ def _tail(worker: subprocess.Popen) -> Callable[[], str]:
 
 
 def _work(
-    file: Path, folder: Path, kind: str, seed: int, first: int, last: int, descriptor: int
+    file: Path,
+    *,
+    folder: str,
+    kinds: Sequence[str],
+    first: int,
+    cases: int,
+    descriptor: int,
+    seed: int,
 ) -> None:
     """The worker: damages, reads, tells, puts back."""
-    target = next(t for t in _load(file).targets(folder) if t.kind == kind)
+    folder = Path(folder)
+    targets = {target.kind: target for target in _load(file).targets(folder)}
     kept = folder.with_name(f"{folder.name}-kept")
     shutil.copytree(folder, kept, symlinks=True)
     with open(descriptor, "w", buffering=1) as answers:
-        for case in range(first, last):
-            print(json.dumps({"case": case, "limit_s": target.limit_s}), file=answers)
-            outcome, detail = run_case(target, seed, case)
-            answer = {"case": case, "outcome": outcome, "detail": detail}
-            print(json.dumps(answer), file=answers)
+        for number in range(first, cases * len(kinds)):
+            target = targets[kinds[number // cases]]
+            print(json.dumps({"limit_s": target.limit_s}), file=answers)
+            outcome, detail = run_case(target, seed, number % cases)
+            print(json.dumps({"outcome": outcome, "detail": detail}), file=answers)
             _put_back(folder, kept)
 
 
@@ -282,14 +281,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", action="append", default=[])
     parser.add_argument("--case", type=int, help="run this one again, here")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        descriptor, folder, last = options.worker
-        _work(
-            *(options.file, Path(folder), options.kind[0], options.seed, options.case),
-            *(int(last), int(descriptor)),
-        )
+        _work(options.file, **options.worker)
         return
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         found = _load(options.file).targets(Path(folder))

@@ -27,14 +27,15 @@ def targets(folder):
     def refuses():
         raise DataError("a file must be whole", received="a bit")
 
-    def complains_twice():
-        raise DataError("a file must be whole", received="two\\nlines")
+    def says_what_cannot_be_shown():
+        raise DataError("a file must be whole", received="\\ud800")
 
     def is_wrong():
         raise Wrong("other bytes")
 
     uses = {
-        "reads": reads, "refuses": refuses, "complains": complains_twice, "wrong": is_wrong,
+        "reads": reads, "refuses": refuses, "wrong": is_wrong,
+        "complains": says_what_cannot_be_shown,
         "fails": lambda: 1 / 0, "dies": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "waits": lambda: time.sleep(600), "command": lambda: cli("inspect", file),
         "bad command": lambda: cli("shard"),
