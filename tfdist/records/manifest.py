@@ -238,8 +238,9 @@ def load_manifest(folder: str | Path) -> Manifest:
     try:
         return Manifest.from_json(value)
     except DataError as error:
+        error.rule = _shortened(error.rule)
         raise DataError(
-            f"{path}: {_shortened(error.rule)}",
+            f"{path}: {error.rule}",
             received=_shortened(error.received),
             mend=error.mend or mend,
         ) from None
