@@ -17,6 +17,7 @@ from tfdist.errors import LaunchError
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ProcessLost
+from tfdist.training.gradients import with_gradient
 
 # For Horovod's own deadline, whose error says more, to come first.
 _MARGIN_S = 5.0
@@ -61,11 +62,8 @@ class Ring(Collective):
         def all_sum(value: Any, name: str) -> Any:
             return self._hvd.allreduce(value, op=self._hvd.Sum, name=name, ignore_name_scope=True)
 
-        @tf.custom_gradient
-        def differentiable(value: Any) -> Any:
-            return all_sum(value, f"tfdist.{name}"), lambda g: all_sum(g, f"tfdist.{name}.gradient")
-
-        return differentiable(tensor)
+        total = all_sum(tf.stop_gradient(tensor), f"tfdist.{name}")
+        return with_gradient(total, of=tensor, back=lambda g: all_sum(g, f"tfdist.{name}.gradient"))
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(self._reduce(gradients), variables, strict=True))

@@ -47,9 +47,9 @@ class _Mirrors(OneProcess):
         self.num_replicas = strategy.num_replicas_in_sync
 
     def sum(self, tensor: Any, name: str) -> Any:
-        import tensorflow as tf
+        from tfdist.strategies.replica_sum import replica_sum
 
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+        return replica_sum(tensor)
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

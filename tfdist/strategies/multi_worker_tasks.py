@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError
+from tfdist.strategies.replica_sum import replica_sum
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
@@ -119,7 +120,7 @@ class Tasks(Collective):
     # Inside a step ------------------------------------------------------------------------------
 
     def sum(self, tensor: Any, name: str) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+        return replica_sum(tensor)
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

@@ -2,8 +2,6 @@
 
 The layer itself stays the user's own: only its ``call`` is replaced on the instance, so the model
 keeps its class, its weights and its file format.
-
-Ioffe and Szegedy 2015, arXiv:1502.03167, Algorithm 1, with the mini-batch of all replicas.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.batch_statistics import local_sums, move_statistics, normalized
 from tfdist.training.collective import Collective
+from tfdist.training.gradients import with_gradient
 from tfdist.training.nested import layers_in
 
 # The forward pass that is being traced. Replicas of one process are traced in threads of their
@@ -164,8 +164,7 @@ class _Shared:
         now, layer = _running.now, self._layer
         used = None if now.known is None else next(now.known)
         center = tf.identity(layer.moving_mean) if used is None else used.center
-        local = local_sums(layer, inputs, center)
-        local = tf.where(now.is_real, local, tf.zeros_like(local))
+        local = local_sums(layer, inputs, center, now.is_real)
         if used is not None:
             return normalized(layer, inputs, self._as_known(local, used), center)
         name = f"{now.name}.{now.num_calls}"
@@ -186,7 +185,7 @@ class _Shared:
                 return gradient
             return self._collective.sum(gradient, f"{used.name}.again")
 
-        return tf.custom_gradient(lambda _: (tf.identity(used.total), back))(local)
+        return with_gradient(used.total, of=local, back=back)
 
 
 def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
@@ -205,98 +204,3 @@ def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
     pieces = tf.split(mean, [v.shape.num_elements() for v in moving])
     for variable, piece in zip(moving, pieces, strict=True):
         variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))
-
-
-def local_sums(
-    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, center: tf.Tensor | None = None
-) -> tf.Tensor:
-    """Returns what parts of a batch add up to its statistics: float [2 * channels + 1].
-
-    The sums of deviations from the moving mean, of their squares, and the count. Around the moving
-    mean E[d^2] - E[d]^2 cancels little.
-
-    Args:
-        center: the moving mean when it is not the present one.
-    """
-    shape, reduced = _axes(layer, inputs)
-    x = tf.cast(inputs, layer.moving_mean.dtype)
-    deviation = x - _center(layer, shape, center)
-    count = tf.cast(tf.size(x) // tf.size(layer.moving_mean), x.dtype)
-    return tf.concat(
-        [
-            tf.reshape(tf.reduce_sum(deviation, reduced), [-1]),
-            tf.reshape(tf.reduce_sum(tf.square(deviation), reduced), [-1]),
-            tf.reshape(count, [1]),
-        ],
-        axis=0,
-    )
-
-
-def normalized(
-    layer: tf.keras.layers.BatchNormalization,
-    inputs: tf.Tensor,
-    total: tf.Tensor,
-    center: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Returns what ``layer`` makes of ``inputs`` with the statistics in ``total``.
-
-    Args:
-        total: the ``local_sums`` of all parts of the batch, added up.
-        center: as in ``local_sums``.
-    """
-    shape, _ = _axes(layer, inputs)
-    mean_deviation, variance, _ = _statistics(layer, total)
-    output = tf.nn.batch_normalization(
-        tf.cast(inputs, layer.moving_mean.dtype),
-        tf.reshape(mean_deviation, shape) + _center(layer, shape, center),
-        tf.reshape(variance, shape),
-        tf.reshape(layer.beta, shape) if layer.center else None,
-        tf.reshape(layer.gamma, shape) if layer.scale else None,
-        layer.epsilon,
-    )
-    return tf.cast(output, inputs.dtype)
-
-
-def move_statistics(layer: tf.keras.layers.BatchNormalization, total: tf.Tensor) -> None:
-    """Moves the layer's moving mean and variance towards the statistics in ``total``."""
-    mean_deviation, variance, count = _statistics(layer, total)
-    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
-    kept_variance = variance * count / tf.maximum(count - 1, 1) if layer.fused else variance
-    shape = layer.moving_mean.shape
-    mean = tf.reshape(mean_deviation, shape) + _center(layer, shape)
-    for moving, value in (
-        (layer.moving_mean, mean),
-        (layer.moving_variance, tf.reshape(kept_variance, shape)),
-    ):
-        # Of a microbatch without rows on any replica there is nothing to move by.
-        part = tf.where(count > 0, tf.cast(1.0 - layer.momentum, value.dtype), 0)
-        moving.assign_sub((moving - tf.stop_gradient(value)) * part)
-
-
-def _statistics(
-    layer: tf.keras.layers.BatchNormalization, total: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    size = tf.size(layer.moving_mean)
-    count = tf.stop_gradient(total[-1])
-    divisor = tf.maximum(count, 1)
-    mean_deviation = total[:size] / divisor
-    variance = tf.nn.relu(total[size : 2 * size] / divisor - tf.square(mean_deviation))
-    return mean_deviation, variance, count
-
-
-def _axes(
-    layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor
-) -> tuple[list[int], list[int]]:
-    """Returns the shape of the statistics in terms of ``inputs``, and the axes that they sum."""
-    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-    rank = inputs.shape.rank
-    kept = [axis % rank for axis in axes]
-    shape = [inputs.shape[axis] if axis in kept else 1 for axis in range(rank)]
-    return shape, [axis for axis in range(rank) if axis not in kept]
-
-
-def _center(
-    layer: tf.keras.layers.BatchNormalization, shape: Any, given: tf.Tensor | None = None
-) -> tf.Tensor:
-    moving_mean = tf.convert_to_tensor(layer.moving_mean) if given is None else given
-    return tf.reshape(tf.stop_gradient(moving_mean), shape)

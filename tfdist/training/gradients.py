@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +54,22 @@ def when_known(gradients: Sequence[Any]) -> contextlib.AbstractContextManager:
             if gradient is not None
         ]
     )
+
+
+def with_gradient(
+    value: tf.Tensor, *, of: tf.Tensor, back: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """Returns ``value``, whose gradient with respect to ``of`` is ``back`` of its own gradient.
+
+    TensorFlow walks the graph from what a custom gradient returns back to what it was given, in
+    search of variables. Here ``value`` itself is given, so the walk ends at once.
+    """
+
+    @tf.custom_gradient
+    def link(_: tf.Tensor, value: tf.Tensor) -> Any:
+        return tf.identity(value), lambda gradient: (back(gradient), None)
+
+    return link(of, tf.stop_gradient(value))
 
 
 def weight_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm
+from tfdist.training import batch_norm, batch_statistics
 
 _running = threading.local()
 
@@ -82,12 +82,12 @@ class _MicrobatchCall:
             raise masked_norm_error(layer)
         given, is_real, moves = _running.now
         if given is not None and given[0] is layer:
-            return batch_norm.normalized(layer, inputs, given[1])
-        own = batch_norm.local_sums(layer, inputs)
+            return batch_statistics.normalized(layer, inputs, given[1])
+        own = batch_statistics.local_sums(layer, inputs)
         if moves:
             tf.cond(tf.convert_to_tensor(is_real), lambda: self._move(own), lambda: False)
-        return batch_norm.normalized(layer, inputs, own)
+        return batch_statistics.normalized(layer, inputs, own)
 
     def _move(self, own: tf.Tensor) -> bool:
-        batch_norm.move_statistics(self._layer, own)
+        batch_statistics.move_statistics(self._layer, own)
         return True

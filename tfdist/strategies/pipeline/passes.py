@@ -11,7 +11,7 @@ from tfdist.strategies.pipeline import norms
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.training import randomness
-from tfdist.training.batch_norm import local_sums
+from tfdist.training.batch_statistics import local_sums
 from tfdist.training.gradients import Sums, activity_losses, added
 from tfdist.training.logits import changed, logits_of
 
@@ -199,9 +199,7 @@ class Forward:
         inputs = tf.identity(self.values[chunk.norm_input, microbatch])
         if tape is not None:
             tape.watch(inputs)
-        sums = local_sums(chunk.norm, inputs)
-        real = tf.cast(self.parts[microbatch].is_real, sums.dtype)
-        return inputs, sums * real
+        return inputs, local_sums(chunk.norm, inputs, is_real=self.parts[microbatch].is_real)
 
 
 class Backward:

@@ -16,7 +16,7 @@ from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.microbatches import Microbatch, divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
-from tfdist.training.batch_norm import move_statistics
+from tfdist.training.batch_statistics import move_statistics
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.graph import Graph, inputs_of
 from tfdist.training.losses import is_sum

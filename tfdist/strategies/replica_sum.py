@@ -1,0 +1,22 @@
+"""The sum over the replicas of one of TensorFlow's own strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.gradients import with_gradient
+
+
+def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of ``tensor`` over all replicas; differentiable, to be called on each."""
+    # Not ``all_reduce``: its custom gradient begins before the replicas meet, so that TensorFlow
+    # walks back through all that the others have computed, in each call.
+    context = tf.distribute.get_replica_context()
+    total = context.merge_call(_reduced, args=(tf.stop_gradient(tensor),))
+    return with_gradient(total, of=tensor, back=replica_sum)
+
+
+def _reduced(strategy: Any, values: Any) -> Any:
+    return strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, values, destinations=values)
