@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.replica_sum import replica_sum
 from tfdist.strategies.rendezvous import check_port, meet
+from tfdist.strategies.replica_sum import replica_sum
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective

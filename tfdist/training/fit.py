@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training import coupling, first_step
+from tfdist.training import coupling, first_step, tracing
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
 from tfdist.training.collective import Collective
@@ -268,7 +268,7 @@ class Runs:
                 if next_epoch < epochs:
                     run(next_epoch, epochs)
 
-        with released_after(callbacks):
+        with released_after(callbacks), tracing.closing(chain.callbacks):
             if self._is_elastic:
                 self._survive(feed, callbacks, chain, history, epochs, train)
             else:
@@ -322,8 +322,9 @@ class Runs:
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         feed = self._present(feed)
         self._agree_on(feed)
-        with self._reading(feed) as watch:
-            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
+        notices = self._notices(verbose)
+        with self._reading(feed) as watch, tracing.closing(notices):
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             batches = self._batches(feed, 0, 1)
             first_step.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
@@ -337,8 +338,9 @@ class Runs:
         """Returns one prediction for each record, in record order, on every process."""
         feed = self._present(feed)
         self._agree_on(feed)
-        with self._reading(feed) as watch:
-            options["callbacks"] = [*_listed(options.get("callbacks")), *watch]
+        notices = self._notices(verbose)
+        with self._reading(feed) as watch, tracing.closing(notices):
+            options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             local = self._keras_predict(
                 self._batches(feed, 0, 1),
                 steps=feed.steps_per_epoch,
@@ -384,7 +386,8 @@ class Runs:
         return start
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
-        own = [EffectiveLearningRate()]  # First: the user's loggers then see what it adds.
+        # First: the user's loggers then see what it adds.
+        own = [EffectiveLearningRate(), *self._notices(verbose)]
         if self._is_elastic and verbose != 0:  # For whoever is the chief.
             callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
@@ -415,6 +418,10 @@ class Runs:
         feed = self._present(feed)
         self._agree_on(feed)
         return feed
+
+    def _notices(self, verbose: Any) -> list[tracing.TracingNotice]:
+        is_shown = self._collective.is_chief and self._verbosity(verbose) != 0
+        return [tracing.TracingNotice()] if is_shown else []
 
     def _verbosity(self, verbose: Any) -> Any:
         if not self._collective.is_chief and not self._is_elastic:
