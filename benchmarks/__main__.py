@@ -23,6 +23,7 @@ MODULES = (
     "horovod_fit",
     "multi_worker",
     "step_options",
+    "first_step",
     "mesh",
     "pipeline",
     "federated",
