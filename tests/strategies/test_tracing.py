@@ -15,25 +15,25 @@ import pytest
 PROGRAM = Path(__file__).parent / "tracing_scenarios.py"
 
 
-def counts(strategy: str, num_layers: int, **options: object) -> dict[str, int]:
+def counts(strategy: str, *numbers_of_layers: int, **options: object) -> list[dict[str, int]]:
     done = subprocess.run(
-        [sys.executable, PROGRAM, strategy, str(num_layers), json.dumps(options)],
+        [sys.executable, PROGRAM, strategy, json.dumps(options), *map(str, numbers_of_layers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=280,
         check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [{}, {"recompute": "blocks"}], ids=["kept", "recomputed"])
 def test_each_batch_normalization_costs_the_same_on_mirrored(options):
-    few, more, many = (counts("mirrored", layers, **options) for layers in (4, 8, 16))
+    few, more, many = counts("mirrored", 3, 6, 12, **options)
     for kind in ("walked", "operations"):
         first, second = more[kind] - few[kind], many[kind] - more[kind]
         # Twice as many more layers: twice as much more, and not four times.
         assert 0 < second <= 2.5 * first, (kind, few, more, many)
     # Both replicas, forward and back, a Dense layer and the optimizer included.
-    assert (many["operations"] - more["operations"]) / 8 < 420
+    assert (many["operations"] - more["operations"]) / 6 < 420

@@ -1,7 +1,7 @@
 """Counts what a first step takes to be traced. A program that test_tracing.py runs, no test.
 
-Usage: tracing_scenarios.py STRATEGY NUMBER_OF_LAYERS OPTIONS. Prints
-{"walked": operations that TensorFlow has looked at for variables, "operations": made}.
+Usage: tracing_scenarios.py STRATEGY OPTIONS NUMBER_OF_LAYERS... Prints for each number
+{"walked": operations that TensorFlow has looked at for variables, "operations": made}, as a list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def deep_model(num_layers: int) -> Any:
     return model_fn
 
 
-def main(strategy_name: str, num_layers: int, options: dict[str, Any]) -> None:
+def count() -> dict[str, int]:
+    """Returns the counts, which grow from now on."""
     counts = {"walked": 0, "operations": 0}
     walk = op_selector.get_backward_walk_ops
     from_node_def = ops.Operation.from_node_def.__func__
@@ -48,14 +49,22 @@ def main(strategy_name: str, num_layers: int, options: dict[str, Any]) -> None:
 
     op_selector.get_backward_walk_ops = counted_walk
     ops.Operation.from_node_def = classmethod(counted_node)
+    return counts
+
+
+def main(strategy_name: str, options: str, *numbers: str) -> None:
+    counts = count()
     x = np.ones((8, 4), np.float32)
-    with tfdist.strategy(strategy_name, **options) as strategy:
-        model = strategy.build(deep_model(num_layers))
+    found = []
+    with tfdist.strategy(strategy_name, **json.loads(options)) as strategy:
         feed = strategy.dataset((x, x), global_batch_size=8)
-        counts.update(walked=0, operations=0)
-        model.fit(feed, verbose=0)
-    print(json.dumps(counts))
+        for num_layers in map(int, numbers):
+            model = strategy.build(deep_model(num_layers))
+            counts.update(walked=0, operations=0)
+            model.fit(feed, verbose=0)
+            found.append(dict(counts))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(*sys.argv[1:])
