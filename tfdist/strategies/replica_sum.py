@@ -19,4 +19,6 @@ def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _reduced(strategy: Any, values: Any) -> Any:
-    return strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, values, destinations=values)
+    # In a batch: ``reduce_to`` alone takes one replica's tensor for the sum.
+    add = tf.distribute.ReduceOp.SUM
+    return strategy.extended.batch_reduce_to(add, [(values, values)])[0]
