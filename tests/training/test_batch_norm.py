@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
 from tfdist.training.batch_norm import install, layers_of, shared_step
+from tfdist.training.batch_statistics import local_sums, normalized
 
 keras = tf.keras
 RNG = np.random.default_rng(0)
@@ -114,3 +115,39 @@ def test_a_mask_that_would_be_ignored_is_refused():
     install(model, Alone(), synchronized=True)
     with shared_step(is_real=tf.constant(True)), pytest.raises(ModelError, match="with a mask"):
         model(np.ones((4, 3, 2), np.float32), training=True)
+
+
+OPTIONS = [{}, {"scale": False}, {"center": False}, {"axis": 1}, {"axis": [1, 2]}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_are_those_of_one_device(options):
+    """They are written out in batch_statistics: first and second ones, in parts of a batch."""
+    layer = keras.layers.BatchNormalization(dtype="float64", epsilon=0.1, **options)
+    layer.build((None, 3, 2, 4))
+    for weight in layer.weights:
+        weight.assign(tf.exp(tf.random.stateless_normal(weight.shape, [1, 2], dtype="float64")))
+    x, weights = (tf.constant(RNG.normal(1, 2, (5, 3, 2, 4))) for _ in range(2))
+
+    def in_parts(x):
+        parts = tf.split(x, [3, 2])
+        padding = local_sums(layer, 1e6 * parts[0], is_real=tf.constant(False))
+        total = tf.add_n([padding, *(local_sums(layer, part) for part in parts)])
+        return tf.concat([normalized(layer, part, total) for part in parts], 0)
+
+    def whole(x):
+        return keras.layers.BatchNormalization.call(layer, x, training=True)
+
+    def gradients(forward):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = forward(x)
+                loss = tf.reduce_sum(weights * tf.sin(y))
+            first = inner.gradient(loss, [x, *layer.trainable_weights])
+            penalty = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
+        return [y, *first, *outer.gradient(penalty, [x, *layer.trainable_weights])]
+
+    for ours, theirs in zip(gradients(in_parts), gradients(whole), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
