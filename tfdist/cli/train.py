@@ -223,6 +223,7 @@ class Progress:
             return
         if event["event"] == "data":
             self._steps = event["steps"]
+            self._bar.update(self._task, description="tracing the first step")
         elif event["event"] == "step":
             what = f"epoch {event['epoch'] + 1}/{self._epochs}"
             if event["step"] is None:
