@@ -57,6 +57,21 @@ def random_layers_are_named(strategy, folder):
 
 
 @scenario
+def layers_that_draw_nothing_are_not_named(strategy, folder):
+    """What is not exact here is the batch's mean."""
+
+    class MeanOfBatch(layers.Layer):
+        def call(self, x):
+            return x - tf.reduce_mean(x, 0, keepdims=True)
+
+    quiet = (lambda: layers.Dropout(0.0), lambda: layers.GaussianNoise(0.0))
+    model_fn = model_of(dense, *quiet, MeanOfBatch)
+    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12)
+    assert not report.exact
+    assert report.causes == ("none known",)
+
+
+@scenario
 def a_fault_without_a_known_cause_is_still_found(strategy, folder):
     class MeanOfBatch(layers.Layer):
         """Mixes the rows of the batch that it sees: no engine can know."""

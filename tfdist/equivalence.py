@@ -93,6 +93,7 @@ class Report:
         precision: of both, but for that.
         causes: what explains a difference, as far as it is known; empty when exact.
         losses: what is compared of an asynchronous strategy; None where steps are in step.
+        is_changed: whether the strategy has replaced layers; both then trained what it has made.
     """
 
     strategy: str
@@ -106,6 +107,7 @@ class Report:
     causes: tuple[str, ...] = ()
     precision: str = "float32"
     losses: LossComparison | None = None
+    is_changed: bool = False
 
     @property
     def weight_difference(self) -> float:
@@ -149,6 +151,8 @@ class Report:
         )
         if self.float64_difference is not None:
             text += f"; in float64 by {self.float64_difference:.1e}"
+        if self.is_changed:
+            text += "; both trained the model with the layers that the strategy has replaced"
         return text if not self.causes else f"{text}. Cause: {'; '.join(self.causes)}"
 
     def _asynchronous_verdict(self, losses: LossComparison) -> str:
@@ -231,6 +235,7 @@ def _compare_once(
 ) -> Report:
     import tensorflow as tf
 
+    from tfdist.strategies.base import clone
     from tfdist.training.precision import policy
 
     # Layers without a name of their own get the same in both, so that options can name them.
@@ -239,7 +244,11 @@ def _compare_once(
         reference = _independent(model_fn)
     tf.keras.backend.reset_uids()
     model = strategy.build(model_fn)
-    model.set_weights(reference.get_weights())
+    is_changed = _shapes(model) != _shapes(reference)
+    if is_changed:  # The strategy has replaced layers: one device trains what is left, too.
+        reference = clone(model)
+    else:
+        model.set_weights(reference.get_weights())
     is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
     found = model.fit(feed, epochs=epochs, verbose=0).history
@@ -252,6 +261,7 @@ def _compare_once(
         layers=_layer_differences(reference, model.get_weights()),
         loss_difference=_loss_difference(found, expected),
         tolerance=tolerance,
+        is_changed=is_changed,
     )
     if initial is not None:
         same = feed.in_record_order()
@@ -268,6 +278,10 @@ def _loss_difference(found: dict[str, list], expected: dict[str, list]) -> float
     if "loss" not in expected:  # A compute_loss of the user's own may show none.
         return None
     return float(np.max(np.abs(np.subtract(found["loss"], expected["loss"]))))
+
+
+def _shapes(model: tf.keras.Model) -> list[tuple[int, ...]]:
+    return [weight.shape for weight in model.get_weights()]
 
 
 def _loss(model: tf.keras.Model, data: Any) -> float:
@@ -332,6 +346,8 @@ def _train_reference(
 def _layer_differences(
     reference: tf.keras.Model, weights: list[np.ndarray]
 ) -> tuple[LayerDifference, ...]:
+    import tensorflow as tf
+
     from tfdist.training.metrics import state_of
 
     largest: dict[str, float] = {}
@@ -339,7 +355,8 @@ def _layer_differences(
     # A model's own metrics are among its weights; each process has its part of them.
     of_metrics = {variable.ref() for variable in state_of(reference)}
     for variable, value in zip(reference.weights, weights, strict=True):
-        if variable.ref() in of_metrics:
+        # A vocabulary is no variable.
+        if not isinstance(variable, tf.Variable) or variable.ref() in of_metrics:
             continue
         expected = variable.numpy()
         if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
@@ -361,22 +378,20 @@ def _known_causes(
     from tfdist.training import coupling
     from tfdist.training.nested import layers_in
     from tfdist.training.options import OfBatchNorm
+    from tfdist.training.randomness import drawing_layers
+    from tfdist.training.text import padded_by_batch
 
-    layers = tf.keras.layers
-    random = (
-        layers.Dropout,
-        layers.AlphaDropout,
-        layers.GaussianDropout,
-        layers.GaussianNoise,
-        layers.SpatialDropout1D,
-        layers.SpatialDropout2D,
-        layers.SpatialDropout3D,
-    )
-    norms = any(isinstance(layer, layers.BatchNormalization) for layer in layers_in(model))
+    norms = any(isinstance(layer, tf.keras.layers.BatchNormalization) for layer in layers_in(model))
     causes = [c for c in strategy.approximations if norms or not isinstance(c, OfBatchNorm)]
+    causes += [
+        f"layer '{layer.name}' draws other random numbers on each replica"
+        for layer in drawing_layers(model)
+    ]
+    causes += [
+        f"layer '{name}' pads texts to the longest that a replica sees"
+        for name in padded_by_batch(model)
+    ]
     for layer in layers_in(model):
-        if isinstance(layer, random) or type(layer).__name__.startswith("Random"):
-            causes.append(f"layer '{layer.name}' draws other random numbers on each replica")
         if getattr(layer, "activity_regularizer", None) is not None:
             causes.append(f"the activity regularizer of '{layer.name}' is taken per replica")
     causes += coupling.explained(coupling.coupled(model, element_spec))

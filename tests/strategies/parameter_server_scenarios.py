@@ -344,6 +344,59 @@ def python_functions_of_a_model_run_on_the_chief(strategy, folder):
 
 
 @scenario
+def a_fit_begins_with_the_weights_of_the_chief(strategy, folder):
+    """A layer's own set_weights, or an optimizer applied by hand, tells nobody."""
+    model = strategy.build(lambda: model_fn(keras.optimizers.SGD(0.0)))
+    model.fit(data_of(strategy), verbose=0)
+    kernel, bias = model.layers[0].get_weights()
+    model.layers[0].set_weights([kernel + 1, bias])
+    model.fit(data_of(strategy), verbose=0)
+    np.testing.assert_array_equal(model.layers[0].get_weights()[0], kernel + 1)
+
+
+@scenario
+def one_batch_gives_its_own_results(strategy, folder):
+    def plain():
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax")])
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", ["accuracy"])
+        return model
+
+    model, reference = strategy.build(plain), plain()
+    reference.set_weights(model.get_weights())
+    for reset in (True, True, False, False):
+        ours, theirs = (
+            m.train_on_batch(X, Y, reset_metrics=reset, return_dict=True)
+            for m in (model, reference)
+        )
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    np.testing.assert_allclose(model.get_weights()[0], reference.get_weights()[0], atol=1e-6)
+    assert model.test_on_batch(X, Y) == pytest.approx(reference.test_on_batch(X, Y), abs=1e-5)
+
+
+@scenario
+def what_layers_have_learned_goes_to_the_workers(strategy, folder):
+    words = np.array(["a b c", "d e", "a", "f g h a", "b b"] * (NUM // 5))[:, None]
+
+    def reader(kind, of):
+        inputs = keras.Input(of.shape[1:], dtype="float32" if of is X else "string")
+        learned = kind()
+        learned.adapt(of)
+        hidden = tf.cast(learned(inputs), tf.float32)
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    for kind, of in (
+        (lambda: layers.TextVectorization(output_mode="tf_idf"), words),
+        (lambda: layers.TextVectorization(output_mode="multi_hot"), words),
+        (lambda: layers.Discretization(num_bins=4), X),
+    ):
+        model = strategy.build(lambda kind=kind, of=of: reader(kind, of))
+        feed = strategy.dataset((of, Y), global_batch_size=8)
+        assert len(model.fit(feed, verbose=0).history["loss"]) == 1
+
+
+@scenario
 def what_would_be_wrong_is_refused(strategy, folder):
     optimizers = keras.optimizers
 
@@ -384,6 +437,15 @@ def what_would_be_wrong_is_refused(strategy, folder):
 
     with pytest.raises(ModelError, match="a second one, SGD"):
         strategy.build(two_optimizers)
+
+    def stateful():
+        inputs = keras.Input((4, 3), batch_size=8)
+        model = keras.Model(inputs, layers.LSTM(3, stateful=True)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ModelError, match=r"stateful recurrent layer.* steps of their own"):
+        strategy.build(stateful)
 
 
 @scenario

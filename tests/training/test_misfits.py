@@ -1,6 +1,10 @@
-"""Data that do not fit the model."""
+"""Data and models that do not fit each other or a strategy; see misfit_scenarios.py, too."""
 
 from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +13,56 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import DataError
 
+sys.path.append(str(Path(__file__).parents[1]))
+from scenarios import Job
+
+# The first scenario of a job waits for all, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(580)
 layers = tf.keras.layers
+_FILE = Path(__file__).with_name("misfit_scenarios.py")
+_NAMES = tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE))
+_OF_ONE = ("one_batch_is_divided", "constants_follow_what_is_restored", "refusals_are_one_line")
+_OF_WORKERS = (
+    "one_batch_is_divided",
+    "batches_come_in_the_order_of_the_arrays",
+    "a_vocabulary_among_the_weights",
+    "a_loop_by_hand_is_heard_of",
+    "refusals_are_one_line",
+)
+_RUN = {
+    "single": _OF_ONE,
+    "mirrored": _NAMES,
+    "horovod": _NAMES,
+    "multi_worker": _OF_WORKERS,
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    options = {
+        "single": {},
+        "mirrored": {"devices": 2},
+        "horovod": {"stall_timeout_s": 20},
+        "multi_worker": {"stall_timeout_s": 30},
+    }
+    return {
+        name: Job(
+            _FILE,
+            tmp_path_factory.mktemp(name),
+            name,
+            options[name],
+            ranks=2 if name in ("horovod", "multi_worker") else 1,
+            only=only,
+        )
+        for name, only in _RUN.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"), [(strategy, name) for strategy, names in _RUN.items() for name in names]
+)
+def test_misfit(strategy, name, jobs):
+    jobs[strategy].check(name)
 
 
 def compiled(inputs, outputs) -> tf.keras.Model:

@@ -137,6 +137,8 @@ def called(model_fn: Any) -> tf.keras.Model:
     """
     import tensorflow as tf
 
+    from tfdist.training.compiled import check_optimizer
+
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
         if not callable(model_fn):
@@ -159,6 +161,7 @@ def called(model_fn: Any) -> tf.keras.Model:
             received=f"model '{model.name}' without an optimizer",
             mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
         )
+    check_optimizer(model)
     if not model.built:
         raise ModelError(
             "a model must know its input shape before a strategy can build it",

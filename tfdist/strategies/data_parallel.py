@@ -82,8 +82,9 @@ class DataParallel(Strategy):
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         from tfdist.training.install import install
         from tfdist.training.precision import check_follows, policy
+        from tfdist.training.stateful import explained
 
-        with policy(self.precision):
+        with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
         check_follows(model, self.precision)
         return install(
@@ -135,7 +136,10 @@ class DataParallel(Strategy):
         return self.connect().gather(value)[0]
 
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        from tfdist.training.by_hand import warn_of_other_weights
+
         self._on_chief(lambda: check_folder(path))  # Before any rank reads the model for it.
+        warn_of_other_weights(model, self.connect())
         if self.connect().reads_together and not self.connect().is_chief:
             model.save(path)  # Which keeps no file on this rank.
         self._on_chief(lambda: save_atomically(model, path))

@@ -27,6 +27,7 @@ from tfdist.errors import LaunchError
 from tfdist.training import callback_state, kept_training
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
+from tfdist.training.nested import variables_in
 from tfdist.training.precision import loss_scale_state
 
 # More losses than this without a commit between them have a cause in the step itself.
@@ -333,7 +334,7 @@ class Survival:
         variables = self._model.optimizer.variables
         optimizer_state = variables() if callable(variables) else variables
         scale = loss_scale_state(self._model.optimizer)
-        return [*self._model.variables, *optimizer_state, *scale]
+        return [*variables_in(self._model), *optimizer_state, *scale]
 
 
 def repeat(

@@ -83,6 +83,11 @@ class Feed:
         return self.parts * self.splits
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether a fit takes the records as they are given, the first ones in the first batch."""
+        return not self.shuffle and self.held is None and not self.records.is_sequential
+
+    @property
     def num_records(self) -> int:
         if self.held is not None:
             return sum(self.held.counts)
@@ -127,8 +132,8 @@ class Feed:
                 received="records divided among hosts",
                 mend="Give each host the whole data",
             )
-        if self.parts == 1:
-            return replace(self, splits=1, shared=False)
+        if self.parts == 1 or self.is_in_order:
+            return replace(self, parts=1, part=0, splits=1, shared=False)
         return MergedFeed(
             tuple(replace(self, part=part, splits=1, shared=True) for part in range(self.parts))
         )

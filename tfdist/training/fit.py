@@ -14,15 +14,23 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reader import explain_read_error
-from tfdist.training import coupling, first_step, tracing
+from tfdist.training import by_hand, coupling, first_step, tracing
+from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
-from tfdist.training.misfits import check_inputs, explain_label_error
+from tfdist.training.misfits import (
+    check_inputs,
+    check_labels,
+    explain_label_error,
+    explain_shape_error,
+)
+from tfdist.training.nested import variables_in
 from tfdist.training.precision import loss_scale_state
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
+from tfdist.training.stateful import check_batches
 
 # What Keras' loops take that a Feed has settled already.
 _SETTLED_BY_FEED = ("steps", "steps_per_epoch", "validation_batch_size", "validation_steps")
@@ -66,7 +74,10 @@ class Runs:
     # Keras' three methods -----------------------------------------------------------------------
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
-        options = _by_name(tf.keras.Model.fit, args) | options
+        with by_hand.training():
+            return self._fit(x, _by_name(tf.keras.Model.fit, args) | options)
+
+    def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             return self._keras_fit(x, **options)
         if isinstance(x, Feed):
@@ -142,11 +153,11 @@ class Runs:
     def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
         return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
 
-    @property
-    def _parts(self) -> int:
+    def _parts(self, feed: Feed) -> int:
         """Processes whose order of records a fit keeps, whatever their number is now."""
-        collective = self._collective
-        return collective.planned_replicas if self._is_elastic else collective.num_processes
+        if self._is_elastic:
+            return self._collective.planned_replicas
+        return 1 if feed.is_in_order else self._collective.num_processes
 
     def _present(self, feed: Feed) -> Feed:
         """Returns ``feed`` for the processes that there are now, where they may change."""
@@ -164,6 +175,7 @@ class Runs:
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
         check_inputs(self._model, feed.records.element_spec)
+        check_batches(self._model, feed)
         if feed.num_replicas != self._collective.num_replicas:
             raise DataError(
                 "a dataset must come from the strategy that built the model",
@@ -200,7 +212,11 @@ class Runs:
         except tf.errors.OpError as error:
             explained = explain_label_error(error)
             for feed in feeds:
-                explained = explained or explain_read_error(error, feed.records)
+                explained = (
+                    explained
+                    or explain_shape_error(error, feed.records.element_spec)
+                    or explain_read_error(error, feed.records)
+                )
             explained = explained or self._collective.explain(error)
             if explained is None:
                 raise
@@ -221,6 +237,7 @@ class Runs:
         **options: Any,
     ) -> tf.keras.callbacks.History:
         model = self._model
+        check_labels(model, feed.records.element_spec)
         feed = self._present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
         history = tf.keras.callbacks.History()
@@ -238,7 +255,7 @@ class Runs:
                 feeds.append(validation)
 
             def run(first: int, last: int, skip_steps: int = 0) -> None:
-                begun = present.begun_by(start.parts if skip_steps else self._parts)
+                begun = present.begun_by(start.parts if skip_steps else self._parts(present))
                 chain.is_last_fit = last == epochs
                 chain.steps_before = start.steps_told if skip_steps else 0
                 batches = self._batches(begun, first, last, skip_steps)
@@ -320,6 +337,7 @@ class Runs:
         return repeat(self._model, self._collective, explained, lambda: loop(feed, **options))
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
+        check_labels(self._model, feed.records.element_spec)
         feed = self._present(feed)
         self._agree_on(feed)
         notices = self._notices(verbose)
@@ -370,7 +388,7 @@ class Runs:
                 num_records=feed.num_records,
                 global_batch_size=feed.global_batch_size,
                 steps_per_epoch=feed.steps_per_epoch,
-                parts=self._parts,
+                parts=self._parts(feed),
             )
             start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
             keepers[0].before_writing = getattr(feed.records, "confirm", None)
@@ -378,7 +396,9 @@ class Runs:
             variables = model.optimizer.variables
             optimizer_state = variables() if callable(variables) else variables
             scale = loss_scale_state(model.optimizer)
-            self._collective.broadcast([*model.variables, *optimizer_state, *scale])
+            self._collective.broadcast([*variables_in(model), *optimizer_state, *scale])
+            follow_variables(model)
+            check_vocabularies(model, self._collective)
         if self._scale is not None:
             self._scale.prepare(model.optimizer, feed.steps_per_epoch)
             if self._collective.is_chief and begun_at is None:

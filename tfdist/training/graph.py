@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.nested import variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -53,12 +54,12 @@ class Call:
             math.prod(_sizes(tensor)[:-1]) if len(_sizes(tensor)) > 1 else 1
             for tensor in self.outputs
         )
-        matrices = [weight for weight in self.layer.weights if weight.shape.rank >= 2]
-        return 2.0 * positions * sum(math.prod(w.shape) for w in matrices) + produced
+        matrices = [w for w in variables_in(self.layer) if w.shape.rank >= 2]
+        return 2.0 * positions * sum(_count(w) for w in matrices) + produced
 
     @property
     def weight_bytes(self) -> int:
-        return sum(math.prod(w.shape) * w.dtype.size for w in self.layer.weights)
+        return sum(_count(w) * w.dtype.size for w in variables_in(self.layer))
 
     @property
     def row_bytes(self) -> int:
@@ -68,11 +69,16 @@ class Call:
     @property
     def state_bytes(self) -> int:
         """Bytes of weights with their gradients and slots."""
-        trained = sum(math.prod(w.shape) * w.dtype.size for w in self.layer.trainable_weights)
+        trained = sum(_count(w) * w.dtype.size for w in self.layer.trainable_weights)
         return self.weight_bytes + trained * (_COPIES_OF_WEIGHTS - 1)
 
     def memory_bytes(self, rows: int) -> int:
         return self.state_bytes + self.row_bytes * rows
+
+
+def _count(variable: tf.Variable) -> int:
+    """Returns the elements of a variable; one of unknown shape, as of Discretization, has few."""
+    return variable.shape.num_elements() or 0
 
 
 def _sizes(tensor: Any) -> list[int]:

@@ -15,14 +15,18 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import batch_norm
+from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
+from tfdist.training.compiled import on_compile
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
-from tfdist.training.fit import Runs
 from tfdist.training.metrics import MergedResults
+from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
 from tfdist.training.scaling import Scaling
+from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
+from tfdist.training.text import warn_of_padding
 
 
 def install(
@@ -34,6 +38,7 @@ def install(
     dataset: Callable[..., Feed],
     options: StepOptions | None = None,
     divides: bool = False,
+    by_hand: str | ModelError | None = None,
 ) -> tf.keras.Model:
     """Makes ``model`` train over ``collective``; returns it.
 
@@ -42,6 +47,8 @@ def install(
         options: of the train step; None leaves it as it is.
         divides: whether a batch meets the loss in parts, other than those that ``collective`` and
             ``options`` make.
+        by_hand: what a user's own loop over the model's optimizer means on this strategy, or the
+            error that it is; None tells it from the replicas.
     """
     options = options or StepOptions()
     model.get_metrics_result = MergedResults(model, collective)
@@ -52,6 +59,10 @@ def install(
     if shares or options.changes_the_step:
         refuse_custom_steps(model, strategy_name)
         refuse_xla(model)
+        refuse_stateful(
+            model, "replicas that divide them" if shares else "microbatches or a second pass"
+        )
+        warn_of_padding(model, is_chief=collective.is_chief)
         batch_norm.install(model, collective, synchronized=options.sync_batch_norm)
         steps = SharedSteps(model, collective, options)
         model.train_step = steps.train_step
@@ -60,16 +71,40 @@ def install(
             model.predict_step = steps.predict_step
     check = refuse_xla if shares or options.changes_the_step else None
     divides = divides or shares or options.accumulate_steps > 1
-    runs = Runs(model, collective, scaling, strategy_name, dataset, check, divides=divides)
+    runs = RunsAndBatches(
+        model, collective, scaling, strategy_name, dataset, check, divides=divides
+    )
     model.fit = runs.fit
     model.evaluate = runs.evaluate
     model.predict = runs.predict
+    model.train_on_batch = runs.train_on_batch
+    model.test_on_batch = runs.test_on_batch
+    model.predict_on_batch = runs.predict_on_batch
+    _watch_compiling(model, collective, by_hand)
     if is_elastic or not collective.is_chief:
         for name in ("save", "save_weights", "export"):
             save = getattr(model, name)
             aside = collective.reads_together
             setattr(model, name, _written_aside(save) if aside else _by_chief(save, collective))
     return model
+
+
+def _watch_compiling(
+    model: tf.keras.Model, collective: Collective, by_hand: str | ModelError | None
+) -> None:
+    replicas = collective.planned_replicas
+    if by_hand is None and replicas > 1:
+        by_hand = (
+            f"one of {replicas} devices did all the work"
+            if collective.num_processes == 1 and not isinstance(collective, ElasticCollective)
+            else f"each of the {replicas} ranks trains a model of its own"
+        )
+    if by_hand is None:
+        on_compile(model, lambda: None)
+        return
+    watch = Watch(by_hand, is_chief=collective.is_chief)
+    watch.over(model.optimizer)
+    on_compile(model, lambda: watch.over(model.optimizer))
 
 
 def _by_chief(save: Callable, collective: Collective) -> Callable:

@@ -8,10 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, ModelError
 
 _LABEL_OUT_OF_RANGE = re.compile(
     r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
+)
+# TensorFlow's words, where it batches records.
+_SHAPES_DIFFER = re.compile(
+    r"Cannot batch tensors with different shapes in component (\d+)\. "
+    r"First element had shape (\[[^]]*\]) and element \d+ had shape (\[[^]]*\])"
 )
 
 
@@ -74,6 +79,64 @@ def _mend(given: tf.TensorShape, expected: tf.TensorShape) -> str:
     if expected.rank and _fits(given, expected[1:]):
         return f"If records were taken for batches, say batched=False; else: {mend}"
     return mend
+
+
+def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
+    """Raises:
+    DataError: there are no labels for the compiled loss.
+    ModelError: the model was compiled without a loss, and has none of its own.
+    """
+    own = ("train_step", "test_step", "compute_loss")
+    if any(getattr(type(model), name) is not getattr(tf.keras.Model, name) for name in own):
+        return  # It knows itself what it needs.
+    losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
+    if losses and len(element_spec) == 1:
+        raise DataError(
+            "data for a model that is compiled with a loss must have labels",
+            received="records of inputs alone",
+            mend="Give (x, y)",
+        )
+    # A model of a class of its own may add losses in its call.
+    if not losses and getattr(model, "inputs", None) and not model.losses:
+        raise ModelError(
+            "a model must have a loss to be trained or evaluated",
+            received=f"model '{model.name}' compiled without one",
+            mend="Call model.compile(optimizer, loss)",
+        )
+
+
+def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None:
+    """Returns what an error about records of several shapes means, None when it is another.
+
+    Args:
+        element_spec: see ``check_inputs``.
+    """
+    found = _SHAPES_DIFFER.search(str(error))
+    if found is None:
+        return None
+    component, one, other = found.groups()
+    names = dict(enumerate(_names(element_spec)))
+    name = names.get(int(component), "each part of a record")
+    return DataError(
+        f"{name} must have one shape in all records, for a batch to be made of them",
+        received=f"shapes {one} and {other}",
+        mend="Pad or cut it before strategy.dataset, as in data.map(lambda x, y: "
+        "(tf.concat([x, tf.zeros([100], x.dtype)], 0)[:100], y))",
+    )
+
+
+def _names(element_spec: Any) -> list[str]:
+    """Returns what people call the parts of (x[, y[, sample_weight]]), in the order of tf.nest."""
+    names = []
+    for kind, item in zip(("feature", "label", "sample weight"), element_spec, strict=False):
+        if isinstance(item, Mapping):
+            parts = [(f"{kind} '{key}'", item[key]) for key in sorted(item)]
+        elif isinstance(item, (tuple, list)):
+            parts = [(f"{kind} {number}", part) for number, part in enumerate(item, 1)]
+        else:
+            parts = [(f"the {kind}", item)]
+        names += [name for name, part in parts for _ in tf.nest.flatten(part)]
+    return names
 
 
 def _fits(given: tf.TensorShape, expected: tf.TensorShape) -> bool:

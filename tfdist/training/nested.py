@@ -1,4 +1,4 @@
-"""The layers that a layer consists of."""
+"""The layers that a layer consists of, and their variables."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
     cannot walk through; Keras' own walk has no public name.
     """
     return list(layer._flatten_layers())
+
+
+def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
+    """Returns the weights of ``layer`` that are variables.
+
+    Keras counts a vocabulary among the weights of a lookup layer: a table, which has no shape.
+    """
+    return [weight for weight in layer.weights if isinstance(weight, tf.Variable)]

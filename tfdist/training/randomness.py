@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
@@ -36,6 +37,15 @@ _UNSEEDED = (
     "StatefulUniformInt",
     "TruncatedNormal",
 )
+_L = tf.keras.layers
+_NOISE = (
+    _L.Dropout, _L.AlphaDropout, _L.GaussianDropout, _L.GaussianNoise,
+    _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D,
+)  # fmt: skip
+# How layers that augment call what they change an image by; the others always change it.
+_AMOUNTS = ("factor", "height_factor", "width_factor")
+# How layers with a Dropout inside call its rate: recurrent ones, and attention.
+_RATES = ("dropout", "recurrent_dropout", "_dropout")
 
 
 class StepSeeds:
@@ -68,13 +78,38 @@ def is_seeded(layer: tf.keras.layers.Layer) -> bool:
     return any(_draws_at_once(part) for part in layers_in(layer))
 
 
+def drawing_layers(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
+    """Returns ``layer`` and the layers in it that draw random numbers in training.
+
+    One whose rate is 0 draws none. Parts of a layer that draws, such as the cell of a recurrent one
+    or the Dropout of attention, are named with it.
+    """
+    found, within = [], set()
+    for part in layers_in(layer):
+        if id(part) not in within and _draws_in_training(part):
+            found.append(part)
+            within |= {id(inner) for inner in layers_in(part)}
+    return found
+
+
+def _draws_in_training(layer: Any) -> bool:
+    if augments(layer):
+        amounts = [value for name, value in layer.get_config().items() if name in _AMOUNTS]
+        return not amounts or any(np.any(amount) for amount in amounts if amount is not None)
+    names = ("rate", "stddev") if isinstance(layer, _NOISE) else _RATES
+    rates = (getattr(layer, name, None) for name in names)
+    # A rate may be a tensor, whose value nobody knows.
+    return any(rate > 0 if isinstance(rate, (int, float)) else tf.is_tensor(rate) for rate in rates)
+
+
 def _draws_at_once(layer: Any) -> bool:
     return hasattr(layer, "_random_generator") and not augments(layer)
 
 
 def augments(layer: tf.keras.layers.Layer) -> bool:
     """Whether ``layer`` augments images: drawing for one after the other, in a loop."""
-    return type(layer).__name__.startswith("Random")
+    kind = type(layer).__name__
+    return kind.startswith("Random") and kind != "RandomFourierFeatures"  # Drawn when it is built.
 
 
 def install(model: tf.keras.Model) -> None:

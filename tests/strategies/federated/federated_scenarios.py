@@ -141,6 +141,14 @@ def verify_knows_what_is_exact(strategy, folder):
         report = tfdist.verify(model_fn, records(60), several, steps=4, global_batch_size=12)
         assert not report.exact
         assert "clients take steps apart before they are averaged" in str(report)
+    with federated(algorithm="fedsgd", clients_per_round=1, batch_norm="group_norm") as replaces:
+        report = tfdist.verify(
+            with_batch_norm, records(60), replaces, steps=4, global_batch_size=12
+        )
+        assert report.exact, str(report)
+        assert "both trained the model with the layers that the strategy has replaced" in str(
+            report
+        )
 
 
 # Algorithms and aggregation ---------------------------------------------------------------------
@@ -391,6 +399,44 @@ def batch_normalization_is_refused_averaged_or_replaced(strategy, folder):
     model, history = trained(data, 3, with_batch_norm, batch_norm="group_norm")
     assert isinstance(model.get_layer("norm"), layers.GroupNormalization)
     assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@scenario
+def what_clients_cannot_train_is_one_line(strategy, folder):
+    words = np.array(["a b", "c", "a c d", "b"] * 6)[:, None]
+    labels = np.arange(24) % 3
+
+    def reader(learned, of):
+        learned.adapt(of)
+        inputs = keras.Input((1,), dtype="string" if of is words else "float32")
+        model = keras.Model(inputs, layers.Dense(3)(tf.cast(learned(inputs), tf.float32)))
+        model.compile("sgd", "mse")
+        return model
+
+    def text():
+        return reader(layers.TextVectorization(output_mode="tf_idf"), words)
+
+    def bins():
+        return reader(layers.Discretization(num_bins=4), numbers)
+
+    def stateful():
+        inputs = keras.Input((4, 3), batch_size=8)
+        model = keras.Model(inputs, layers.LSTM(3, stateful=True)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    numbers = np.arange(24.0)[:, None]
+    with federated(clients_per_round=2) as fed:
+        for make, x, message in (
+            (text, words, "lookup table"),
+            (bins, numbers, "known shapes"),
+        ):
+            with pytest.raises(ModelError, match=message):
+                fed.build(make).fit(fed.dataset((x, labels), global_batch_size=8), verbose=0)
+        with pytest.raises(ModelError, match="stateful recurrent layer"):
+            fed.build(stateful)
+        with pytest.raises(ModelError, match=r"in rounds, by clients.* train_on_batch"):
+            fed.build(model_fn).train_on_batch(numbers, labels)
 
 
 @scenario

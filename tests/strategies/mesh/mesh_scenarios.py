@@ -372,7 +372,18 @@ def files():
     _, resumed = fit(2, 1, 4, resume=True)
     loaded = keras.models.load_model(folder / "model.keras")
     loaded.fit(*data, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    half = keras.models.load_model(folder / "model.keras")
+    half.save_weights(folder / "weights")  # In TensorFlow's format, with the optimizer's slots.
+    with mesh(1, 2) as strategy:
+        from_file = strategy.build(lambda: keras.models.load_model(folder / "model.keras"))
+        read = strategy.build(mlp)
+        read.load_weights(folder / "weights")
+        for model in (from_file, read):
+            feed = strategy.dataset(data, global_batch_size=8, training=False)
+            model.fit(feed, epochs=2, verbose=0)
     return {
+        "a loaded model gone on with": difference(from_file.get_weights(), expected),
+        "weights read with their slots": difference(read.get_weights(), expected),
         "resumed on another mesh": difference(resumed.get_weights(), expected),
         "gone on with in plain Keras": difference(loaded.get_weights(), expected),
         "weights of the layers": difference(
@@ -506,6 +517,17 @@ def refusals():
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
         "repeated": (lambda: sequential(Repeats(), L.Dense(16), shape=(4, 6)), {}),
     }
+
+    def by_hand():
+        model = mlp()
+        variables = model.trainable_variables
+        gradients = [tf.zeros_like(variable) for variable in variables]
+        with mesh(1, 2) as strategy:
+            strategy.build(lambda: model).optimizer.apply_gradients(
+                zip(gradients, variables, strict=True)
+            )
+
+    cases["by hand"] = (by_hand, {})
     result = {}
     for name, (model_fn, options) in cases.items():
         try:

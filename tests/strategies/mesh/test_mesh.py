@@ -82,7 +82,14 @@ def test_a_layout_is_the_users_where_he_gives_one(results):
 
 
 @pytest.mark.parametrize(
-    "what", ["resumed on another mesh", "gone on with in plain Keras", "weights of the layers"]
+    "what",
+    [
+        "resumed on another mesh",
+        "gone on with in plain Keras",
+        "weights of the layers",
+        "a loaded model gone on with",
+        "weights read with their slots",
+    ],
 )
 def test_files_are_those_of_one_device(what, results):
     assert of(results, "files")[what] <= _TOLERANCE
@@ -139,6 +146,7 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("axis", ["'modle'", "Did you mean 'model'?"]),
         ("divides", ["dimension 1 of dense", "splits, 15 in", "[1, 3, 5, 15]"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
+        ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records.clients import Clients
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
@@ -21,7 +21,7 @@ from tfdist.training.collective import Collective
 from tfdist.training.feed import Feed
 from tfdist.training.install import refuse_xla
 from tfdist.training.metrics import state_of
-from tfdist.training.misfits import check_inputs
+from tfdist.training.misfits import check_inputs, check_labels
 from tfdist.training.scaling import EffectiveLearningRate
 
 _SETTLED = (
@@ -87,6 +87,7 @@ class FederatedFit:
         model = self._model
         feed = self._feed(x, y, batch_size).weighted_by_class(class_weight)
         check_inputs(model, (feed.batch_spec["x"],))
+        check_labels(model, (feed.batch_spec["x"], feed.batch_spec["y"]))
         refuse_xla(model)  # It may have been compiled anew.
         self._server.prepare(feed)
         callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -195,6 +196,19 @@ class FederatedFit:
                 mend="Write strategy.dataset(data, training=False)",
             )
         return self._dataset(data, global_batch_size=_EVALUATION_BATCH_SIZE, training=False)
+
+
+def refuse_one_batch(*args: Any, **options: Any) -> None:
+    """Takes the place of ``train_on_batch``.
+
+    Raises:
+        ModelError: always.
+    """
+    raise ModelError(
+        "a model of strategy 'federated' must be trained in rounds, by clients",
+        received="train_on_batch",
+        mend="Call model.fit",
+    )
 
 
 def _refuse_settled(options: dict) -> None:

@@ -54,12 +54,21 @@ class TracedStep:
 
         self._function = step.get_concrete_function()
         self.trainable = list(model.trainable_variables)
-        self.non_trainable = list(model.non_trainable_variables)
+        others = model.non_trainable_variables
+        self.non_trainable = [v for v in others if isinstance(v, tf.Variable)]
         self.metric_state = state_of(model)
         known = {variable.ref() for variable in (*self.trainable, *self.non_trainable)}
         known |= {variable.ref() for variable in self.metric_state}
         self.others = [v for v in self._function.graph.variables if v.ref() not in known]
         every = (*self.trainable, *self.non_trainable, *self.metric_state, *self.others)
+        unknown = [v.name for v in every if not v.shape.is_fully_defined()]
+        if unknown:
+            raise ModelError(
+                "a model of strategy 'federated' must hold variables of known shapes only",
+                received=f"variable '{unknown[0]}' of model '{model.name}'",
+                mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
+                "strategy.dataset",
+            )
         self.other_values = [variable.numpy() for variable in self.others]
         self._variable_of_handle = {id(variable.handle): variable for variable in every}
         self._constants: dict[int, Any] = {}

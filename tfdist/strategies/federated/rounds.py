@@ -17,7 +17,8 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.misfits import explain_label_error
+from tfdist.training.misfits import explain_label_error, explain_shape_error
+from tfdist.training.nested import variables_in
 
 _DIVERGED = "its update is not finite"
 
@@ -85,7 +86,7 @@ class RoundRunner:
         self._options = options
         self._named: set[str] = set()
         self._known_bad: dict[str, str] = {}
-        self._weights_bytes = sum(v.numpy().nbytes for v in model.weights)
+        self._weights_bytes = sum(v.numpy().nbytes for v in variables_in(model))
         self._statistics_bytes = server.statistics_bytes
         self._update_bytes = update_bytes(model.trainable_variables, options)
 
@@ -151,8 +152,14 @@ class RoundRunner:
                 continue
             try:
                 arrays = feed.load(client)
-            except DataError as error:
-                self._leave_out(record, client, str(error))
+            except (DataError, tf.errors.InvalidArgumentError) as error:
+                spec = [
+                    feed.batch_spec[part] for part in ("x", "y", "w") if part in feed.batch_spec
+                ]
+                explained = explain_shape_error(error, spec)
+                if explained is None and not isinstance(error, DataError):
+                    raise
+                self._leave_out(record, client, str(explained or error))
                 continue
             ready.ids.append(client)
             ready.arrays.append(arrays)

@@ -166,7 +166,7 @@ class Federated(OneProcessStrategy):
         import tensorflow as tf
 
         from tfdist.strategies.federated import batch_norm
-        from tfdist.strategies.federated.fit import FederatedFit
+        from tfdist.strategies.federated.fit import FederatedFit, refuse_one_batch
         from tfdist.strategies.federated.server import Server
         from tfdist.strategies.single import Alone
         from tfdist.training.install import install
@@ -197,10 +197,12 @@ class Federated(OneProcessStrategy):
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
+            by_hand="no client took part",
         )
         server = Server(self._engine, self._options, model, statistics)
         collective.saving = server.saving()
         model.fit = FederatedFit(model, server, self._options, collective, self.dataset).fit
+        model.train_on_batch = refuse_one_batch
         return model
 
     def dataset(
@@ -348,9 +350,12 @@ def check_model(model: Any, options: Options) -> None:
     """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
     from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
     from tfdist.training.install import refuse_custom_steps, refuse_xla
+    from tfdist.training.nested import layers_in
+    from tfdist.training.stateful import refuse_stateful
 
     refuse_custom_steps(model, Federated.name)
     refuse_xla(model)
+    refuse_stateful(model, "clients with rows of their own")
     if model.run_eagerly:
         raise ModelError(
             "a client must train a graph",
@@ -358,7 +363,7 @@ def check_model(model: Any, options: Options) -> None:
             mend="Leave out run_eagerly",
         )
     mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
-    policies = {layer.compute_dtype for layer in model._flatten_layers() if layer.weights}
+    policies = {layer.compute_dtype for layer in layers_in(model) if layer.trainable_weights}
     if mixed or policies - {"float32"}:
         raise ModelError(
             "clients must train in float32, as TFF's optimizers do",

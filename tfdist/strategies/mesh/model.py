@@ -120,8 +120,8 @@ class MeshModel:
         for name in ("save", "save_weights"):
             setattr(model, name, self._reads_all(getattr(model, name)))
         model.get_weights = self._get_weights
-        for name in ("set_weights", "load_weights"):
-            setattr(model, name, self._writes_weights(getattr(model, name)))
+        model.set_weights = self._writes_weights(model.set_weights)
+        model.load_weights = self._reads_file(model.load_weights)
         self._compile = model.compile
         model.compile = self._compile_anew
         model.make_train_function = self._make_train_function
@@ -165,6 +165,15 @@ class MeshModel:
             result = method(*args, **options)
             self.set_from_host()
             return result
+
+        return run
+
+    def _reads_file(self, method: Callable) -> Callable:
+        """A file of TensorFlow's own format holds the optimizer too."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            with self.restored():
+                return method(*args, **options)
 
         return run
 

@@ -103,6 +103,7 @@ class SlicedState:
             sliced = self._sliced(variable)
             sliced.create(devices, variable)
             self.weights[id(variable)] = sliced
+        self._attached: Any = None
         self.attach_optimizer()
 
     def _sliced(self, variable: Any) -> SlicedVariable:
@@ -114,7 +115,27 @@ class SlicedState:
     # The optimizer ------------------------------------------------------------------------------
 
     def attach_optimizer(self) -> None:
-        """Builds the optimizer that the model is compiled with on the slices."""
+        """Builds the optimizer that the model is compiled with on the slices.
+
+        One that was built on whole weights, as that of a loaded model, goes on where it is.
+        """
+        given = self._model.optimizer
+        if given is self._attached:  # Compiled anew with the same one.
+            return
+        fresh = type(given).from_config(given.get_config())
+        is_built = len(given.variables) > len(fresh.variables)
+        if is_built:
+            self._model.optimizer = fresh
+        self._attached = self._model.optimizer
+        self._build_optimizer()
+        if is_built:
+            host = self.host_optimizer()
+            pairs = zip(_state_of(host), _state_of(given), strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
+            self.scatter_optimizer()
+
+    def _build_optimizer(self) -> None:
         optimizer = without_loss_scale(self._model.optimizer)
         owners = {}
         keys = {}
@@ -150,7 +171,7 @@ class SlicedState:
         own_slots = {id(part) for sliced in self.slots.values() for part in sliced.slices}
         host_slots = {id(slot) for slot in self._host_slots.values()}
         optimizers = (self._model.optimizer, self._host_optimizer)
-        own, host = ([*o.variables, *loss_scale_state(o)] for o in optimizers)
+        own, host = map(_state_of, optimizers)
         own = [v for v in own if id(v) not in own_slots]
         host = [v for v in host if id(v) not in host_slots]
         return list(zip(own, host, strict=True))
@@ -199,6 +220,10 @@ class SlicedState:
         host = self._host_slots.values() if self._host_optimizer is not None else []
         for variable in [*self._model.weights, *host]:
             _replace(variable, tf.zeros([0], variable.dtype))
+
+
+def _state_of(optimizer: Any) -> list[Any]:
+    return [*optimizer.variables, *loss_scale_state(optimizer)]
 
 
 def _replace(variable: tf.Variable, value: Any) -> None:

@@ -146,6 +146,12 @@ class Mesh(OneProcessStrategy):
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
+            by_hand=ModelError(
+                "a model on a mesh must be trained by its fit or train_on_batch, since its "
+                "optimizer knows the slices of the weights only",
+                received="model.optimizer.apply_gradients outside of them",
+                mend="Call one of these, or use strategy 'single'",
+            ),
         )
         devices = MeshDevices(self._batch, self._model, self._devices)
         on_mesh = MeshModel(

@@ -137,9 +137,14 @@ class Cluster:
         )
         partitioner = None
         if min_shard_bytes is not None:
-            partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+            by_size = tf.distribute.experimental.partitioners.MinSizePartitioner(
                 min_shard_bytes, max_shards=place.roles.count("ps")
             )
+
+            def partitioner(shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
+                if shape.is_fully_defined():
+                    return by_size(shape, dtype)
+                return [1] * max(1, shape.rank or 0)  # Such as what Discretization has seen.
 
         def connect() -> tf.distribute.ParameterServerStrategy:
             return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)

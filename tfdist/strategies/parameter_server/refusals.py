@@ -75,6 +75,29 @@ def refuse_model(model: tf.keras.Model) -> None:
 
 
 @contextlib.contextmanager
+def made_on_servers(name: str) -> Iterator[None]:
+    """Encloses the making of a model that could be made on the chief.
+
+    Args:
+        name: of that one.
+
+    Raises:
+        ModelError: it cannot be made with its variables on the parameter servers.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise ModelError(
+            "strategy 'parameter_server' must be able to make the model a second time, with its "
+            "variables on the parameter servers",
+            received=f"model '{name}', which Keras cannot make there: "
+            f"{type(error).__name__}: {reason}",
+            mend=f"{_WHOLE}; or use another strategy",
+        ) from error
+
+
+@contextlib.contextmanager
 def whole_in_mixed_precision() -> Iterator[None]:
     """Raises:
     ModelError: the twin that is made within is of mixed precision, and has divided variables.

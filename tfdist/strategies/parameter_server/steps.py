@@ -24,7 +24,8 @@ _STEPS_PER_WORKER = 2
 _READERS = ("evaluate", "predict", "get_weights", "save", "save_weights", "export")
 # What TensorFlow says where a task is gone; it says the same of other causes.
 _MAYBE_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-_WRITERS = ("set_weights", "load_weights", "reset_metrics")
+# A fit too: whatever has changed the chief's weights before it, it begins with them.
+_WRITERS = ("set_weights", "load_weights", "reset_metrics", "fit", "train_on_batch")
 
 
 class _Newer(enum.Enum):

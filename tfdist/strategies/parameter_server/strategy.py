@@ -157,6 +157,7 @@ class ParameterServer(Strategy):
 
         from tfdist.strategies.parameter_server.collective import Servers
         from tfdist.strategies.parameter_server.refusals import (
+            made_on_servers,
             refuse_model,
             whole_in_mixed_precision,
         )
@@ -164,6 +165,7 @@ class ParameterServer(Strategy):
         from tfdist.strategies.parameter_server.twin import Twin
         from tfdist.training.install import install
         from tfdist.training.precision import check_follows, policy
+        from tfdist.training.stateful import refuse_stateful
 
         cluster = self._connected()
         is_made = isinstance(model_fn, tf.keras.Model)
@@ -173,7 +175,13 @@ class ParameterServer(Strategy):
                 model = clone(model_fn)
         check_follows(model, self.precision)
         refuse_model(model)
-        with cluster.engine.scope(), policy(self.precision), whole_in_mixed_precision():
+        refuse_stateful(model, "workers that take steps of their own")
+        with (
+            cluster.engine.scope(),
+            policy(self.precision),
+            made_on_servers(model.name),
+            whole_in_mixed_precision(),
+        ):
             twin = tf.keras.models.clone_model(model) if is_made else called(model_fn)
         steps = AsynchronousSteps(
             model,
@@ -190,6 +198,7 @@ class ParameterServer(Strategy):
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
+            by_hand="the chief did all the work",
         )
 
     def dataset(

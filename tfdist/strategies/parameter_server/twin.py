@@ -16,8 +16,9 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training import first_step
+from tfdist.training.adapted import follow_variables
 from tfdist.training.metrics import state_of
-from tfdist.training.nested import layers_in
+from tfdist.training.nested import layers_in, variables_in
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""
@@ -75,7 +76,7 @@ class Twin:
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
             twin.optimizer._learning_rate = rate
         twin.optimizer.jit_compile = False
-        weights = list(_paired(model.weights, twin.weights))
+        weights = list(_paired(variables_in(model), variables_in(twin)))
         refuse_on_shards(model, [whole for whole, parts in weights if len(parts) > 1])
         self._pairs = [
             *weights,
@@ -97,6 +98,7 @@ class Twin:
             for part in parts:
                 part.assign(value[start : start + part.shape[0]])
                 start += part.shape[0]
+        follow_variables(self.twin)
 
     def pull(self) -> None:
         """Gives the chief the twin's values."""
@@ -126,7 +128,8 @@ def _paired(wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[_Pair]:
     left = iter(parts)
     for whole in wholes:
         own = [next(left)]
-        while whole.shape.rank and sum(part.shape[0] for part in own) < whole.shape[0]:
+        rows = whole.shape[0] if whole.shape.rank else None  # None: the server has it whole.
+        while rows is not None and sum(part.shape[0] for part in own) < rows:
             own.append(next(left))
         yield whole, own
     assert next(left, None) is None, "the twin has other variables than the model"

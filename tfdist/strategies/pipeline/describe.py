@@ -10,6 +10,7 @@ from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.training.graph import crossing_bytes
+from tfdist.training.nested import variables_in
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Description:
                 if chunk + 1 < made.num_chunks and made.device_of[chunk + 1] != stage
             ]
             chunks_flown = len(own) if made.name == "gpipe" else 1
-            weights = {w.ref(): w for call in calls for w in call.layer.weights}
+            weights = {w.ref(): w for call in calls for w in variables_in(call.layer)}
             rows.append(
                 StageRow(
                     device=device,
@@ -68,7 +69,7 @@ class Description:
                     last=calls[-1].name,
                     num_layers=len(calls),
                     weight_bytes=sum(
-                        w.shape.num_elements() * w.dtype.size for w in weights.values()
+                        (w.shape.num_elements() or 0) * w.dtype.size for w in weights.values()
                     ),
                     cost=sum(costs[chunk] for chunk in own) / max(sum(costs), 1e-30),
                     bytes_sent_per_row=sum(crossing_bytes(plan.calls, cut) for cut in leaving),

@@ -21,6 +21,7 @@ from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.gradients import activity_losses
 from tfdist.training.graph import Call, Graph, inputs_of
 from tfdist.training.logits import logits_of
+from tfdist.training.nested import variables_in
 
 _NAME = "tfdist_frozen_{}"
 _MASK = "tfdist_frozen_mask_{}"
@@ -172,8 +173,11 @@ class Frozen:
         """Returns a hash of the values of all weights."""
         digest = hashlib.blake2b(digest_size=16)
         for call in self._calls:
-            for weight in call.layer.weights:
-                digest.update(np.ascontiguousarray(weight.numpy()))
+            for weight in call.layer.get_weights():
+                is_text = weight.dtype == object  # A vocabulary.
+                digest.update(
+                    repr(weight.tolist()).encode() if is_text else np.ascontiguousarray(weight)
+                )
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
@@ -187,7 +191,9 @@ class Frozen:
                     "config": _config(call),
                     "infers": call.infers,
                     "inputs": [sources[id(tensor)] for tensor in call.inputs],
-                    "weights": [[w.dtype.name, list(w.shape)] for w in call.layer.weights],
+                    "weights": [
+                        [w.dtype.name, w.shape.as_list()] for w in variables_in(call.layer)
+                    ],
                 }
             )
             sources.update({id(t): f"{number} {n}" for n, t in enumerate(call.outputs)})

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import OptionError
 from tfdist.training.graph import Call, Graph
+from tfdist.training.nested import variables_in
 
 _REPEATS = 5
 # A layer that takes longer is timed less often.
@@ -134,7 +135,7 @@ def _key(call: Call, given: list[tf.Tensor], sources: list[int]) -> str:
     except NotImplementedError:
         config = {"only": call.name}
     shapes = [[list(tensor.shape), tensor.dtype.name] for tensor in given]
-    weights = [list(weight.shape) for weight in call.layer.weights]
+    weights = [list(weight.shape) for weight in variables_in(call.layer)]
     trained = len(call.layer.trainable_variables)
     kind = f"{type(call.layer).__module__}.{type(call.layer).__qualname__}"
     return json.dumps([kind, config, shapes, weights, trained, sources], default=str)
@@ -161,7 +162,8 @@ def _run_alone(
         kept.update(_read_back(graph, before, inputs, outputs))
         return [gradient for gradient in found if gradient is not None]
 
-    statistics = [(weight, weight.numpy()) for weight in call.layer.non_trainable_weights]
+    kept = call.layer.non_trainable_weights
+    statistics = [(w, w.numpy()) for w in kept if isinstance(w, tf.Variable)]
     forward_s = _shortest(tf.function(forward), given)
     both_s = _shortest(tf.function(both), given) if sources or variables else forward_s
     for weight, value in statistics:  # Such as those that BatchNormalization moves.

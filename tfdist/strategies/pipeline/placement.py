@@ -54,7 +54,7 @@ def place(
     with tf.variable_creator_scope(placed):
         model = make_model()
     if placed.count != seen.count or [w.shape for w in weights] != [
-        tuple(w.shape) for w in model.weights
+        w.shape for w in model.get_weights()
     ]:
         raise ModelError(
             "model_fn, which a pipeline calls twice, must return the same model each time",

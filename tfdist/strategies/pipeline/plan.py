@@ -17,6 +17,7 @@ from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.graph import Call, Graph, crossing_bytes, normalizes
+from tfdist.training.nested import variables_in
 from tfdist.training.partition import balance
 from tfdist.training.randomness import is_seeded
 
@@ -80,7 +81,7 @@ class Plan:
         stages: dict = {}
         for chunk, stage in enumerate(self.schedule.device_of):
             for call in self.calls_of_chunk(chunk):
-                for variable in call.layer.weights:
+                for variable in variables_in(call.layer):
                     stages.setdefault(variable.ref(), stage)
         return stages
 

@@ -11,19 +11,9 @@ from tfdist.strategies.pipeline.norms import masked_norm_error
 from tfdist.training.graph import Call, normalizes
 from tfdist.training.install import refuse_custom_steps, refuse_xla
 from tfdist.training.nested import layers_in
+from tfdist.training.randomness import drawing_layers
 
 _ADDED = ("AddLoss", "AddMetric")
-_RANDOM = (
-    "Dropout",
-    "AlphaDropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
-)
-# How layers with a Dropout inside call its rate: recurrent ones, and attention.
-_RATES = ("dropout", "recurrent_dropout", "_dropout")
 
 
 def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -> None:
@@ -113,13 +103,5 @@ def random_layers(
     calls: Iterable[Call], but: Callable[[tf.keras.layers.Layer], bool] = lambda layer: False
 ) -> list[str]:
     """Returns the names of layers that draw random numbers in training, except ``but`` some."""
-    found = {}
-    for call in (call for call in calls if not call.infers):
-        for layer in layers_in(call.layer):
-            kind = type(layer).__name__
-            rates = (getattr(layer, name, None) for name in _RATES)
-            drops = any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
-            is_random = kind in _RANDOM and getattr(layer, "rate", None) != 0
-            if (is_random or kind.startswith("Random") or drops) and not but(layer):
-                found[layer.name] = None
-    return list(found)
+    drawing = (layer for call in calls if not call.infers for layer in drawing_layers(call.layer))
+    return list(dict.fromkeys(layer.name for layer in drawing if not but(layer)))

@@ -136,6 +136,7 @@ class Pipeline(OneProcessStrategy):
         from tfdist.training.install import install
         from tfdist.training.precision import check_follows, policy
         from tfdist.training.randomness import install as install_randomness
+        from tfdist.training.text import warn_of_padding
 
         assert self._devices, "start() comes first"
 
@@ -164,6 +165,8 @@ class Pipeline(OneProcessStrategy):
         model = place(make_model, devices_of)
         plan = make_plan(model, graph, self._options, named, measured)
         chunks = plan.chunks(self._devices)
+        if self._options.microbatches > 1:
+            warn_of_padding(model, is_chief=True)
         install_norms(model)
         install_randomness(model)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
@@ -174,6 +177,7 @@ class Pipeline(OneProcessStrategy):
             strategy_name=self.name,
             dataset=self.dataset,
             divides=True,
+            by_hand="the stages took turns, without microbatches",
         )
         cache = None
         if self._options.frozen_cache is not None:

@@ -1,0 +1,57 @@
+"""What layers have learned with ``adapt`` before a training: the same on all processes.
+
+Normalization and Discretization compute with constants that they have made of their variables; a
+lookup layer holds its vocabulary in a table, which is no variable at all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.training.collective import Collective
+from tfdist.training.nested import layers_in
+
+_BY_VARIABLES = (tf.keras.layers.Normalization, tf.keras.layers.Discretization)
+_BY_TABLE = (tf.keras.layers.StringLookup, tf.keras.layers.IntegerLookup)
+
+
+def follow_variables(model: tf.keras.Model) -> None:
+    """Makes the constants anew of variables that were restored, or came from the chief."""
+    for layer in layers_in(model):
+        if not isinstance(layer, _BY_VARIABLES) or not layer.non_trainable_weights:
+            continue
+        before = _constants(layer)
+        layer.finalize_state()
+        if not all(map(np.array_equal, before, _constants(layer))):
+            # Graphs hold the constants of before.
+            model.train_function = model.test_function = model.predict_function = None
+
+
+def check_vocabularies(model: tf.keras.Model, collective: Collective) -> None:
+    """Raises:
+    DataError: the processes have other vocabularies, of which the chief's would be saved.
+    """
+    layers = [layer for layer in layers_in(model) if isinstance(layer, _BY_TABLE)]
+    if collective.num_processes == 1 or not layers:
+        return
+    words = [layer.get_vocabulary() for layer in layers]
+    told = collective.gather([(len(each), zlib.crc32(repr(each).encode())) for each in words])
+    for rank, theirs in enumerate(told):
+        for layer, chiefs, own in zip(layers, told[0], theirs, strict=True):
+            if own != chiefs:
+                raise DataError(
+                    "all ranks must have the same vocabulary",
+                    received=f"layer '{layer.name}' with {chiefs[0]} words on rank 0 and "
+                    f"{own[0]}{' others' if own[0] == chiefs[0] else ''} on rank {rank}",
+                    mend="Adapt it to the same data on each rank, or give it vocabulary=...",
+                )
+
+
+def _constants(layer: Any) -> list[Any]:
+    names = ("mean", "variance", "bin_boundaries")
+    return [np.array(getattr(layer, name)) for name in names if hasattr(layer, name)]

@@ -1,0 +1,47 @@
+"""What a model must be compiled with, whenever it is compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+
+_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+
+
+def check_optimizer(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer is none of Keras, or there are several.
+    """
+    optimizer = model.optimizer
+    if isinstance(optimizer, _OPTIMIZERS):
+        return
+    # Keras wraps those of tf.compat.v1.
+    own = getattr(optimizer, "optimizer", optimizer)
+    kind = f"{type(own).__name__}"
+    if isinstance(own, tf.compat.v1.train.Optimizer):
+        kind = f"tf.compat.v1.train.{kind}"
+    elif isinstance(own, (list, tuple)):
+        kind = f"{len(own)} optimizers"
+    raise ModelError(
+        "a model must be compiled with one optimizer of tf.keras.optimizers",
+        received=f"{kind} in model '{model.name}'",
+        mend="Compile it with one of them, such as tf.keras.optimizers.Adam(1e-3)",
+    )
+
+
+def on_compile(model: tf.keras.Model, then: Callable[[], None]) -> None:
+    """Calls ``then`` whenever ``model`` is compiled anew."""
+    compile_model = model.compile
+
+    @functools.wraps(compile_model)
+    def compiled(*args: Any, **options: Any) -> None:
+        compile_model(*args, **options)
+        check_optimizer(model)
+        then()
+
+    model.compile = compiled

@@ -1,0 +1,158 @@
+"""``train_on_batch``, ``test_on_batch`` and ``predict_on_batch`` of a built model."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.training import by_hand, first_step
+from tfdist.training.feed import Feed
+from tfdist.training.fit import Runs
+from tfdist.training.misfits import check_labels
+
+
+class RunsAndBatches(Runs):
+    """Keras' loops, and its steps on one batch, whose rows the replicas divide.
+
+    Each process is given the same batch, and takes its part.
+    """
+
+    def __init__(self, model: tf.keras.Model, *args: Any, **options: Any):
+        super().__init__(model, *args, **options)
+        self._keras_train_on_batch = model.train_on_batch
+        self._keras_test_on_batch = model.test_on_batch
+        self._keras_predict_on_batch = model.predict_on_batch
+        self._prepared_as: Any = None  # The loss of the compilation that the ranks agree on.
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        reset_metrics: bool = True,
+        return_dict: bool = False,
+    ) -> Any:
+        """See ``Model.train_on_batch``; the results are those of all rows."""
+        _refuse_feed(x, "train_on_batch", "fit")
+        if self._scale is not None:
+            raise OptionError(
+                "a learning rate that is scaled or warmed up must be trained with model.fit, "
+                "which counts epochs",
+                received="train_on_batch",
+                mend="Call model.fit, or leave lr_scaling out",
+            )
+        with by_hand.training():
+            if self._is_plain_keras(x):
+                return self._keras_train_on_batch(
+                    x, y, sample_weight, class_weight, reset_metrics, return_dict
+                )
+            feed = self._one_batch("train_on_batch", x, y, sample_weight)
+            feed = feed.weighted_by_class(class_weight)
+            model = self._model
+            if self._prepared_as is not model.compiled_loss:
+                self._prepare(feed, [])
+                self._prepared_as = model.compiled_loss
+            return self._step(feed, model.make_train_function, reset_metrics, return_dict)
+
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        reset_metrics: bool = True,
+        return_dict: bool = False,
+    ) -> Any:
+        """See ``Model.test_on_batch``; the results are those of all rows."""
+        _refuse_feed(x, "test_on_batch", "evaluate")
+        if self._is_plain_keras(x):
+            return self._keras_test_on_batch(x, y, sample_weight, reset_metrics, return_dict)
+        feed = self._one_batch("test_on_batch", x, y, sample_weight)
+        return self._step(feed, self._model.make_test_function, reset_metrics, return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """See ``Model.predict_on_batch``; one prediction for each row, on every process."""
+        _refuse_feed(x, "predict_on_batch", "predict")
+        if self._is_plain_keras(x):
+            return self._keras_predict_on_batch(x)
+        return self._predict_feed(self._one_batch("predict_on_batch", x), verbose=0)
+
+    def _one_batch(self, method: str, x: Any, y: Any = None, sample_weight: Any = None) -> Feed:
+        """Returns the rows as one global batch.
+
+        Raises:
+            ModelError: processes may be lost, and only a loop can be mended.
+            DataError: the processes were given different rows.
+        """
+        if self._is_elastic:
+            raise ModelError(
+                "an elastic job must train, evaluate and predict in model.fit, evaluate and "
+                "predict, which go on when a process is lost",
+                received=method,
+                mend="Call one of these",
+            )
+        arrays = self._arrays(x, {"y": y, "sample_weight": sample_weight})
+        rows = len(tf.nest.flatten(arrays)[0])
+        size = max(rows, self._collective.num_replicas)
+        feed = self._dataset(arrays, global_batch_size=size, training=False)
+        self._agree_on(feed)
+        with self._reading(feed):
+            found = self._collective.gather(_checksum(arrays))
+        others = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
+        if others:
+            raise DataError(
+                f"all ranks must give the same batch to {method}, which divides its rows",
+                received=f"other rows on rank {others[0]} than on rank 0",
+                mend="Give each rank the whole batch, read in the same order",
+            )
+        return feed
+
+    def _step(
+        self, feed: Feed, make: Callable[[], Callable], reset_metrics: bool, return_dict: bool
+    ) -> Any:
+        model = self._model
+        check_labels(model, feed.records.element_spec)
+        if reset_metrics:
+            model.reset_metrics()
+        first_step.make_known_metrics(model, feed.records.element_spec)
+        with self._reading(feed) as watchers:
+            batches = iter(self._batches(feed, 0, 1))
+            for watcher in watchers:
+                watcher.on_train_batch_begin(0)
+            with model.distribute_strategy.scope():
+                make()(batches)
+            found = model.get_metrics_result()  # Of all processes; those of the step are not.
+            for watcher in watchers:
+                watcher.on_train_batch_end(0)
+        results = {
+            name: value.item() if np.ndim(value) == 0 else value for name, value in found.items()
+        }
+        if return_dict:
+            return results
+        known = [name for name in model.metrics_names if name in results]
+        listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
+        return listed[0] if len(listed) == 1 else listed
+
+
+def _refuse_feed(x: Any, method: str, loop: str) -> None:
+    if isinstance(x, Feed):
+        raise DataError(
+            f"{method} must be given the rows of one batch",
+            received="what strategy.dataset returned",
+            mend=f"Call model.{loop}, or give arrays",
+        )
+
+
+def _checksum(arrays: Any) -> int:
+    checksum = 0
+    for leaf in tf.nest.flatten(arrays):
+        array = np.asarray(leaf)
+        # Text is an array of objects, whose bytes are addresses.
+        data = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+        checksum = zlib.crc32(data, checksum)
+    return checksum
