@@ -98,6 +98,12 @@ def diverges():
     return model
 
 
+def diverges_at_once():
+    model = _mlp()
+    model.compile(keras.optimizers.SGD(1e38), model.loss, metrics=["accuracy"])
+    return model
+
+
 def breaks():
     raise RuntimeError("a fault of the user's own")
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -21,6 +22,9 @@ FILES = {
     "metrics.json",
     "model.keras",
 }
+
+
+SINGLE, SEVERAL = ("--strategy", "single"), ("--strategy", "horovod", "--workers", "2")
 
 
 @pytest.fixture
@@ -93,6 +97,63 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     assert "seed" in done.stderr
 
 
+@pytest.mark.parametrize("where", [SINGLE, SEVERAL], ids=["one rank", "two ranks"])
+def test_a_loss_that_is_no_number_ends_the_training(train, where):
+    done, folder = train(*where, "--epochs", "3", model="diverges")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("WARNING: loss is") == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("tfdist: the loss of a training must stay finite, but found")
+    assert f"The last finite checkpoint is {folder / 'checkpoints' / 'ckpt-4'}." in last
+    assert [row["epoch"] for row in history(folder)] == ["1", "2"]
+    assert (folder / "curves.png").is_file()
+    assert not (folder / "model.keras").exists()
+    if where is SINGLE:
+        done, _ = train(*where, "--epochs", "3", "--resume", "--no-stop-on-nan", model="diverges")
+        assert done.returncode == 0, done.stderr
+        assert [row["epoch"] for row in history(folder)] == ["1", "2", "3"]
+        done, _ = train(*where, "--epochs", "2", "--overwrite", model="diverges_at_once")
+        assert done.returncode == 1, done.stderr
+        assert [row["epoch"] for row in history(folder)] == ["1", "2", "3"]  # It stands.
+
+
+def test_a_killed_start_leaves_the_earlier_training(train, shards, model_file):
+    """And another training, which ends in one line as long as the first goes on."""
+    done, folder = train(*SINGLE, "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+
+    def files():
+        return {
+            path: path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != ".tfdist-run" and ".tfdist-new" not in path.parts
+        }
+
+    before = files()
+    command = ("train", "--model", f"{model_file}:slow", "--data", shards, "--output", folder)
+    options = ("--overwrite", *SINGLE, "--global-batch-size", 64)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tfdist", *map(str, (*command, *options))],
+        env={**os.environ, "STEP_SECONDS": "2"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as first:
+        try:
+            deadline = time.monotonic() + 60
+            while not (folder / ".tfdist-new" / "config.json").is_file():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            _assert_one_line(train(*SINGLE, "--resume")[0], [f"process {first.pid} on"])
+        finally:
+            first.kill()
+    assert files() == before
+    done, _ = train(*SINGLE, "--epochs", "2", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "holds the earlier training" in done.stderr
+    assert [row["epoch"] for row in history(folder)] == ["1", "2"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -126,9 +187,6 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
     done, folder = train("--strategy", "mirrored", *options, model=model)
     _assert_one_line(done, words)
     assert not folder.exists()
-
-
-SINGLE, SEVERAL = ("--strategy", "single"), ("--strategy", "horovod", "--workers", "2")
 
 
 @pytest.mark.parametrize("where", [SINGLE, SEVERAL], ids=["one rank", "two ranks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.strategies import REGISTRY
 
 if TYPE_CHECKING:
@@ -127,13 +128,20 @@ def _train(
             f"replicas={strategy.num_replicas} records={feed.num_records} "
             f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
         )
-    model.fit(
+    history = model.fit(
         feed,
         epochs=options.epochs,
         validation_data=dataset("validation", False),
         callbacks=callbacks,
         verbose=0,
     )
+    loss = history.history.get("loss", [0.0])[-1]
+    if not math.isfinite(loss):  # On every process: it is the whole job's.
+        raise DivergedError(
+            "the loss of a training must stay finite",
+            received=f"{loss} in the last epoch",
+            mend="Lower the learning rate, clip the gradients, or look for such values in the data",
+        )
     weights = model.get_weights()  # On every process: it may gather.
     problem = None
     if is_chief:

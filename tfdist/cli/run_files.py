@@ -25,6 +25,7 @@ def read_config(path: Path) -> dict[str, Any]:
         DataError: the file is not as it was written.
     """
     try:
+        _check_regular(path)
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
@@ -34,6 +35,12 @@ def read_config(path: Path) -> dict[str, Any]:
     if not all(map(_is_name, [*texts, config.get("working_folder", "")])):
         raise _damaged(path, "settings of another kind")
     return config
+
+
+def _check_regular(path: Path) -> None:
+    """Reading a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
 
 
 def _is_name(value: Any) -> bool:
@@ -53,6 +60,7 @@ def read_history(path: Path) -> list[dict[str, float]]:
     if not os.path.lexists(path):
         return []
     try:
+        _check_regular(path)
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             columns = list(reader.fieldnames or ())

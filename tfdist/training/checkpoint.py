@@ -172,6 +172,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:
         names = checkpoint_files.finished(self.directory)
         if not names:
+            self._mend_list()
             return Start()
         if not self.resume:
             raise CheckpointError(
@@ -179,11 +180,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 received=f"{self.directory} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
-        checkpoint_files.mend_list(self.directory)
+        self._mend_list()
         damaged = []
         for name in reversed(names):
             path = str(self.directory / name)
             try:
+                checkpoint_files.check_regular(self.directory, name)
                 with self._collective.saving.restored():
                     _read(checkpoint, path)
                 self._state.check()
@@ -200,6 +202,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
             received=f"only damaged ones, {', '.join(damaged)}",
             mend=f"Remove {self.directory} and train from the start",
         )
+
+    def _mend_list(self) -> None:
+        try:
+            checkpoint_files.mend_list(self.directory)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from error
 
     def remember(self, others: Sequence[tf.keras.callbacks.Callback]) -> None:
         """Keeps in each checkpoint what those of Keras' own callbacks know; they run before it."""

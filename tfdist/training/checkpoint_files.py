@@ -40,8 +40,9 @@ def mend_list(folder: Path) -> None:
     there = _indexed(folder)
     if _listed(folder) == there:
         return
-    if not there:
-        (folder / _STATE).unlink(missing_ok=True)
+    if not there:  # It may be another program's, or tell what has become of them.
+        if os.path.lexists(folder / _STATE):
+            os.replace(folder / _STATE, folder / f"{_STATE}.before")
         return
     names = _by_number(there)
     lines = [f'model_checkpoint_path: "{names[-1]}"']
@@ -51,6 +52,14 @@ def mend_list(folder: Path) -> None:
     partial = folder / f"{_STATE}.tfdist"
     partial.write_text("\n".join(lines) + "\n")
     os.replace(partial, folder / _STATE)
+
+
+def check_regular(folder: Path, name: str) -> None:
+    """Raises OSError when a file of a checkpoint is none: reading a pipe may never end."""
+    for path in _children(folder):
+        part = _PART.fullmatch(path.name)
+        if part and part[1] == name and not path.is_file():
+            raise OSError(f"{path.name} is no regular file")
 
 
 def remove_unfinished(folder: Path, failed: str | None = None) -> None:
@@ -108,6 +117,8 @@ def _indexed(folder: Path) -> set[str]:
 
 def _listed(folder: Path) -> set[str] | None:
     """Returns what TensorFlow's own file names; None when it is not as TensorFlow writes it."""
+    if not (folder / _STATE).is_file():
+        return None
     try:
         lines = (folder / _STATE).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
