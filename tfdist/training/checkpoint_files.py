@@ -47,8 +47,8 @@ def mend_list(folder: Path) -> None:
     names = _by_number(there)
     lines = [f'model_checkpoint_path: "{names[-1]}"']
     lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
-    # All of one time: TensorFlow keeps the last of the list.
-    lines += ["all_model_checkpoint_timestamps: 0"] * len(names) + ["last_preserved_timestamp: 0"]
+    # TensorFlow removes in the order of the list, and only what is later than the last line says.
+    lines += ["all_model_checkpoint_timestamps: 1"] * len(names) + ["last_preserved_timestamp: 0"]
     partial = folder / f"{_STATE}.tfdist"
     partial.write_text("\n".join(lines) + "\n")
     os.replace(partial, folder / _STATE)
