@@ -136,6 +136,7 @@ class _Watch:
         self._started: dict[int, dict] = {}
         self._looked_at = self._output_at = self._started_at
         self._starved: dict[int, Starvation] = defaultdict(Starvation)
+        self._forgiven: dict[int, float] = defaultdict(float)
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -212,6 +213,7 @@ class _Watch:
             else:
                 self._heard_at[rank] = time.monotonic()
                 self._starved.pop(rank, None)
+                self._forgiven[rank] = 0.0
             self._last_event[rank] = event
             if "step" in event:
                 self._last_step[rank] = event
@@ -227,6 +229,7 @@ class _Watch:
             self._on_line(None, "stderr", f"tfdist: {news}")
         # Those that have left are silent for good; those that meet anew report no step.
         now = time.monotonic()
+        self._forgiven.clear()
         self._heard_at = {r: now for r in self._heard_at if self._membership.is_member(r)}
         self._on_event(0, event)
 
@@ -257,7 +260,7 @@ class _Watch:
             own = self._started.get(rank, {})
             if own.get("host") == os.uname().nodename:
                 waited = self._starved[rank].since_last([own["pid"]])
-                self._heard_at[rank] = min(now, at + paused + min(passed - paused, waited))
+                self._forgiven[rank] += min(now - at, paused + min(passed - paused, waited))
 
     def _wake(self, guard: int) -> None:
         import psutil
@@ -286,7 +289,8 @@ class _Watch:
             self._membership.check_deadline()
         if self._job.stall_timeout_s is not None and self._heard_at:
             limits = {rank: self._patience(rank) for rank in self._heard_at}
-            if all(now - at > limits[rank] for rank, at in self._heard_at.items()):
+            silent = {r: now - at - self._forgiven[r] for r, at in self._heard_at.items()}
+            if all(seconds > limits[rank] for rank, seconds in silent.items()):
                 raise self._stalled(now, min(limits.values()))
 
     def _patience(self, rank: int) -> float:
