@@ -24,6 +24,7 @@ _LONGEST_FIRST = (
     "conformance/test_proof.py",
     "notebooks/test_notebooks.py",
     "strategies/pipeline/test_pipeline.py",
+    "strategies/test_horovod_elastic.py",
     "faults/test_mishaps.py",
     "cli/test_train.py",
     "strategies/test_parameter_server.py",
