@@ -100,7 +100,6 @@ class RunsAndBatches(Runs):
         rows = len(tf.nest.flatten(arrays)[0])
         size = max(rows, self._collective.num_replicas)
         feed = self._dataset(arrays, global_batch_size=size, training=False)
-        self._agree_on(feed)
         with self._reading(feed):
             found = self._collective.gather(_checksum(arrays))
         others = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
@@ -110,6 +109,7 @@ class RunsAndBatches(Runs):
                 received=f"other rows on rank {others[0]} than on rank 0",
                 mend="Give each rank the whole batch, read in the same order",
             )
+        self._agree_on(feed)
         return feed
 
     def _step(
