@@ -61,14 +61,6 @@ class TracedStep:
         known |= {variable.ref() for variable in self.metric_state}
         self.others = [v for v in self._function.graph.variables if v.ref() not in known]
         every = (*self.trainable, *self.non_trainable, *self.metric_state, *self.others)
-        unknown = [v.name for v in every if not v.shape.is_fully_defined()]
-        if unknown:
-            raise ModelError(
-                "a model of strategy 'federated' must hold variables of known shapes only",
-                received=f"variable '{unknown[0]}' of model '{model.name}'",
-                mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
-                "strategy.dataset",
-            )
         self.other_values = [variable.numpy() for variable in self.others]
         self._variable_of_handle = {id(variable.handle): variable for variable in every}
         self._constants: dict[int, Any] = {}
@@ -82,6 +74,14 @@ class TracedStep:
                     mend="Leave text and category lookups to map_fn of strategy.dataset",
                 )
             self._constants[id(captured)] = captured.numpy()
+        unknown = [v.name for v in every if not v.shape.is_fully_defined()]
+        if unknown:
+            raise ModelError(
+                "a model of strategy 'federated' must hold variables of known shapes only",
+                received=f"variable '{unknown[0]}' of model '{model.name}'",
+                mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
+                "strategy.dataset",
+            )
 
     def __call__(self, batch: Any, variables: dict[Any, tf.Variable]) -> Any:
         """Returns (loss, rows) of a batch, computed on ``variables``.
