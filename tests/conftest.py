@@ -43,6 +43,8 @@ _LONGEST_FIRST = (
     "training/test_checkpoint.py",
     "strategies/federated/test_worker_life.py",
     "cli/test_federated.py",
+    "records/test_fuzz.py",
+    "records/test_intact.py",
     "records/test_whole_shards.py",
     "examples/test_gpt.py",
 )
