@@ -355,7 +355,7 @@ def _is_same_file(before: dict[str, Any], now: dict[str, Any], key: str) -> bool
     if then == today:
         return True
     # A project that was moved as a whole has the same words for it.
-    return before[key] == now[key] and not then[0].exists()
+    return before[key] == now[key] and not os.path.exists(then[0])
 
 
 def _file(config: dict[str, Any], key: str) -> tuple[Path, str]:
