@@ -113,7 +113,7 @@ def dense_layers_in_a_class(strategy, folder):
         model.compile(keras.optimizers.SGD(0.05), keras.losses.mean_squared_error, ["mse"])
         return model
 
-    refused = {"mesh": "a mesh", "pipeline": "a Functional or Sequential model"}
+    refused = dict.fromkeys(("mesh", "pipeline"), "must have a Functional or Sequential model")
     compare(strategy, model_fn, *line(), refused=refused)
 
 
