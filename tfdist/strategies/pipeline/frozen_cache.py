@@ -78,6 +78,8 @@ class KeptRecords:
 
     place = None
     has_map_fn = False
+    is_sequential = False
+    fingerprint = None  # The cache itself tells other records.
 
     def __init__(self, cache: FrozenCache, records: Records, num_records: int, *, training: bool):
         self._cache = cache
