@@ -139,7 +139,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(
-                "--output must be a folder that can be made", received=f"an error: {error}"
+                f"--output must be a folder that can be made, not {self.path}",
+                received=f"an error: {error.strerror}",
+                mend="Choose another folder",
             ) from None
         return missing[::-1]
 

@@ -27,6 +27,11 @@ Examples:
 """
 
 
+def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None:
+    """Takes an option that is given several times as one list of names."""
+    return ",".join(given) or None
+
+
 @click.command("shard", epilog=_EPILOG, short_help="Write data as TFRecord shards.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
@@ -50,14 +55,24 @@ Examples:
 @click.option(
     "--label",
     metavar="NAME,...",
+    multiple=True,
+    callback=_joined,
     help="The label, or several: columns of a .csv, arrays of a .npz.",
 )
 @click.option(
     "--inputs",
     metavar="NAME,...",
+    multiple=True,
+    callback=_joined,
     help="The inputs; what is neither label nor input is dropped.  [default: all but the label]",
 )
-@click.option("--drop", metavar="NAME,...", help="Columns or arrays to leave out.")
+@click.option(
+    "--drop",
+    metavar="NAME,...",
+    multiple=True,
+    callback=_joined,
+    help="Columns or arrays to leave out.",
+)
 @click.option(
     "--clients",
     type=int,

@@ -100,8 +100,10 @@ def _is_users(file: str) -> bool:
 
 
 def _is_ours(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(_TFDIST)
+    # Keras takes its own frames out of a traceback; in the message of autograph they stand.
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files += [match[1] for match in _FRAME.finditer(str(error))]
+    return bool(files) and Path(files[-1]).resolve().is_relative_to(_TFDIST)
 
 
 def _line(error: BaseException) -> str:

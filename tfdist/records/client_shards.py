@@ -98,7 +98,14 @@ class ShardStore(ClientStore):
             if split is not None:
                 load_manifest(root / split)
             raise next(iter(parts.values()))
-        return cls(parts, usual.most_common(1)[0][0])
+        schema = usual.most_common(1)[0][0]
+        for name, part in parts.items():
+            if isinstance(part, _Part) and part.manifest.schema != schema:
+                parts[name] = DataError(
+                    f"all clients in {root} must have the same features, and {name} those of most",
+                    received=_difference(part.manifest.schema, schema),
+                )
+        return cls(parts, schema)
 
     @property
     def spec(self) -> Any:
@@ -120,11 +127,6 @@ class ShardStore(ClientStore):
         part = self._parts[client_id]
         if isinstance(part, DataError):
             raise part
-        if part.manifest.schema != self.schema:
-            raise DataError(
-                "all clients must have the same features",
-                received=_difference(part.manifest.schema, self.schema),
-            )
         import tensorflow as tf
 
         from tfdist.records.whole_shards import read_examples, read_rows

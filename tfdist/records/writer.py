@@ -97,7 +97,7 @@ def write(
     _check_options(num_shards, seed, compression, workers)
     shares = parse_split(split)
     out = Path(out).resolve()
-    _check_free(out)
+    _check_free(out, source)
     client = None if dealt is None else dealt.column
     asked = Asked(label=label, inputs=inputs, drop=drop, client=client)
     columns = open_source(source, asked, batched=batched)
@@ -176,12 +176,18 @@ def _check_options(num_shards: int, seed: int, compression: str, workers: int) -
         raise unknown_choice("compression", compression, COMPRESSIONS)
 
 
-def _check_free(out: Path) -> None:
+def _check_free(out: Path, source: Any) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(
             "shards must be written to a new or empty folder",
             received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
             mend="Choose another folder",
+        )
+    if isinstance(source, str | os.PathLike) and Path(source).resolve() in out.parents:
+        raise DataError(
+            "shards must not be written into their own source",
+            received=f"{out}, inside of {source}",
+            mend="Choose a folder beside it",
         )
 
 
