@@ -287,6 +287,8 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         kind = "left alone" if is_left else "mistake"
         _end(is_left, {"event": kind, "text": str(error)[:3000]})
     except SystemExit as error:
+        if user_errors.is_ours(error):  # A parameter server's work is done.
+            raise
         ended = f"sys.exit({error.code!r})"[:200]
         rule = "the code of a model must not end the training"
         _end(False, {"event": "mistake", "text": str(ModelError(rule, received=ended))})

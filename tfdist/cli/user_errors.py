@@ -53,7 +53,7 @@ def explained(error: Exception) -> dict | None:
         if frames := list(_frames(cause)):
             return _event([_HEAD, *frames], _line(cause))
     # What our own code raises is our own mistake, and is shown whole.
-    if names & _REFUSALS and not _is_ours(error):
+    if names & _REFUSALS and not is_ours(error):
         return _event([], _line(error))
     return None
 
@@ -99,7 +99,8 @@ def _is_users(file: str) -> bool:
     return not any(map(Path(file).resolve().is_relative_to, _OTHERS))
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
+    """Whether tfdist itself has raised ``error``."""
     # Keras takes its own frames out of a traceback; in the message of autograph they stand.
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files += [match[1] for match in _FRAME.finditer(str(error))]
