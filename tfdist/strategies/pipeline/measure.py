@@ -162,8 +162,8 @@ def _run_alone(
         kept.update(_read_back(graph, before, inputs, outputs))
         return [gradient for gradient in found if gradient is not None]
 
-    kept = call.layer.non_trainable_weights
-    statistics = [(w, w.numpy()) for w in kept if isinstance(w, tf.Variable)]
+    beside = call.layer.non_trainable_weights  # Vocabularies among them are no variables.
+    statistics = [(w, w.numpy()) for w in beside if isinstance(w, tf.Variable)]
     forward_s = _shortest(tf.function(forward), given)
     both_s = _shortest(tf.function(both), given) if sources or variables else forward_s
     for weight, value in statistics:  # Such as those that BatchNormalization moves.
