@@ -409,3 +409,21 @@ def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
         found.append(reader.bind(model, Alone(), data).parts)
         reader.release()
     assert found == [3, 1]
+
+
+def test_a_state_between_batches_is_not_lost_without_a_word(tmp_path):
+    def model_fn():
+        inputs = tf.keras.Input(batch_shape=(4, 3, 1))
+        outputs = tf.keras.layers.Dense(1)(tf.keras.layers.LSTM(2, stateful=True)(inputs))
+        model = tf.keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        return model
+
+    with strategy("single") as alone:
+        data = (np.zeros((8, 3, 1), np.float32), np.zeros((8, 1), np.float32))
+        train = alone.dataset(data, global_batch_size=4)
+        keep = Checkpoints(tmp_path / "kept")
+        alone.build(model_fn).fit(train, epochs=1, verbose=0, callbacks=[keep])
+        keep = Checkpoints(tmp_path / "kept", resume=True)
+        with pytest.raises(CheckpointError, match=r"must not have stateful.*found layer 'lstm"):
+            alone.build(model_fn).fit(train, epochs=2, verbose=0, callbacks=[keep])

@@ -22,6 +22,7 @@ from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_writ
 from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.collective import Collective
 from tfdist.training.folder_lock import FolderLock
+from tfdist.training.stateful import stateful_layers
 
 # A writer that is being ended, as after the SIGKILL of its command, is waited for.
 _PATIENCE_S = 6.0
@@ -179,6 +180,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 "a new fit must have a folder without checkpoints",
                 received=f"{self.directory} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
+            )
+        if stateful := stateful_layers(self._fitted):
+            raise CheckpointError(
+                "a resumed model must not have stateful recurrent layers, whose state between "
+                "batches no checkpoint holds",
+                received=f"layer '{stateful[0]}'",
+                mend="Make it with stateful=False, or train from the start in another folder",
             )
         self._mend_list()
         damaged = []
