@@ -12,9 +12,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import elastic_moments
 import numpy as np
 import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import elastic_moments
 
 # TensorFlow is imported by each rank, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(280)
