@@ -6,6 +6,7 @@ A mutation is a function ``(path, rng)`` that damages the file ``path``. ``BYTES
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -130,7 +131,7 @@ def _on_json(change: Callable[[Any, Any, random.Random], None]) -> Mutation:
 
 @_on_json
 def another_value(container: Any, key: Any, rng: random.Random) -> None:
-    container[key] = rng.choice(_VALUES)
+    container[key] = copy.deepcopy(rng.choice(_VALUES))
 
 
 @_on_json
@@ -165,9 +166,9 @@ def values_swapped(container: Any, key: Any, rng: random.Random) -> None:
 @_on_json
 def value_repeated(container: Any, key: Any, rng: random.Random) -> None:
     if isinstance(container, list):
-        container.extend([container[key]] * rng.choice((1, 1, 50)))
+        container.extend(copy.deepcopy(container[key]) for _ in range(rng.choice((1, 1, 50))))
     else:
-        container[f"{key}2"] = container[key]
+        container[f"{key}2"] = copy.deepcopy(container[key])
 
 
 def whole_document(path: Path, rng: random.Random) -> None:

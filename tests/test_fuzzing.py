@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 import fuzzing
+import mutations
 
 READERS = """
 import os, signal, time
@@ -66,3 +69,18 @@ def test_every_outcome_is_told(tmp_path):
     assert len(report.bad) == 10
     assert "reads" in str(report)
     assert all(outcome in str(report) for outcome in fuzzing.OUTCOMES)
+
+
+def test_a_mutation_depends_on_its_seed_alone(tmp_path):
+    file = tmp_path / "document.json"
+
+    def mutated(seed):
+        file.write_text(json.dumps({"a": [1, {"b": "x"}], "c": {"d": [{"e": 1.5}, None]}}))
+        rng = random.Random(seed)
+        rng.choice(mutations.JSON)(file, rng)
+        return file.read_bytes()
+
+    seeds = range(800)
+    there = [mutated(seed) for seed in seeds]
+    back = [mutated(seed) for seed in reversed(seeds)]
+    assert there == back[::-1]
