@@ -128,6 +128,36 @@ def test_inputs_that_keras_can_take_are_left_to_it(x):
     model.fit(strategy.dataset((x, np.zeros(8, np.int64)), global_batch_size=4), verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "labels", "words"),
+    [
+        ("categorical_crossentropy", zeros(1), ["shape [3]", "shape [1]", "and the loss categ"]),
+        (tf.keras.losses.BinaryCrossentropy(), zeros(2), ["shape [2]", "binary_crossentropy"]),
+    ],
+)
+def test_a_loss_that_does_not_fit_the_labels_is_named(loss, labels, words):
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    model.compile("sgd", loss)
+    data = strategy.dataset((zeros(4), labels), global_batch_size=4)
+    for loop in (model.fit, model.evaluate):
+        with pytest.raises(DataError) as caught:
+            loop(data, verbose=0)
+        for word in words:
+            assert word in str(caught.value)
+
+
+def test_what_an_own_loss_refuses_is_left_to_it():
+    def own(y, y_pred):
+        return tf.keras.losses.categorical_crossentropy(y, y_pred)
+
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    model.compile("sgd", own)
+    with pytest.raises(ValueError, match="incompatible"):
+        model.fit(strategy.dataset((zeros(4), zeros(1)), global_batch_size=4), verbose=0)
+
+
 def test_a_label_without_an_output_is_named():
     strategy = tfdist.strategy("single")
     model = strategy.build(one_input)

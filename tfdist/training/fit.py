@@ -25,6 +25,7 @@ from tfdist.training.misfits import (
     check_inputs,
     check_labels,
     explain_label_error,
+    explain_loss_error,
     explain_shape_error,
 )
 from tfdist.training.nested import variables_in
@@ -218,6 +219,12 @@ class Runs:
                     or explain_read_error(error, feed.records)
                 )
             explained = explained or self._collective.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+        except ValueError as error:
+            spec = feeds[0].records.element_spec if feeds else ()
+            explained = explain_loss_error(error, self._model, spec)
             if explained is None:
                 raise
             raise explained from error

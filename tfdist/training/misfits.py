@@ -19,6 +19,11 @@ _SHAPES_DIFFER = re.compile(
     r"First element had shape (\[[^]]*\]) and element \d+ had shape (\[[^]]*\])"
 )
 
+# Keras' words where a loss meets labels of another shape than its outputs.
+_LOSS_SHAPES = re.compile(
+    r"Shapes \(.*\) and \(.*\) are incompatible|must have the same shape|Dimensions must be equal"
+)
+
 
 def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
     """Checks the inputs of a dataset against those of a Functional or Sequential model.
@@ -123,6 +128,43 @@ def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None
         mend="Pad or cut it before strategy.dataset, as in data.map(lambda x, y: "
         "(tf.concat([x, tf.zeros([100], x.dtype)], 0)[:100], y))",
     )
+
+
+def explain_loss_error(
+    error: Exception, model: tf.keras.Model, element_spec: Any
+) -> DataError | None:
+    """Returns what a loss's refusal of its labels means, None when the error is another.
+
+    Args:
+        element_spec: see ``check_inputs``.
+    """
+    losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
+    outputs = tf.nest.flatten(getattr(model, "output", None))
+    text = str(error)
+    is_of_a_loss = "keras/src/losses.py" in text and _LOSS_SHAPES.search(text)
+    # A user's own loss knows itself what it refuses.
+    if not is_of_a_loss or not all(map(_is_keras_own, losses)) or None in outputs:
+        return None
+    names = ", ".join(dict.fromkeys(map(_name_of, losses)))
+    labels, shapes = (
+        " and ".join(str(list(part.shape[1:])) for part in tf.nest.flatten(parts))
+        for parts in (element_spec[1], outputs)
+    )
+    return DataError(
+        f"labels must have a shape that the compiled loss takes for outputs of shape {shapes}",
+        received=f"labels of shape {labels} and the loss {names}",
+        mend="For class numbers compile with sparse_categorical_crossentropy and an output for "
+        "each class, for one-hot labels with categorical_crossentropy, for a yes or no with "
+        "binary_crossentropy and one output",
+    )
+
+
+def _is_keras_own(loss: Any) -> bool:
+    return isinstance(loss, str) or loss.__module__ == tf.keras.losses.Loss.__module__
+
+
+def _name_of(loss: Any) -> str:
+    return loss if isinstance(loss, str) else getattr(loss, "name", None) or loss.__name__
 
 
 def _names(element_spec: Any) -> list[str]:
