@@ -1,8 +1,4 @@
-"""A small convnet for scikit-learn's handwritten digits: uint8 [8, 8, 1] in 0..16, 10 classes.
-
-tfdist shard digits data/digits
-tfdist train --model examples/digits.py:model_fn --data data/digits --output runs/digits
-"""
+"""A small convnet for images of handwritten digits: uint8 [8, 8, 1] in 0..16, 10 classes."""
 
 from tensorflow import keras
 from tensorflow.keras import layers

@@ -41,6 +41,7 @@ _LONGEST_FIRST = (
     "strategies/test_multi_worker.py",
     "strategies/test_horovod.py",
     "training/test_checkpoint.py",
+    "cli/test_init.py",
     "strategies/federated/test_worker_life.py",
     "cli/test_federated.py",
     "records/test_fuzz.py",

@@ -59,29 +59,67 @@ def test_the_environment_of_make_setup_satisfies_the_metadata(metadata):
             assert name == "tfdist" or pins[name] in requirement.specifier, requirement
 
 
-def test_a_built_wheel_holds_every_room(tmp_path):
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a checkout, where examples and scripts are links."""
+    source = tmp_path_factory.mktemp("checkout")
     skipped = shutil.ignore_patterns("*.pyc", "__pycache__")
-    shutil.copytree(ROOT / "tfdist", source / "tfdist", ignore=skipped)
+    for name in ("tfdist", "examples", "sagemaker"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skipped)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"),
-            *("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", tmp_path, source),
+            *("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, source),
         ],
         check=True,
         timeout=120,
     )
-    (wheel,) = tmp_path.glob("*.whl")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_a_built_wheel_holds_every_room_and_all_data(wheel):
+    tracked = subprocess.run(
+        ["git", "ls-files", "tfdist", "examples", "sagemaker"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.splitlines()
+    links = {"tfdist/examples", "tfdist/aws/scripts"}
+    assert links < set(tracked)
+    expected = {name.replace("sagemaker/", "tfdist/aws/scripts/", 1) for name in tracked} - links
+    expected = {name.replace("examples/", "tfdist/examples/", 1) for name in expected}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("tfdist/")}
         (information,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         text = archive.read(information).decode()
-    files = [*source.glob("tfdist/**/*.py"), *source.glob("tfdist/**/*.yaml")]
-    assert packed == {str(path.relative_to(source)) for path in files}
+        script = archive.read("tfdist/aws/scripts/train.py")
+    assert packed == expected - {"tfdist/examples/demo.sh"}
+    assert script == (ROOT / "sagemaker" / "train.py").read_bytes()
     assert "Requires-Python: >=3.10" in text
     assert "Provides-Extra: horovod" in text
+
+
+def test_the_installed_wheel_writes_a_project(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "init", "mine", "--sagemaker"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    model = (tmp_path / "mine" / "model.py").read_text()
+    assert model == (ROOT / "examples" / "digits.py").read_text()
+    assert (tmp_path / "mine" / "sagemaker" / "pipeline.py").is_file()
 
 
 def test_the_console_script(metadata):

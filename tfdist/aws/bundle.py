@@ -14,7 +14,7 @@ from tfdist.errors import OptionError
 
 _SCRIPTS = ("train.py", "evaluate.py", "shard.py", "inference.py")
 _LISTS = ("requirements.txt", "serving-requirements.txt")
-_SENT_SUFFIXES = (".py", ".yaml")
+_SENT_SUFFIXES = (".py", ".yaml", ".npz")
 
 
 def shipped_model(config: Config) -> str:

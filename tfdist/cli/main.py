@@ -21,6 +21,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # verb -> (module, one line for --help): the listing needs no import of the verbs.
 _VERBS = {
+    "init": ("tfdist.cli.init", "Write a small project that trains as it stands."),
     "shard": ("tfdist.cli.shard", "Write data as TFRecord shards with a manifest."),
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),

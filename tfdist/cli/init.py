@@ -1,0 +1,130 @@
+"""tfdist init: a small project that trains as it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from tfdist.errors import OptionError, cannot_write
+
+_EPILOG = """\b
+Examples:
+  tfdist init digits
+  tfdist init digits --sagemaker
+"""
+
+
+@click.command("init", epilog=_EPILOG, short_help="Write a small project that trains as it stands.")
+@click.argument("folder", type=click.Path(path_type=Path), default=".")
+@click.option("--sagemaker", is_flag=True, help="Also write the folder for Amazon SageMaker.")
+def command(folder: Path, sagemaker: bool) -> None:
+    """Writes a model, its data and a README.md with lines to run into FOLDER (this one by default).
+
+    A file that is there already is never replaced: one that differs ends the command before
+    anything is written. So --sagemaker can be asked for later.
+    """
+    files = _project()
+    if sagemaker:
+        files |= {f"sagemaker/{name}": content for name, content in _sagemaker().items()}
+    for name in _write(files, folder):
+        click.echo(f"wrote {folder / name}")
+    click.echo(f"next: the lines of {folder / 'README.md'}")
+
+
+def _project() -> dict[str, bytes]:
+    """Returns the files of a project: name -> content."""
+    from tfdist.records.sources import digits_npz
+
+    package = resources.files("tfdist")
+    return {
+        "README.md": (package / "cli" / "starter" / "README.md").read_bytes(),
+        "model.py": (package / "examples" / "digits.py").read_bytes(),
+        "script.py": (package / "cli" / "starter" / "script.py").read_bytes(),
+        "digits.npz": digits_npz(),
+    }
+
+
+def _sagemaker() -> dict[str, bytes]:
+    """Returns the files of the folder for SageMaker, whose model is the project's."""
+    package = resources.files("tfdist")
+    files = {
+        path.name: path.read_bytes()
+        for path in (package / "aws" / "scripts").iterdir()
+        if path.is_file()
+    }
+    ours, theirs = b"model: examples/digits.py:", b"model: model.py:"
+    assert files["config.yaml"].count(ours) == 1
+    files["config.yaml"] = files["config.yaml"].replace(ours, theirs)
+    files["README.md"] = (package / "cli" / "starter" / "SAGEMAKER.md").read_bytes()
+    return dict(sorted(files.items()))
+
+
+def _write(files: dict[str, bytes], folder: Path) -> list[str]:
+    """Writes those of ``files`` that are not there yet, all of them or none; returns their names.
+
+    Raises:
+        OptionError: a file is there with another content, or the folder cannot be one.
+        WriteError: the files cannot be written.
+    """
+    missing = [name for name, content in files.items() if not _is_there(folder / name, content)]
+    if not missing:
+        return []
+    try:
+        with _undone() as made:
+            _make_folders(folder, made)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".tfdist-init-") as staging:
+                for number, name in enumerate(missing):
+                    (Path(staging) / str(number)).write_bytes(files[name])
+                for number, name in enumerate(missing):
+                    _make_folders((folder / name).parent, made)
+                    # A link, unlike a rename, never takes the place of a file.
+                    os.link(Path(staging) / str(number), folder / name)
+                    made.append(folder / name)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise _in_the_way(Path(error.filename2 or error.filename)) from None
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return missing
+
+
+def _is_there(path: Path, content: bytes) -> bool:
+    """Whether ``path`` is the file that would be written. Raises OptionError when it is another."""
+    if not os.path.lexists(path):
+        return False
+    if not path.is_file() or path.stat().st_size != len(content) or path.read_bytes() != content:
+        raise _in_the_way(path)
+    return True
+
+
+def _in_the_way(path: Path) -> OptionError:
+    return OptionError(
+        "a new project must replace no file",
+        received=f"{path}, which is there already",
+        mend="Choose another folder: tfdist init FOLDER",
+    )
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    for path in reversed((folder, *folder.parents)):
+        if not path.is_dir():
+            path.mkdir()
+            made.append(path)
+
+
+@contextlib.contextmanager
+def _undone() -> Iterator[list[Path]]:
+    """Yields a list; what is put in it is removed again, the last one first, after an error."""
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise

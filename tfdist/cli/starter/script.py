@@ -1,0 +1,15 @@
+"""The same training in Python: on one device or all GPUs, or on the workers of `tfdist launch`."""
+
+from model import model_fn
+
+import tfdist
+
+with tfdist.strategy("auto") as strategy:
+    model = strategy.build(model_fn)  # an ordinary keras.Model, whose fit is distributed
+    train = strategy.dataset("data/train", global_batch_size=128)
+    validation = strategy.dataset("data/validation", global_batch_size=128, training=False)
+    test = strategy.dataset("data/test", global_batch_size=128, training=False)
+    keep = tfdist.Checkpoints("runs/script", resume=True)  # a second run goes on where this ends
+    model.fit(train, epochs=5, validation_data=validation, callbacks=[keep], verbose=2)
+    model.evaluate(test, verbose=2)
+    strategy.save(model, "digits.keras")  # an ordinary Keras file: loads without tfdist
