@@ -419,6 +419,15 @@ def test_the_form():
     assert str(TfdistError("a must be b", received="c\n  d\n")) == "a must be b, but found c d."
 
 
+def test_what_a_damaged_file_says_can_be_shown():
+    error = TfdistError("a must be b", received="\x1b[2J\ud800" + "x" * 5000, mend="é" * 5000)
+    text = str(error)
+    assert text.startswith("a must be b, but found ?[2J?xxx")
+    assert "xxx…. éé" in text
+    assert len(text) < 3000
+    assert text.isprintable()
+
+
 def test_a_name_outside_a_list_shows_the_nearest_and_all():
     assert str(unknown_choice("colour", "rad", ["red", "blue"])) == (
         "the colour must be a known one, but found 'rad'. Did you mean 'red'? "

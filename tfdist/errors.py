@@ -7,6 +7,9 @@ of tfdist's own is an ``assert``, never one of these.
 
 from __future__ import annotations
 
+# Characters of each of the three parts of a message.
+_LONGEST_PART = 1200
+
 
 class TfdistError(Exception):
     """A mistake that the user can mend.
@@ -75,8 +78,10 @@ class ExportError(TfdistError):
 
 
 def _on_one_line(text: str) -> str:
-    """What a library says of its own errors, and the name of a file, may have many lines."""
-    return " ".join(line.strip() for line in text.splitlines())
+    """What a library, a damaged file or a file's name says may be anything; a terminal shows it."""
+    line = " ".join(part.strip() for part in text.splitlines())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return shown if len(shown) <= _LONGEST_PART else f"{shown[:_LONGEST_PART]}…"
 
 
 def cannot_write(path: object, error: BaseException) -> WriteError:

@@ -11,9 +11,14 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from tfdist.strategies.horovod_ring import Ring, World
+from tfdist.training.elastic import ProcessLost
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -23,6 +28,18 @@ import elastic_moments
 pytestmark = pytest.mark.timeout(280)
 _SCRIPT = Path(__file__).with_name("elastic_fit.py")
 _TOLERANCE = 1e-6
+
+
+def test_a_rank_that_is_lost_is_known_by_what_gloo_says():
+    """Of some losses TensorFlow hears from Gloo alone, without a word of Horovod's."""
+    gloo = "[/build/third_party/gloo/transport/tcp/pair.cc:589] Read error [127.0.0.1]:4002: Reset"
+    text = f"Graph execution error:\n\nDetected at node sum defined at:\n{gloo}\n\t [[node sum]]"
+    engine = SimpleNamespace(Average=1, Adasum=2, Compression=SimpleNamespace(none=None))
+    ring = Ring(engine, World(2, 1), op="average", compression="none", stall_timeout_s=60)
+    error = ring.explain(tf.errors.UnknownError(None, None, text))
+    assert isinstance(error, ProcessLost)
+    assert "rank 1 left waiting: Gloo: Read error [127.0.0.1]:4002: Reset." in str(error)
+    assert ring.explain(tf.errors.UnknownError(None, None, "a user's file /gloo/x.cc")) is None
 
 
 @dataclass

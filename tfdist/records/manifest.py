@@ -20,7 +20,6 @@ FORMAT_VERSION = 1
 COMPRESSIONS = ("none", "gzip")
 # Of anything that is counted: sums of some of them stay 64-bit numbers.
 _MOST = 1 << 48
-_LONGEST_SHOWN = 300
 # Of the frame of a record, see ``wire``.
 FRAME_BYTES = 16
 _LONGEST_NAME_BYTES = 255
@@ -238,11 +237,8 @@ def load_manifest(folder: str | Path) -> Manifest:
     try:
         return Manifest.from_json(value)
     except DataError as error:
-        error.rule = _shortened(error.rule)
         raise DataError(
-            f"{path}: {error.rule}",
-            received=_shortened(error.received),
-            mend=error.mend or mend,
+            f"{path}: {error.rule}", received=error.received, mend=error.mend or mend
         ) from None
 
 
@@ -258,12 +254,6 @@ def _has_only_others(folder: Path) -> bool:
     """Whether a folder holds something, and nothing that tfdist wrote."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return bool(names) and not any(".tfrecord" in name or name == MANIFEST_NAME for name in names)
-
-
-def _shortened(text: object) -> str:
-    """Returns what a damaged manifest says such that a terminal can show it."""
-    shown = "".join(c if c.isprintable() else "?" for c in str(text))
-    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
 
 
 def _checksum(value: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,9 @@ from tfdist.training.gradients import with_gradient
 
 # For Horovod's own deadline, whose error says more, to come first.
 _MARGIN_S = 5.0
+# What Gloo meets reaches TensorFlow with the line of its source alone, or within Horovod's words.
+_SOURCE_LINE = re.compile(r"^\[\S*/gloo/\S*:\d+\] ")
+_OF_HOROVOD = re.compile(rf"Horovod|{_SOURCE_LINE.pattern}")
 
 
 @dataclass
@@ -100,14 +104,15 @@ class Ring(Collective):
         return dataset_fn()
 
     def explain(self, error: Exception) -> Exception | None:
-        lines = [line for line in str(error).splitlines() if "Horovod" in line]
+        lines = [line.strip() for line in str(error).splitlines() if _OF_HOROVOD.search(line)]
         if not lines:
             return None
+        said = _SOURCE_LINE.sub("Gloo: ", lines[-1])
         # Horovod's word for a rank that has gone; ranks that disagree get another kind of error.
         kind = ProcessLost if isinstance(error, tf.errors.UnknownError) else LaunchError
         return kind(
             "all ranks must take every step together",
-            received=f"rank {self.process} left waiting: {lines[-1].strip()}",
+            received=f"rank {self.process} left waiting: {said}",
             mend="Look for the first rank that failed or stopped; its last lines name the cause",
         )
 
