@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,6 +51,7 @@ _LONGEST_FIRST = (
     "examples/test_gpt.py",
 )
 _TESTS = Path(__file__).parent
+_ROOT = _TESTS.parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,6 +73,28 @@ def pytest_runtest_setup() -> None:
 def shell_environ() -> dict[str, str]:
     """The environment of a user's shell: jax, which TensorFlow imports, adds to this process's."""
     return {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a checkout, where examples and scripts are links."""
+    source = tmp_path_factory.mktemp("checkout")
+    skipped = shutil.ignore_patterns("*.pyc", "__pycache__")
+    for name in ("tfdist", "examples", "sagemaker"):
+        shutil.copytree(_ROOT / name, source / name, symlinks=True, ignore=skipped)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(_ROOT / name, source)
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"),
+            *("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, source),
+        ],
+        check=True,
+        timeout=120,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 @pytest.fixture

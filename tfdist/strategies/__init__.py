@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tfdist import topology
 from tfdist.errors import OptionError, unknown_choice
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
+    from tfdist.strategies.federated.strategy import Federated
+    from tfdist.strategies.mesh.strategy import Mesh
+    from tfdist.strategies.pipeline.strategy import Pipeline
 
 # name -> (module, class, one line for people)
 REGISTRY = {
@@ -55,6 +58,15 @@ REGISTRY = {
 __all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]
 
 
+# These have methods or arguments of their own, which a type checker then knows.
+@overload
+def strategy(name: Literal["mesh"], **options: Any) -> Mesh: ...
+@overload
+def strategy(name: Literal["pipeline"], **options: Any) -> Pipeline: ...
+@overload
+def strategy(name: Literal["federated"], **options: Any) -> Federated: ...
+@overload
+def strategy(name: str, **options: Any) -> Strategy: ...
 def strategy(name: str, **options: Any) -> Strategy:
     """Returns the strategy called ``name``.
 

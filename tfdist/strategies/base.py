@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tfdist.errors import ModelError, OptionError, cannot_write
 from tfdist.topology import Topology
@@ -25,6 +25,7 @@ _SAVED_MODEL = {
     "assets.extra",
 }
 
+_Self = TypeVar("_Self", bound="Strategy")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
 
@@ -116,7 +117,7 @@ class Strategy(abc.ABC):
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
         """Writes an ordinary Keras file. Every rank calls it, one writes, atomically."""
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self: _Self) -> _Self:
         self.start()
         return self
 

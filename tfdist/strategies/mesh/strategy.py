@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, make_feed
 from tfdist.strategies.one_process import OneProcessStrategy
+
+if TYPE_CHECKING:
+    from tfdist.strategies.mesh.description import Description
 
 
 class Mesh(OneProcessStrategy):
@@ -161,11 +164,8 @@ class Mesh(OneProcessStrategy):
         model.on_mesh = on_mesh
         return model
 
-    def describe(self, model: Any, *, global_batch_size: int = 32) -> Any:
+    def describe(self, model: Any, *, global_batch_size: int = 32) -> Description:
         """Prints and returns where each weight of a built model lies, and what a step sends.
-
-        Returns:
-            A ``tfdist.strategies.mesh.description.Description``.
 
         Raises:
             ModelError: the model was not built by this strategy.

@@ -7,7 +7,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, clone, make_feed
@@ -16,6 +16,9 @@ from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.single import Alone
 from tfdist.training.options import OfBatchNorm
+
+if TYPE_CHECKING:
+    from tfdist.strategies.pipeline.describe import Description
 
 # Keras' own.
 _ASSUMED_GLOBAL_BATCH_SIZE = 32
@@ -228,7 +231,7 @@ class Pipeline(OneProcessStrategy):
             self._global_batch_size = global_batch_size
         return feed
 
-    def describe(self, model: Any) -> Any:
+    def describe(self, model: Any) -> Description:
         """Returns the stages of a built model and its schedule; print it, or ``draw`` it.
 
         Raises:

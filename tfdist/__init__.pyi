@@ -1,0 +1,15 @@
+"""What a type checker knows of ``tfdist``, whose names are imported when they are first used.
+
+It stands apart from ``__init__.py``: an import written there, even for type checkers alone, would
+let each room that asks for the version climb to all of them.
+"""
+
+from tfdist import errors as errors
+from tfdist import export as export
+from tfdist import records as records
+from tfdist.equivalence import verify as verify
+from tfdist.launch.notebook import notebook_launch as notebook_launch
+from tfdist.strategies import strategy as strategy
+from tfdist.training.checkpoint import Checkpoints as Checkpoints
+
+__version__: str
