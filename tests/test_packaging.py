@@ -37,12 +37,13 @@ def test_a_bare_install_needs_tensorflow_and_no_other_engine(metadata):
     needed = requirements(metadata["options"]["install_requires"])
     assert "tensorflow" in needed
     assert not {"horovod", "mesh-tensorflow", "tensorflow-federated", "sagemaker"} & set(needed)
+    assert not {"matplotlib", "pillow", "scikit-learn"} & set(needed)
 
 
 def test_extras(metadata):
     extras = metadata["options.extras_require"]
-    known = {"horovod", "mesh", "federated", "export", "sagemaker", "notebooks", "all"}
-    assert set(extras) == known
+    others = {"plots", "images", "export", "sagemaker", "notebooks", "all"}
+    assert set(extras) == others | {"horovod", "mesh", "federated"}
     (everything,) = requirements(extras["all"]).values()
     assert everything.extras == set(extras) - {"all"}
 

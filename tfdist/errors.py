@@ -50,7 +50,7 @@ class ModelError(TfdistError):
 
 
 class EngineMissingError(TfdistError):
-    """An engine, or a program that it needs, that is not installed."""
+    """An engine, a program or a package that is needed, and not installed."""
 
 
 class LaunchError(TfdistError):
@@ -95,6 +95,20 @@ def cannot_write(path: object, error: BaseException) -> WriteError:
         f"{path} must be written whole",
         received=reason,
         mend="Make room, then go on: what was written before is untouched",
+    )
+
+
+def package_missing(package: str, purpose: str, extra: str, error: object) -> EngineMissingError:
+    """The error for a package that only an extra of tfdist installs.
+
+    Args:
+        purpose: what it is needed for, such as could follow "for".
+        error: of the import.
+    """
+    return EngineMissingError(
+        f"{package} must be installed for {purpose}",
+        received=f"an error: {error}",
+        mend=f"Run pip install 'tfdist[{extra}]'",
     )
 
 

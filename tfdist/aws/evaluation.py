@@ -11,11 +11,12 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow
-from tfdist.errors import DataError, ModelError
+from tfdist.errors import DataError, ModelError, package_missing
 from tfdist.records.stored import Stored
 
 if TYPE_CHECKING:
@@ -125,21 +126,27 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     return (*columns, None) if len(columns) == 2 else tuple(columns)
 
 
+def _sklearn_metrics() -> ModuleType:
+    try:
+        from sklearn import metrics
+    except ImportError as error:
+        raise package_missing("scikit-learn", "scores", "sagemaker", error) from error
+    return metrics
+
+
 def _metric(value: float) -> dict[str, Any]:
     return {"value": float(value), "standard_deviation": _UNKNOWN}
 
 
 def _confusion(labels: Any, guesses: Any, count: int, weights: Any) -> dict[str, dict[str, float]]:
-    from sklearn import metrics
-
+    metrics = _sklearn_metrics()
     ids = list(range(count))
     table = metrics.confusion_matrix(labels, guesses, labels=ids, sample_weight=weights)
     return {str(a): {str(b): table[a, b].item() for b in ids} for a in ids}
 
 
 def _multiclass(labels: Any, guesses: Any, count: int, weights: Any) -> dict[str, Any]:
-    from sklearn import metrics
-
+    metrics = _sklearn_metrics()
     scored = {"average": "weighted", "zero_division": 0, "sample_weight": weights}
     beta = {
         f"weighted_f{name}": _metric(metrics.fbeta_score(labels, guesses, beta=beta, **scored))
@@ -155,8 +162,7 @@ def _multiclass(labels: Any, guesses: Any, count: int, weights: Any) -> dict[str
 
 
 def _binary(labels: Any, scores: Any, threshold: float, weights: Any) -> dict[str, Any]:
-    from sklearn import metrics
-
+    metrics = _sklearn_metrics()
     guesses = (scores > threshold).astype(int)
     scored = {"zero_division": 0, "sample_weight": weights}
     negatives = labels == 0
@@ -176,8 +182,7 @@ def _binary(labels: Any, scores: Any, threshold: float, weights: Any) -> dict[st
 
 
 def _regression(labels: Any, guesses: Any, weights: Any) -> dict[str, Any]:
-    from sklearn import metrics
-
+    metrics = _sklearn_metrics()
     scored = {"sample_weight": weights}
     squared = metrics.mean_squared_error(labels, guesses, **scored)
     return {

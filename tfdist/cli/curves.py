@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from tfdist.cli.run_files import replacing
+from tfdist.records import charts
 
 
 def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str) -> None:
@@ -14,13 +15,13 @@ def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str)
     Args:
         rows: the history, a dict per epoch, as in history.csv.
         names: of the metrics.
+
+    Raises:
+        EngineMissingError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    figure = charts.figure(4.5 * len(names), 3.6)
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     epochs = [row["epoch"] for row in rows]
     for position, name in enumerate(names, start=1):
         axes = figure.add_subplot(1, len(names), position)

@@ -22,7 +22,7 @@ from tfdist.cli.ranks import (
 )
 from tfdist.cli.run_files import read_history
 from tfdist.cli.run_folder import RunFolder
-from tfdist.errors import DataError, DivergedError, OptionError
+from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
 
 _EPILOG = """\b
 Examples:
@@ -104,8 +104,8 @@ def command(
 ) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
-    The output folder holds model.keras, history.csv, metrics.json, curves.png, config.json and
-    checkpoints/.
+    The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/ and,
+    where matplotlib is installed, curves.png.
 
     Where srun or mpirun has started this command once for each rank, or SageMaker on each host, and
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
@@ -254,10 +254,15 @@ def _listed(values: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def _draw(folder: RunFolder, title: str, names: list[str]) -> None:
+def _draw(folder: RunFolder, title: str, names: list[str]) -> str:
+    """Draws the curves; returns where they are, or why there are none."""
     from tfdist.cli.curves import draw
 
-    draw(read_history(folder.history), names, folder.curves, title)
+    try:
+        draw(read_history(folder.history), names, folder.curves, title)
+    except EngineMissingError as error:
+        return f"none: {error}"
+    return str(folder.curves)
 
 
 def _print_results(folder: RunFolder, has_trained: bool) -> None:
@@ -267,7 +272,7 @@ def _print_results(folder: RunFolder, has_trained: bool) -> None:
     if not has_trained:
         click.echo(f"nothing left to train: all {summary['epochs']} epochs were done")
     title = f"{summary['strategy']}, {summary['replicas']} replicas"
-    _draw(folder, title, list(summary["train"]))
+    curves = _draw(folder, title, list(summary["train"]))
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
     table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)
@@ -289,4 +294,4 @@ def _print_results(folder: RunFolder, has_trained: bool) -> None:
     if summary["last_epoch"]:
         console.print(f"last    {_listed(summary['last_epoch'])}")
     console.print(f"model   {folder.model}")
-    console.print(f"curves  {folder.curves}")
+    console.print(f"curves  {curves}", soft_wrap=True)

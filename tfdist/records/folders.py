@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from tfdist.errors import DataError
 from tfdist.records.columns import Columns
-from tfdist.records.pictures import UNREADABLE, undecodable
+from tfdist.records.pictures import UNREADABLE, Image, undecodable
 from tfdist.records.schema import Feature, Schema
 
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE"

@@ -1,4 +1,7 @@
-"""Whether the bytes of an image file can be decoded, every row of it. Needs no TensorFlow."""
+"""Whether the bytes of an image file can be decoded, every row of it. Needs no TensorFlow.
+
+Pillow is imported here alone, when images are first met.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ import io
 import warnings
 from collections.abc import Sequence
 
-from PIL import Image
+from tfdist.errors import package_missing
+
+try:
+    from PIL import Image
+except ImportError as error:
+    raise package_missing("Pillow", "files of images", "images", error) from error
 
 # All that Pillow raises for a file that it cannot read.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

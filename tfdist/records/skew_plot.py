@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import OptionError
+from tfdist.records import charts
 
 if TYPE_CHECKING:
     from tfdist.records.skew import Skew
@@ -20,16 +19,8 @@ _CLASSES_NAMED = 20
 
 def draw(skew: Skew, path: str | Path) -> None:
     """Writes the PNG of ``Skew.plot``."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    target = Path(path)
-    if target.suffix != ".png" or not target.parent.is_dir():
-        raise OptionError(
-            "a chart must be written to a .png file in a folder that exists", received=str(target)
-        )
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    target = charts.checked(path)
+    figure = charts.figure(11, 6.5)
     dealt = "" if skew.partition is None else f", {skew.partition}"
     figure.suptitle(f"{len(skew.ids):,} clients, {skew.num_records.sum():,} records{dealt}")
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
@@ -44,9 +35,7 @@ def draw(skew: Skew, path: str | Path) -> None:
         distances = skew.distances[np.isfinite(skew.distances)]
         bins = np.linspace(0, 1, 31)
         _draw_histogram(figure.add_subplot(grid[1, 1]), distances, bins, label)
-    partial = target.with_name(f".{target.name}.partial")
-    figure.savefig(partial, dpi=100, format="png")
-    os.replace(partial, target)
+    charts.save(figure, target)
 
 
 def _draw_clients(skew: Skew, axes: Any) -> None:

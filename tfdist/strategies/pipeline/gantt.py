@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from tfdist.errors import OptionError
+from tfdist.records import charts
 from tfdist.strategies.pipeline.schedule import Schedule, Slot
 
 _WIDTH = 100
@@ -49,17 +48,11 @@ def draw(
 
     Raises:
         OptionError: the folder is missing, or the name does not end in .png.
+        EngineMissingError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    target = Path(path)
-    if target.suffix != ".png" or not target.parent.is_dir():
-        raise OptionError(
-            "a chart must be written to a .png file in a folder that exists", received=str(target)
-        )
+    target = charts.checked(path)
     slots = schedule.timeline(costs)
-    figure = Figure(figsize=(12, 1.2 + 0.6 * schedule.num_devices), layout="constrained")
+    figure = charts.figure(12, 1.2 + 0.6 * schedule.num_devices)
     axes = figure.add_subplot()
     chunks_on = [schedule.device_of.count(device) for device in range(schedule.num_devices)]
     for slot in slots:
@@ -87,7 +80,4 @@ def draw(
     axes.set_title(title)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    FigureCanvasAgg(figure)
-    partial = target.with_name(f".{target.name}.partial")
-    figure.savefig(partial, dpi=100, format="png")
-    os.replace(partial, target)
+    charts.save(figure, target)
