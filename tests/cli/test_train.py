@@ -88,6 +88,18 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     assert done.returncode == 0, done.stderr
     assert "nothing left to train" in done.stdout
 
+
+def test_a_run_on_one_split_with_nothing_left_to_train_is_told_as_before(train, shards):
+    for options in ((), ("--resume",)):
+        done, folder = train(
+            "--strategy", "single", "--epochs", "1", *options, data=shards / "train"
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads((folder / "metrics.json").read_text())
+        assert set(told["train"]) == {"loss", "accuracy"}
+        assert not told["test"]
+    assert "nothing left to train" in done.stdout
+
     done, _ = train("--strategy", "single", "--epochs", "1", "--overwrite")
     assert done.returncode == 0, done.stderr
     assert [row["epoch"] for row in history(folder)] == ["1"]

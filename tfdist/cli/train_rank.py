@@ -241,6 +241,8 @@ def _summary(
     median = speeds[len(speeds) // 2]
     metrics = {k: v for k, v in last.items() if k not in ("epoch", "seconds", "samples_per_s")}
     rate = metrics.pop("learning_rate")
+    # A model that had nothing left to train, and nothing to be tested on, has made no metrics.
+    metric_names = metric_names or [name for name in metrics if not name.startswith("val_")]
     return {
         "strategy": strategy.name,
         "workers": strategy.topology.num_workers,
