@@ -3,8 +3,8 @@
 Noise goes to each weight, so a small model keeps more of what 30 clients have learned.
 
 tfdist shard digits fed --clients 30 --partition dirichlet:0.3
-tfdist train --model examples/digits_private.py:model_fn --strategy federated --data fed
-    --epochs 30 -o local_epochs=5 -o local_batch_size=8 -o dp_noise_multiplier=2
+tfdist train --model tfdist.examples.digits_private:model_fn --strategy federated
+    --data fed --epochs 30 -o local_epochs=5 -o local_batch_size=8 -o dp_noise_multiplier=2
     -o dp_clip_norm=1.0 --output runs/private
 """
 

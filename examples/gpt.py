@@ -3,7 +3,7 @@
 It is divided over a mesh of devices; CPUs are taken where there are no GPUs. First it proves that
 its weights are those of one device, then it prints where each weight lies, trains and writes on:
 
-python examples/gpt.py --batch 1 --model 2 --epochs 5
+python -m tfdist.examples.gpt --batch 1 --model 2 --epochs 5
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ VOCABULARY = 128  # ASCII
 
 def data() -> tuple[np.ndarray, np.ndarray]:
     """Returns (x, y): int32 [windows, CONTEXT], each character and the one that follows it."""
-    folder = resources.files("sklearn.datasets") / "descr"
+    try:
+        folder = resources.files("sklearn.datasets") / "descr"
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "gpt: its text comes with scikit-learn: pip install scikit-learn"
+        ) from None
     names = ("breast_cancer.rst", "diabetes.rst", "digits.rst", "iris.rst", "wine_data.rst")
     text = "".join((folder / name).read_text(encoding="utf-8") for name in names)
     characters = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -96,6 +98,30 @@ def test_the_installed_wheel_writes_a_project(wheel, tmp_path):
     model = (tmp_path / "mine" / "model.py").read_text()
     assert model == (ROOT / "examples" / "digits.py").read_text()
     assert (tmp_path / "mine" / "sagemaker" / "pipeline.py").is_file()
+
+
+def strings(source: bytes) -> list[str]:
+    nodes = ast.walk(ast.parse(source))
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return [value for value in values if isinstance(value, str)]
+
+
+def test_texts_name_nothing_that_only_the_checkout_has(wheel):
+    absent = re.compile(
+        r"\bmake (setup|test|demo|lint)|\b(examples|tools|tests|notebooks)/|CONTRIB"
+    )
+    found = []
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".py") and name.startswith("tfdist/"):
+                texts = strings(archive.read(name))
+            elif name.startswith(("tfdist/cli/starter/", "tfdist/aws/scripts/")):
+                texts = [archive.read(name).decode()]
+            else:
+                continue
+            found += [line for text in texts for line in text.splitlines() if absent.search(line)]
+    # `tfdist init --sagemaker` writes another model into it.
+    assert found == ["model: examples/digits.py:model_fn"]
 
 
 def test_the_console_script(metadata):

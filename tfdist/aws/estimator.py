@@ -73,7 +73,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
             "strategy 'horovod' must have an image with Horovod, since AWS's image of TensorFlow "
             f"{training.framework_version} has none",
             received="no training.image_uri",
-            mend="Build sagemaker/Dockerfile and give its image_uri",
+            mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes, and give its "
+            "image_uri",
         )
     processes = processes_per_host(training, instance)
     mpi = {"enabled": True, "processes_per_host": processes}

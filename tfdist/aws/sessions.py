@@ -39,13 +39,13 @@ def import_sdk() -> Any:
         raise EngineMissingError(
             "the SageMaker SDK must be installed to make pipelines",
             received=f"an error: {str(error).splitlines()[0]}",
-            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+            mend="Run pip install 'tfdist[sagemaker]'",
         ) from error
     if not hasattr(sagemaker, "Session"):
         raise EngineMissingError(
             "the package sagemaker must be the SageMaker SDK",
             received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
-            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+            mend="Run pip install 'tfdist[sagemaker]'",
         )
     return sagemaker
 
@@ -160,7 +160,7 @@ def _import_moto() -> Any:
         raise EngineMissingError(
             "moto, the stand-in for AWS, must be installed",
             received=f"an error: {str(error).splitlines()[0]}",
-            mend="Run `make setup`, or pip install tfdist[sagemaker]",
+            mend="Run pip install 'tfdist[sagemaker]'",
         ) from error
     return moto
 

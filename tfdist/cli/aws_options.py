@@ -26,7 +26,7 @@ def config_options(verb: Callable) -> Callable:
         "config_path",
         required=True,
         type=click.Path(path_type=Path),
-        help="A YAML file as sagemaker/config.yaml.",
+        help="A YAML file, as tfdist init --sagemaker writes one.",
     )(verb)
 
 

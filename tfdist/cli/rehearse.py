@@ -25,7 +25,7 @@ _KEYS = ("rank", "step")
 
 _EPILOG = """\b
 Examples:
-  tfdist rehearse --model examples/digits.py:model_fn --data data/digits --strategy horovod
+  tfdist rehearse --model model.py:model_fn --data data/digits --strategy horovod
       --workers 2 --kill rank=1,step=20
   tfdist rehearse ... --strategy multi_worker --workers 2 --stop rank=0,step=15 --stall-timeout 10
   tfdist rehearse ... --strategy single --kill rank=0,step=5 --kill rank=0,step=30

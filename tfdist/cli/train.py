@@ -26,8 +26,8 @@ from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionEr
 
 _EPILOG = """\b
 Examples:
-  tfdist train --model examples/digits.py:model_fn --data data/digits --output runs/digits
-  tfdist train --model examples/digits.py:model_fn --data data/digits --strategy horovod
+  tfdist train --model model.py:model_fn --data data/digits --output runs/digits
+  tfdist train --model model.py:model_fn --data data/digits --strategy horovod
       --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
   tfdist train ... --output runs/digits --resume

@@ -15,9 +15,9 @@ from tfdist.cli.train import find_splits
 
 _EPILOG = """\b
 Examples:
-  tfdist verify --model examples/digits.py:model_fn --data data/digits --strategy mirrored
+  tfdist verify --model model.py:model_fn --data data/digits --strategy mirrored
       -o devices=2
-  tfdist verify --model examples/digits.py:model_fn --data data/digits --strategy horovod
+  tfdist verify --model model.py:model_fn --data data/digits --strategy horovod
       --workers 2 --steps 30
 """
 

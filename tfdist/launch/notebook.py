@@ -38,7 +38,7 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
         raise EngineMissingError(
             "cloudpickle must be installed for notebook_launch",
             received=f"an error: {error}",
-            mend="Run `make setup` or `pip install tfdist[notebooks]`",
+            mend="Run pip install 'tfdist[notebooks]'",
         ) from error
 
     # TemporaryDirectory makes it for this user alone (0700): what is unpickled is our own.

@@ -23,7 +23,7 @@ def check(model: str) -> None:
             "a model must be given as FILE.py:NAME or MODULE:NAME, where NAME is a function that "
             "returns a compiled Keras model",
             received=repr(model),
-            mend="Write for example --model examples/digits.py:model_fn",
+            mend="Write for example --model model.py:model_fn",
         )
     if place.endswith(".py") and not Path(place).is_file():
         raise ModelError("the file of a model must exist", received=f"no file {place}")

@@ -23,8 +23,8 @@ def main() -> None:
     except ImportError as error:
         print(
             "tfdist: SageMaker's training toolkit must be installed for a rehearsal, but found an "
-            f"error: {error}. Run `make setup`: its requirements cannot be met by a plain pip "
-            "install.",
+            f"error: {error}. Run pip install --no-deps sagemaker-training==5.1.4, then install "
+            "what its import asks for: pip alone cannot meet its requirements.",
             file=sys.stderr,
         )
         sys.exit(1)

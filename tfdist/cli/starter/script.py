@@ -6,9 +6,9 @@ import tfdist
 
 with tfdist.strategy("auto") as strategy:
     model = strategy.build(model_fn)  # an ordinary keras.Model, whose fit is distributed
-    train = strategy.dataset("data/train", global_batch_size=128)
-    validation = strategy.dataset("data/validation", global_batch_size=128, training=False)
-    test = strategy.dataset("data/test", global_batch_size=128, training=False)
+    train = strategy.dataset("data/digits/train", global_batch_size=128)
+    validation = strategy.dataset("data/digits/validation", global_batch_size=128, training=False)
+    test = strategy.dataset("data/digits/test", global_batch_size=128, training=False)
     keep = tfdist.Checkpoints("runs/script", resume=True)  # a second run goes on where this ends
     model.fit(train, epochs=5, validation_data=validation, callbacks=[keep], verbose=2)
     model.evaluate(test, verbose=2)

@@ -32,7 +32,7 @@ def import_tfmot() -> Any:
         raise EngineMissingError(
             "tensorflow-model-optimization must be installed to make a model smaller",
             received=f"an error: {error}",
-            mend="Run `make setup` or `pip install tfdist[export]`",
+            mend="Run pip install 'tfdist[export]'",
         ) from error
     return tensorflow_model_optimization
 

@@ -45,7 +45,8 @@ def import_tff() -> Any:
         raise EngineMissingError(
             "strategy 'federated' must have tensorflow-federated installed",
             received=f"an error: {error}",
-            mend="Run `make setup` or `pip install tfdist[federated]`",
+            mend="Run pip install --no-deps tensorflow-federated==0.87.0, then install what its "
+            "import asks for: pip alone cannot resolve it",
         ) from error
     return tff
 
