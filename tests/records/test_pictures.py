@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tfdist.errors import DataError
-from tfdist.records import check, write
+from tfdist.errors import DataError, EngineMissingError
+from tfdist.records import check, read, write
 from tfdist.records.pictures import undecodable
 
 
@@ -43,6 +44,16 @@ def test_a_check_names_the_record_of_a_cut_image(photos, tmp_path):
     (fault,) = check(tmp_path / "data", decode=True)
     assert fault.record is not None
     assert "the image 'image' cannot be decoded" in fault.reason
+
+
+def test_without_pillow_a_training_still_tells_of_a_cut_image(photos, tmp_path, monkeypatch):
+    write(photos, tmp_path / "data", split="train=1", num_shards=1, decode=False)
+    monkeypatch.delitem(sys.modules, "tfdist.records.pictures")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(EngineMissingError, match=r"Pillow must be .* 'tfdist\[images\]'"):
+        check(tmp_path / "data", decode=True)
+    with pytest.raises(DataError, match=r"record must fit the schema, but found .*\[images\]"):
+        list(read(tmp_path / "data" / "train", batch_size=6))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -97,7 +97,11 @@ def _is_there(path: Path, content: bytes) -> bool:
     """Whether ``path`` is the file that would be written. Raises OptionError when it is another."""
     if not os.path.lexists(path):
         return False
-    if not path.is_file() or path.stat().st_size != len(content) or path.read_bytes() != content:
+    try:
+        is_same = path.is_file() and path.read_bytes() == content
+    except OSError:
+        is_same = False
+    if not is_same:
         raise _in_the_way(path)
     return True
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
+from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records import graph_checks
 from tfdist.records.decode import IMAGE_NODE
 from tfdist.records.faults import check
@@ -321,11 +321,16 @@ def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistE
     )
     if from_check is None and not from_file and not from_reading and not from_parsing:
         return None
+    mend = None
     if place is not None:
         folder, split, *manifest = place
         try:
             manifest = manifest[0] if manifest else None
-            faults = check(folder, split, manifest=manifest, decode=from_parsing)
+            try:
+                faults = check(folder, split, manifest=manifest, decode=from_parsing)
+            except EngineMissingError as missing:
+                mend = f"{missing.mend}, and tfdist names an image that cannot be decoded"
+                faults = check(folder, split, manifest=manifest)
         except TfdistError as gone:  # The manifest is damaged too.
             return gone
         # What was told may be of other records of the same fit.
@@ -336,5 +341,6 @@ def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistE
                 mend=f"See all faults with `tfdist inspect {folder} --check`",
             )
     if from_check is None and from_parsing:
-        return DataError("every record must fit the schema", received=message.split(" [[{{")[0])
+        received = message.split(" [[{{")[0]
+        return DataError("every record must fit the schema", received=received, mend=mend)
     return from_check
