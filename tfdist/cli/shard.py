@@ -112,7 +112,7 @@ def command(
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of class folders with images, a .csv file with a header, a .npz file, or the
-    name "digits": the handwritten digits that come with scikit-learn.
+    name "digits": 1,797 images of handwritten digits, which come with tfdist.
 
     Every record is an ordinary tf.train.Example.
     """
