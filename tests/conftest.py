@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tfdist.compat import prefer_keras_2
+
 #: Files that take longest, the longest first: workers that begin with them end together.
 _LONGEST_FIRST = (
     "conformance/test_conformance.py",
@@ -52,6 +54,9 @@ _LONGEST_FIRST = (
 )
 _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
+
+# Before a test uses Keras, here or in a process that it starts.
+prefer_keras_2(os.environ)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

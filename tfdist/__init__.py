@@ -6,8 +6,14 @@ Nothing heavy is imported here: TensorFlow and the engines come when they are fi
 from __future__ import annotations
 
 import importlib
+import os
+
+from tfdist.compat import prefer_keras_2
 
 __version__ = "0.1.0"
+
+# Before TensorFlow is used: Keras 3 would be too late to leave.
+prefer_keras_2(os.environ)
 
 _LAZY = {
     "records": ("tfdist.records", None),

@@ -22,7 +22,7 @@ import conformance_observed as observed
 import numpy as np
 
 import tfdist
-from tfdist.compat import import_tensorflow
+from tfdist.compat import import_tensorflow, is_keras
 from tfdist.errors import TfdistError
 
 
@@ -60,7 +60,7 @@ class OnStrategy(observed.Side):
         path = self._folder / "model.keras"
         self._strategy.save(model, path)
         loaded = keras.models.load_model(path, compile=False)
-        assert type(loaded).__module__.startswith("keras."), type(loaded)
+        assert is_keras(type(loaded).__module__), type(loaded)
         weights = observed.flat(loaded.get_weights())
         return {"weights": weights, "predictions": loaded.predict(x, verbose=0)}
 

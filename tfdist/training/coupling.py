@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.training.losses import AsOnOneDevice, has_own_compute_loss, own_functions
 from tfdist.training.nested import layers_in
 
@@ -123,7 +124,7 @@ def _adds(layer: Any) -> bool:
     if isinstance(layer, tf.keras.Model) and not own_functions(layer, tf.keras.Model):
         return False
     names = own_functions(layer, tf.keras.layers.Layer).values()
-    is_own = not type(layer).__module__.startswith("keras.")
+    is_own = not is_keras(type(layer).__module__)
     return is_own and any({"add_loss", "add_metric"} & used for used in names)
 
 
@@ -202,7 +203,7 @@ def _updates_replaced(metrics: Any, replaced: Callable[[Any], Callable]) -> Iter
 def _is_keras_own(loss: Any) -> bool:
     loss = getattr(loss, "fn", loss)
     module = getattr(loss, "__module__", None) or type(loss).__module__
-    return isinstance(loss, str) or module.startswith("keras.")
+    return isinstance(loss, str) or is_keras(module)
 
 
 def _name(loss: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.training import first_step, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
@@ -228,7 +229,7 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
         if part is not None and not isinstance(part, str):
             part = getattr(part, "_fn", getattr(part, "fn", part))
             names.add(getattr(part, "__module__", None) or type(part).__module__)
-    return all(name.startswith("keras.") for name in names)
+    return all(is_keras(name) for name in names)
 
 
 def _masks(outputs: Any) -> list[Any]:

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tfdist.compat import import_tensorflow_federated
 from tfdist.strategies.federated.options import Options
+
+tff = import_tensorflow_federated()
 
 # A smaller tensor gains nothing from quantization.
 _QUANTIZED_ABOVE = 64

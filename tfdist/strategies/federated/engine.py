@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import EngineMissingError
 from tfdist.topology.loopback import Loopback
 
@@ -40,7 +41,7 @@ def import_tff() -> Any:
         EngineMissingError: it is not installed.
     """
     try:
-        import tensorflow_federated as tff
+        return import_tensorflow_federated()
     except ImportError as error:
         raise EngineMissingError(
             "strategy 'federated' must have tensorflow-federated installed",
@@ -48,7 +49,6 @@ def import_tff() -> Any:
             mend="Run pip install --no-deps tensorflow-federated==0.87.0, then install what its "
             "import asks for: pip alone cannot resolve it",
         ) from error
-    return tff
 
 
 class Engine:

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
 from tfdist.training import first_step
 from tfdist.training.losses import as_on_one_device, counted_as
 from tfdist.training.metrics import state_of
+
+tff = import_tensorflow_federated()
 
 #: The place of a client in its round, with each of its records: int32 [batch].
 SLOT = "slot"

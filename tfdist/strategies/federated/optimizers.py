@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
+
+tff = import_tensorflow_federated()
 
 _SUPPORTED = "SGD, Adam, AdamW or Adagrad"
 # Attribute of a Keras optimizer -> the value that TFF's optimizers have without saying so.

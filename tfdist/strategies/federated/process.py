@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow_federated as tff
-
+from tfdist.compat import import_tensorflow_federated
 from tfdist.strategies.federated.aggregation import make_aggregator
 from tfdist.strategies.federated.optimizers import (
     Proximal,
@@ -14,6 +13,8 @@ from tfdist.strategies.federated.optimizers import (
     server_optimizer,
 )
 from tfdist.strategies.federated.options import Options
+
+tff = import_tensorflow_federated()
 
 # 2.6 times as fast as TFF's default: only one thread of a client's work would wait for the other.
 _LOOP = tff.learning.LoopImplementation.DATASET_ITERATOR

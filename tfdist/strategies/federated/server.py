@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
+from tfdist.compat import import_tensorflow_federated
 from tfdist.strategies.federated.engine import Engine
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.model import ClientModel, TracedStep
@@ -18,6 +18,8 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.process import build_process
 from tfdist.training import by_hand
 from tfdist.training.collective import Saving
+
+tff = import_tensorflow_federated()
 
 
 class Server:

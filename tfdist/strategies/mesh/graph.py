@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator, is_operator
@@ -113,7 +114,8 @@ def _flat(values: Any) -> list[Any]:
 
 def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
     """Converts a layer of the user's by the layers and operators that its ``call`` uses."""
-    is_own = type(layer).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
+    module = type(layer).__module__
+    is_own = is_keras(module) or module.startswith("tensorflow.")
     if is_own or isinstance(layer, (tf.keras.Model, tf.keras.layers.RNN)):
         raise UnsupportedLayerError(layer, "it has no conversion")
     flat = _flat((arguments, options))

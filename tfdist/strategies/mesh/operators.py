@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.layers.core import tf_op_layer
 
+from tfdist.compat import keras_source
 from tfdist.strategies.mesh.alignment import aligned
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
+
+tf_op_layer = keras_source("layers.core.tf_op_layer")
 
 _ELEMENTWISE = {
     "__operators__.add", "__operators__.sub", "__operators__.mul", "__operators__.truediv",

@@ -1,0 +1,99 @@
+"""Imports of engines that were written for an older TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+# What TensorFlow Federated's imports name of estimators, and never use.
+_ESTIMATORS = ("tensorflow_estimator", "tensorflow_privacy.privacy.estimators")
+
+
+def import_mesh_tensorflow() -> ModuleType:
+    """Imports Mesh-TensorFlow 0.1.21, which is no longer maintained.
+
+    tensorflow/mesh#392: ``ops.register_tensor_conversion_function`` went to
+    ``tensor_conversion_registry`` in TensorFlow 2.14. ``tf.compat.v1.estimator`` went in 2.16; what
+    Mesh-TensorFlow looks for in it is in ``tf.compat.v1.train`` too.
+
+    Returns:
+        The module ``mesh_tensorflow``.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework import ops, tensor_conversion_registry
+
+    if not hasattr(ops, "register_tensor_conversion_function"):
+        ops.register_tensor_conversion_function = (
+            tensor_conversion_registry.register_tensor_conversion_function
+        )
+    if not hasattr(tf.compat.v1, "estimator"):
+        tf.compat.v1.estimator = tf.compat.v1.train
+    import mesh_tensorflow
+
+    return mesh_tensorflow
+
+
+def import_tensorflow_federated() -> ModuleType:
+    """Imports TensorFlow Federated 0.87.0, which asks for TensorFlow 2.14.
+
+    It imports all of TensorFlow Privacy, whose estimators need a package that TensorFlow 2.16 and
+    later have no more (tensorflow/privacy#547). Nothing of them is called: names suffice.
+
+    Returns:
+        The module ``tensorflow_federated``.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    import tensorflow as tf
+
+    if "tensorflow_federated" not in sys.modules and not hasattr(tf.compat.v1, "estimator"):
+        finder = _Estimators()
+        sys.meta_path.insert(0, finder)
+        named = [tf, tf.compat.v1]
+        for module in named:
+            module.estimator = _Names("estimator")
+        try:
+            import tensorflow_federated
+        finally:
+            sys.meta_path.remove(finder)
+            for module in named:
+                del module.estimator
+    import tensorflow_federated
+
+    return tensorflow_federated
+
+
+class _Names(ModuleType):
+    """A module in which every name is a class that does nothing."""
+
+    __path__: Sequence[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class _Estimators(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers the imports of estimators."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not any(name == asked or name.startswith(f"{asked}.") for asked in _ESTIMATORS):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Names(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing to run."""

@@ -1,0 +1,36 @@
+"""Keras 2, whose name is ``keras`` with TensorFlow 2.14 and 2.15, and ``tf_keras`` with later ones.
+
+Since TensorFlow 2.16 ``tf.keras`` is Keras 3, whose fit under MultiWorkerMirroredStrategy raises
+(keras#20585) and which knows no parameter servers (keras#18624).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import MutableMapping
+from types import ModuleType
+
+VARIABLE = "TF_USE_LEGACY_KERAS"
+_ROOTS = ("keras", "tf_keras")
+
+
+def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
+    """Has TensorFlow take tf_keras, where that is installed, for ``tf.keras``.
+
+    TensorFlow looks when ``tf.keras`` is first used, in this process and in those that it starts.
+    """
+    if importlib.util.find_spec("tf_keras") is not None:
+        environ.setdefault(VARIABLE, "1")
+
+
+def is_keras(module: str) -> bool:
+    """Whether the module of this name is one of Keras' own."""
+    return module.partition(".")[0] in _ROOTS
+
+
+def keras_source(name: str) -> ModuleType:
+    """Imports a private module of Keras, such as "layers.core.tf_op_layer"."""
+    import tensorflow as tf
+
+    return importlib.import_module(f"{tf.keras.Model.__module__.partition('.')[0]}.src.{name}")

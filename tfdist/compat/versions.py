@@ -1,0 +1,88 @@
+"""Whether the TensorFlow and the Keras that are installed are ones that tfdist runs on."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tfdist.compat.keras import VARIABLE
+from tfdist.errors import EngineMissingError
+
+OLDEST, NEWEST = (2, 14), (2, 21)
+_FIRST_WITH_KERAS_3 = (2, 16)
+#: The package has another name for some machines.
+_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")
+_ASKED = f"'tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+
+
+def check_versions() -> None:
+    """Checks TensorFlow and Keras, without importing what is not imported yet.
+
+    Raises:
+        EngineMissingError: TensorFlow or its Keras 2 is missing, or of a version that tfdist does
+            not know; or Keras 3 is in use already.
+    """
+    text = tensorflow_version()
+    if text is None:
+        raise EngineMissingError(
+            f"TensorFlow {_written(OLDEST)} to {_written(NEWEST)} must be installed",
+            received="none",
+            mend=f"Run pip install {_ASKED} tf_keras",
+        )
+    version = _minor(text)
+    if not OLDEST <= version <= NEWEST:
+        raise EngineMissingError(
+            f"TensorFlow must be of a version from {_written(OLDEST)} to {_written(NEWEST)}",
+            received=text,
+            mend=f"Run pip install {_ASKED} tf_keras",
+        )
+    if version >= _FIRST_WITH_KERAS_3:
+        _check_keras(_written(version))
+
+
+def tensorflow_version() -> str | None:
+    """Returns the version of the TensorFlow that is imported or would be; None without one."""
+    imported = sys.modules.get("tensorflow")
+    if imported is not None:
+        return imported.__version__
+    versions = (_version(name) for name in _DISTRIBUTIONS)
+    return next((version for version in versions if version), None)
+
+
+def _check_keras(wanted: str) -> None:
+    mend = f"Run pip install 'tf_keras~={wanted}.0'"
+    found = _version("tf-keras")
+    if found is None or _written(_minor(found)) != wanted:
+        rule = f"TensorFlow {wanted} must have tf_keras {wanted} (Keras 2) beside it"
+        raise EngineMissingError(rule, received=found or "none", mend=mend)
+    if os.environ.get(VARIABLE) not in ("1", "true", "True"):
+        raise EngineMissingError(
+            f"{VARIABLE} must be 1, for tfdist trains models of Keras 2 (tf_keras)",
+            received=repr(os.environ.get(VARIABLE)),
+            mend=f"Unset it, or set {VARIABLE}=1",
+        )
+    imported = sys.modules.get("tensorflow")
+    if imported is not None and not imported.keras.Model.__module__.startswith("tf_keras."):
+        raise EngineMissingError(
+            "tf.keras must be Keras 2 (tf_keras)",
+            received="Keras 3, which was in use before tfdist was imported",
+            mend=f"Import tfdist before anything uses tf.keras, or set {VARIABLE}=1",
+        )
+
+
+def _version(distribution: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _written(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
