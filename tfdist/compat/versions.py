@@ -29,7 +29,7 @@ def check_versions() -> None:
             received="none",
             mend=f"Run pip install {_ASKED} tf_keras",
         )
-    version = _minor(text)
+    version = minor_version(text)
     if not OLDEST <= version <= NEWEST:
         raise EngineMissingError(
             f"TensorFlow must be of a version from {_written(OLDEST)} to {_written(NEWEST)}",
@@ -52,7 +52,7 @@ def tensorflow_version() -> str | None:
 def _check_keras(wanted: str) -> None:
     mend = f"Run pip install 'tf_keras~={wanted}.0'"
     found = _version("tf-keras")
-    if found is None or _written(_minor(found)) != wanted:
+    if found is None or _written(minor_version(found)) != wanted:
         rule = f"TensorFlow {wanted} must have tf_keras {wanted} (Keras 2) beside it"
         raise EngineMissingError(rule, received=found or "none", mend=mend)
     if os.environ.get(VARIABLE) not in ("1", "true", "True"):
@@ -79,7 +79,8 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _minor(version: str) -> tuple[int, int]:
+def minor_version(version: str) -> tuple[int, int]:
+    """Returns the first two numbers of a version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
