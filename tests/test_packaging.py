@@ -80,16 +80,10 @@ def test_a_built_wheel_holds_every_room_and_all_data(wheel):
         packed = {name for name in archive.namelist() if name.startswith("tfdist/")}
         (information,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         text = archive.read(information).decode()
-<<<<<<< HEAD
         script = archive.read("tfdist/aws/scripts/train.py")
     assert packed == expected - {"tfdist/examples/demo.sh"}
     assert script == (ROOT / "sagemaker" / "train.py").read_bytes()
-    assert "Requires-Python: >=3.10" in text
-=======
-    files = [*source.glob("tfdist/**/*.py"), *source.glob("tfdist/**/*.yaml")]
-    assert packed == {str(path.relative_to(source)) for path in files}
     assert "Requires-Python: <3.14,>=3.10" in text
->>>>>>> af5994e (make setup LANE=modern makes an environment of TensorFlow 2.21 beside the classic one; tfdist install brings what pip cannot)
     assert "Provides-Extra: horovod" in text
 
 
