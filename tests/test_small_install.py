@@ -19,12 +19,17 @@ from tfdist.records import charts
 _RUN = """
 import json, sys
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib"):
-            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+from importlib.machinery import PathFinder
 
-sys.meta_path.insert(0, Refuse())
+ABSENT = {"matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib", "yaml", "boto3"}
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in ABSENT:
+            return super().find_spec(name, path, target)
+
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 from tfdist.cli.main import main
 
 codes = []
@@ -71,13 +76,16 @@ def test_what_needs_an_extra_names_it(tmp_path):
         "shard digits fed --clients 10",
         "inspect fed --plot skew.png",
         "shard photos shards",
+        "aws pipeline --dry-run --config config.yaml",
     )
-    assert codes == [0, 2, 2]
+    assert codes == [0, 2, 2, 2]
     assert errors == [
         "tfdist: matplotlib must be installed for charts, but found an error: No module named "
         "'matplotlib'. Run pip install 'tfdist[plots]'.",
         "tfdist: Pillow must be installed for files of images, but found an error: No module named "
         "'PIL'. Run pip install 'tfdist[images]'.",
+        "tfdist: PyYAML must be installed for tfdist aws, but found an error: No module named "
+        "'yaml'. Run pip install 'tfdist[sagemaker]'.",
     ]
     assert not (tmp_path / "shards").exists()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.instances import CarbonTable, Instance
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, package_missing
 
 # Of Horovod on two ranks of a small convnet, the least that tfdist's benchmarks allow.
 DEFAULT_EFFICIENCY = 0.88
@@ -59,8 +59,11 @@ class Speed:
     def _fit(self) -> tuple[float, float]:
         """Returns the seconds of a sample that instances divide, and those that they do not."""
         import numpy as np
-        from scipy.optimize import nnls
 
+        try:
+            from scipy.optimize import nnls
+        except ImportError as error:
+            raise package_missing("scipy", "several speeds", "sagemaker", error) from error
         counts = np.array(list(self.measured), float)
         seconds = 1 / np.array(list(self.measured.values()))
         # Relative errors: a fast measurement counts as much as a slow one.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from tfdist.errors import package_missing
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -31,7 +34,16 @@ def config_options(verb: Callable) -> Callable:
 
 
 def load_config(path: Path, changes: tuple[str, ...]) -> Config:
-    """Reads the configuration of a verb."""
+    """Reads the configuration of a verb.
+
+    Raises:
+        EngineMissingError: the packages that all verbs of ``tfdist aws`` need are not installed.
+        OptionError: the configuration is not one.
+    """
+    for package, module in (("PyYAML", "yaml"), ("boto3", "boto3")):
+        if importlib.util.find_spec(module) is None:
+            absent = f"No module named '{module}'"
+            raise package_missing(package, "tfdist aws", "sagemaker", absent)
     from tfdist.aws import config
 
     return config.load(path, changes)
