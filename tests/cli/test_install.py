@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist.cli import install, install_horovod, install_steps
+from tfdist.compat import versions
 from tfdist.errors import EngineMissingError
 
 LISTS = Path(__file__).parent.parent.parent / "requirements"
@@ -27,7 +28,7 @@ def of_lane(monkeypatch):
 
     def take(lane: str) -> None:
         found = pinned(lane)["tensorflow"]
-        for module in (install_steps, install_horovod):
+        for module in (versions, install_horovod):
             monkeypatch.setattr(module, "tensorflow_version", lambda: found)
 
     return take

@@ -8,6 +8,7 @@ import platform
 
 import click
 
+from tfdist.compat.versions import lane
 from tfdist.launch import engines
 
 
@@ -41,6 +42,7 @@ def command(run: bool, as_json: bool) -> int:
 def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
     return {
         "ok": all(finding.ok for finding in findings),
+        "lane": lane(),
         "python": platform.python_version(),
         "gpus": gpus,
         "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
@@ -65,7 +67,8 @@ def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
         )
     console = stdout()
     console.print(table)
-    console.print(f"\nPython {platform.python_version()}; GPUs: {', '.join(gpus) or 'none'}")
+    told = f"lane {lane()}; Python {platform.python_version()}; GPUs: {', '.join(gpus) or 'none'}"
+    console.print(f"\n{told}")
     for finding in findings:
         if not finding.ok:
             problem = finding.problem.rstrip(".")

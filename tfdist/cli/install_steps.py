@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.compat.versions import minor_version, tensorflow_version
+from tfdist.compat.versions import lane
 from tfdist.errors import EngineMissingError
 
 # Longer than any build here; a registry that does not answer ends it.
@@ -60,9 +60,7 @@ def mesh() -> list[Step]:
 
 def federated() -> list[Step]:
     """Returns the steps that install TensorFlow Federated for the TensorFlow that is here."""
-    tensorflow = tensorflow_version()
-    is_classic = tensorflow is not None and minor_version(tensorflow) < (2, 16)
-    pins = (*_FEDERATED, *(_FEDERATED_OF_CLASSIC if is_classic else _FEDERATED_OF_MODERN))
+    pins = (*_FEDERATED, *(_FEDERATED_OF_CLASSIC if lane() == "classic" else _FEDERATED_OF_MODERN))
     # Its wheel is one of any Python 3, but asks for less than 3.12.
     past = ("--no-deps", "--ignore-requires-python")
     return [pip("install", *_FEDERATED_NEEDS), pip("install", *past, *pins)]

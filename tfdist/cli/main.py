@@ -11,6 +11,7 @@ import sys
 import click
 
 from tfdist import __version__
+from tfdist.compat import check_versions
 from tfdist.errors import DivergedError, TfdistError, cannot_write, unknown_choice
 
 EXIT_USER_ERROR = 2
@@ -35,6 +36,10 @@ _VERBS = {
 }
 
 
+# Those that start with TensorFlow, or have ranks that do: the wrong one is told before they begin.
+_ON_TENSORFLOW = ("train", "verify", "export", "rehearse")
+
+
 class _LazyVerbs(click.Group):
     """A group whose commands are imported only when called."""
 
@@ -53,6 +58,8 @@ class _LazyVerbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-") and args[0] not in _VERBS:
             raise unknown_choice("command", args[0], list(_VERBS))
+        if args and args[0] in _ON_TENSORFLOW and not {"-h", "--help"} & set(args):
+            check_versions()
         return super().resolve_command(ctx, args)
 
 

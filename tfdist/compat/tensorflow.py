@@ -6,6 +6,8 @@ import atexit
 import gc
 from types import ModuleType
 
+from tfdist.compat.versions import check_versions
+
 
 def import_tensorflow() -> ModuleType:
     """Imports TensorFlow into a program of tfdist's own, which starts and ends a second earlier.
@@ -17,7 +19,11 @@ def import_tensorflow() -> ModuleType:
 
     Returns:
         The module ``tensorflow``, whose objects the collector leaves alone from now on.
+
+    Raises:
+        EngineMissingError: it is missing, or one that tfdist does not run on.
     """
+    check_versions()
     gc.disable()
     try:
         import tensorflow

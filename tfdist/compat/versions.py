@@ -12,7 +12,8 @@ OLDEST, NEWEST = (2, 14), (2, 21)
 _FIRST_WITH_KERAS_3 = (2, 16)
 #: The package has another name for some machines.
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")
-_ASKED = f"'tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+#: What to give to pip.
+ASKED = f"'tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}' tf_keras"
 
 
 def check_versions() -> None:
@@ -27,14 +28,14 @@ def check_versions() -> None:
         raise EngineMissingError(
             f"TensorFlow {_written(OLDEST)} to {_written(NEWEST)} must be installed",
             received="none",
-            mend=f"Run pip install {_ASKED} tf_keras",
+            mend=f"Run pip install {ASKED}",
         )
     version = minor_version(text)
     if not OLDEST <= version <= NEWEST:
         raise EngineMissingError(
             f"TensorFlow must be of a version from {_written(OLDEST)} to {_written(NEWEST)}",
             received=text,
-            mend=f"Run pip install {_ASKED} tf_keras",
+            mend=f"Run pip install {ASKED}",
         )
     if version >= _FIRST_WITH_KERAS_3:
         _check_keras(_written(version))
@@ -47,6 +48,14 @@ def tensorflow_version() -> str | None:
         return imported.__version__
     versions = (_version(name) for name in _DISTRIBUTIONS)
     return next((version for version in versions if version), None)
+
+
+def lane() -> str:
+    """Returns which of the environments that tfdist is tested in this one is like."""
+    text = tensorflow_version()
+    if text is None:
+        return "none"
+    return "modern" if minor_version(text) >= _FIRST_WITH_KERAS_3 else "classic"
 
 
 def _check_keras(wanted: str) -> None:

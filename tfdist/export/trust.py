@@ -17,6 +17,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 
 # A description of a model is text: more than this is no description.
@@ -161,7 +162,7 @@ def _only_computes(function: object) -> bool:
 def _is_known(module: str, kind: str, item: dict[str, Any]) -> bool:
     """Whether an object is Keras' own, or one that the program that calls us has brought itself."""
     is_function = kind == "function"
-    if module in _FUNCTIONS if is_function else module.partition(".")[0] == "keras":
+    if module in _FUNCTIONS if is_function else is_keras(module):
         return True
     name = item.get("config") if is_function else item.get("registered_name") or kind
     if isinstance(name, str) and tf.keras.utils.get_registered_object(name) is not None:

@@ -103,5 +103,5 @@ def _check_horovod() -> None:
         raise EngineMissingError(
             "an elastic job must have the package horovod, built with Gloo",
             received="no horovod",
-            mend="Run pip install 'tfdist[horovod]'",
+            mend="Run tfdist install horovod",
         )

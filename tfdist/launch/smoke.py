@@ -6,14 +6,17 @@ two workers, checks its result, and reports "ran".
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 from typing import Any
 
 from tfdist import topology
-from tfdist.compat import import_mesh_tensorflow, import_tensorflow
+from tfdist.compat import (
+    import_mesh_tensorflow,
+    import_tensorflow,
+    import_tensorflow_federated,
+)
 from tfdist.launch import events, programs
 
 
@@ -156,7 +159,7 @@ class _Mesh:
 class _Federated:
     def load(self) -> dict:
         import_tensorflow()
-        importlib.import_module("tensorflow_federated")
+        import_tensorflow_federated()
         return {}
 
     def run(self) -> str:

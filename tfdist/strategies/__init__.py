@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tfdist import topology
+from tfdist.compat import check_versions
 from tfdist.errors import OptionError, unknown_choice
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def strategy(name: str, **options: Any) -> Strategy:
 
     Raises:
         OptionError: the name or an option is unknown; the message lists the known ones.
+        EngineMissingError: the TensorFlow or the Keras here is not one that tfdist runs on.
     """
     if name == "auto":
         from tfdist.strategies.auto import choose
@@ -91,6 +93,7 @@ def strategy(name: str, **options: Any) -> Strategy:
     for option in options:
         if option not in known:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
+    check_versions()
     return cls(**options)
 
 

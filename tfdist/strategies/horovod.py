@@ -94,7 +94,7 @@ class Horovod(DataParallel):
             raise EngineMissingError(
                 "strategy 'horovod' must have the package horovod, built for this TensorFlow",
                 received=f"an error: {str(error).splitlines()[0]}",
-                mend="Run pip install 'tfdist[horovod]'",
+                mend="Run tfdist install horovod",
             ) from error
         if place.elastic_workers is None:
             hvd.init()

@@ -46,8 +46,7 @@ def import_tff() -> Any:
         raise EngineMissingError(
             "strategy 'federated' must have tensorflow-federated installed",
             received=f"an error: {error}",
-            mend="Run pip install --no-deps tensorflow-federated==0.87.0, then install what its "
-            "import asks for: pip alone cannot resolve it",
+            mend="Run tfdist install federated",
         ) from error
 
 

@@ -73,7 +73,7 @@ class Mesh(OneProcessStrategy):
             raise EngineMissingError(
                 "strategy 'mesh' must have mesh-tensorflow installed",
                 received=f"an error: {error}",
-                mend="Run pip install 'tfdist[mesh]'",
+                mend="Run tfdist install mesh",
             ) from error
         from tfdist.strategies.mesh.layout import Layout
 
