@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 from rich.table import Table
 
+from tfdist import topology
 from tfdist.cli import saved_weights
 
 _MODEL = f"{Path(__file__).parent / 'programs' / 'slow_model.py'}:model_fn"
@@ -135,8 +136,8 @@ class _Training:
 
     def rank_process(self, rank: int) -> psutil.Process:
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            place = process.environ().get("OMPI_COMM_WORLD_RANK", "0")
-            if process.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"] and place == str(rank):
+            is_rank = process.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]
+            if is_rank and topology.from_environ(process.environ()).rank == rank:
                 return process
         raise AssertionError(f"no rank {rank}")
 

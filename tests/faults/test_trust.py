@@ -204,7 +204,13 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, text):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "how", [("single",), ("horovod", "--controller", "mpi"), ("horovod", "--controller", "gloo")]
+    "how",
+    [
+        ("single",),
+        ("horovod", "--controller", "mpi"),
+        ("horovod", "--controller", "gloo"),
+        ("multi_worker",),
+    ],
 )
 def test_arguments_come_as_they_were_given(run_cli, how, tmp_path):
     given = ["$(touch made)", "; touch made", "| touch made", "`touch made`", "a b", "*", '"', "'"]
@@ -217,8 +223,11 @@ def test_arguments_come_as_they_were_given(run_cli, how, tmp_path):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
-def test_nothing_listens_on_the_network(traces, controller):
+@pytest.mark.parametrize(
+    "how",
+    [("horovod", "--controller", "mpi"), ("horovod", "--controller", "gloo"), ("multi_worker",)],
+)
+def test_nothing_listens_on_the_network(traces, how):
     """Not even what is told to. With TensorFlow, test_mishaps.py and test_stalls.py look."""
     up = (
         "import socket, time; own = [socket.create_server(('', 0)), "
@@ -226,7 +235,7 @@ def test_nothing_listens_on_the_network(traces, controller):
         "[socket.create_connection(each.getsockname()[:2]) for each in own]; "
         "print('up', flush=True); time.sleep(600)"
     )
-    launch = ("-m", "tfdist", "launch", "--controller", controller)
+    launch = ("-m", "tfdist", "launch", "--strategy", *how)
     with subprocess.Popen(
         [sys.executable, *launch, "--", "python", "-c", up, traces.token],
         stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tfdist.errors import EngineMissingError, LaunchError, OptionError
 from tfdist.launch import gloo, hosts, jobs, mpi, programs, tf_cluster
+from tfdist.launch.tasks import Plan
 from tfdist.topology import Topology, from_environ
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -111,27 +113,66 @@ def test_more_workers_than_slots(cores):
             module.job(["x"], workers=5, environ=ENVIRON)
 
 
-def tasks_in(command: list[str]) -> list[list[str]]:
-    return json.loads(command[command.index("tfdist.launch.task") + 1])
+def plan_of(command: list[str]) -> Plan:
+    return Plan(**json.loads(command[command.index("tfdist.launch.tasks") + 1]))
 
 
 def test_parameter_servers_stand_beside_chief_and_workers(cores):
     cores(2)
     command = jobs.job_for("parameter_server", ["x", "y"], workers=2, ps=2).command
-    tasks = tasks_in(command)
-    assert [role for role, _ in tasks] == ["chief", "worker", "worker", "ps", "ps"]
-    assert len({address for _, address in tasks}) == 5
-    assert all(address.startswith("127.0.0.1:") for _, address in tasks)
-    assert {("-np", "5"), ("--may-be-lost", "1,2"), ("x", "y")} <= pairs(command)
-    assert "--oversubscribe" in command, "chief and servers hardly compute"
-    assert len(tasks_in(jobs.job_for("parameter_server", ["x"]).command)) == 4
+    plan = plan_of(command)
+    assert [role for role, _ in plan.tasks] == ["chief", "worker", "worker", "ps", "ps"]
+    assert len({address for _, address in plan.tasks}) == 5
+    assert all(address.startswith("127.0.0.1:") for _, address in plan.tasks)
+    assert (plan.here, plan.elsewhere, plan.may_be_lost) == ([*range(5)], {}, [1, 2])
+    assert command[-3:] == ["--", "x", "y"]
+    assert len(plan_of(jobs.job_for("parameter_server", ["x"]).command).here) == 4
 
 
 def test_on_other_hosts_every_task_needs_a_slot():
-    job = tf_cluster.job(["x"], workers=2, ps=1, on_hosts="a:2,b:2", environ=ENVIRON)
-    assert [address.partition(":")[0] for _, address in tasks_in(job.command)] == [*"aabb"]
+    job = tf_cluster.job(["x"], workers=2, ps=1, on_hosts="a:2,b:1,a,c", environ=ENVIRON)
+    plan = plan_of(job.command)
+    assert [address.partition(":")[0] for _, address in plan.tasks] == [*"aaba"]
+    assert (plan.here, plan.elsewhere, plan.cores) == ([], {"a": [0, 1, 3], "b": [2]}, [])
+    assert not job.is_local
     with pytest.raises(LaunchError, match="5 workers for 4 slots"):
         tf_cluster.job(["x"], workers=2, ps=2, on_hosts="a:2,b:2", environ=ENVIRON)
+
+
+def test_this_machine_needs_no_ssh_to_itself():
+    own = socket.gethostname()
+    job = tf_cluster.job(["x"], workers=3, on_hosts=f"{own}:2,b:2", environ=ENVIRON)
+    plan = plan_of(job.command)
+    assert (plan.here, plan.elsewhere, job.is_local) == ([0, 1], {"b": [2]}, False)
+    with pytest.raises(EngineMissingError, match=r"must have the program ssh.*OpenSSH"):
+        tf_cluster.job(["x"], workers=2, on_hosts="a,b", environ={"PATH": "/nowhere"})
+
+
+def test_a_user_on_the_other_host_is_no_part_of_its_address():
+    job = tf_cluster.job(["x"], workers=2, on_hosts="me@a,me@b", environ=ENVIRON)
+    plan = plan_of(job.command)
+    assert [address.partition(":")[0] for _, address in plan.tasks] == [*"ab"]
+    assert plan.elsewhere == {"me@a": [0], "me@b": [1]}
+
+
+def test_a_clusters_secret_stands_in_no_command():
+    job = tf_cluster.job(["x"], workers=2, on_hosts="a,b", environ=ENVIRON)
+    assert len(job.env["TFDIST_SECRET"]) == 32
+    assert job.env["TFDIST_SECRET"] not in " ".join(job.command)
+    assert "TFDIST_SECRET" in programs.exported(job.env)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_a_strategy_that_has_no_controller_refuses_one(strategy, controller):
+    with pytest.raises(OptionError, match=f"must go with strategy horovod.*{strategy}, whose"):
+        jobs.job_for(strategy, ["x"], controller=controller)
+
+
+@pytest.mark.parametrize(("found", "name"), [(object(), "horovod"), (None, "multi_worker")])
+def test_several_processes_are_horovods_where_it_is_installed(monkeypatch, found, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: found)
+    assert jobs.of_several() == name
 
 
 def test_workers_beside_servers_need_slots_here_too(cores):
@@ -226,9 +267,10 @@ def test_ranks_do_not_share_a_strategy_of_one_process(told):
 
 def test_ranks_of_srun_are_a_chief_workers_and_parameter_servers(told):
     told(SRUN)
-    *task, tasks, dashes, x = jobs.job_for("parameter_server", ["x"]).command[-6:]
-    assert (task[-1], dashes, x) == ("tfdist.launch.task", "--", "x")
-    assert [role for role, _ in json.loads(tasks)] == ["chief", "worker", "ps"]
+    job = jobs.job_for("parameter_server", ["x"])
+    assert job.command[-3:] == ["tfdist.launch.rank", "--", "x"]
+    place = from_environ(job.env)
+    assert (place.rank, place.roles) == (2, ("chief", "worker", "ps"))
     with pytest.raises(LaunchError, match=r"3 ranks, told by slurm, for --ps 2.*at least 4 tasks"):
         jobs.job_for("parameter_server", ["x"], ps=2)
 

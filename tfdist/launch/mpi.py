@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tfdist.launch import events, hosts, programs
 from tfdist.launch.supervisor import Job
-
-# What a rank on another host needs of this environment. Local ranks inherit all of it.
-_EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OPAL_PREFIX", events.VARIABLE)
-_EXPORTED_PREFIXES = ("PYTHON", "TFDIST_", "HOROVOD_", "TF_", "OMP_", "CUDA_", "NCCL_", "XLA_")
 
 
 def job(
@@ -22,8 +18,6 @@ def job(
     start_timeout_s: float = 120.0,
     stall_timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
-    slots: int | None = None,
-    may_be_lost: Sequence[int] = (),
 ) -> Job:
     """Returns the job that runs ``command`` as ``workers`` MPI ranks.
 
@@ -34,8 +28,6 @@ def job(
         start_timeout_s: see ``Job``.
         stall_timeout_s: see ``Job``.
         environ: this process's environment unless given.
-        slots: that the ranks need, where some of them hardly compute; one for each unless given.
-        may_be_lost: ranks whose sudden end does not end the job.
 
     Raises:
         LaunchError: more workers than slots.
@@ -43,7 +35,7 @@ def job(
     """
     environ = os.environ if environ is None else environ
     places = hosts.parse(on_hosts)
-    hosts.check_slots(workers if slots is None else slots, places)
+    hosts.check_slots(workers, places)
     mpirun = programs.find("mpirun", "the MPI controller", environ)
     env = programs.rank_environment(environ)
     env[events.VARIABLE] = "1"
@@ -56,8 +48,7 @@ def job(
         where = _remote_arguments(places, env)
     # A waiting rank would otherwise spin on the core that another one computes on.
     common = ["--tag-output", "--mca", "mpi_yield_when_idle", "1"]
-    listed = ["--may-be-lost", ",".join(map(str, may_be_lost))] if may_be_lost else []
-    rank = [sys.executable, "-m", "tfdist.launch.rank", *listed, "--", *command]
+    rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     return Job(
         command=[mpirun, "-np", str(workers), *common, *where, *rank],
         env=env,
@@ -91,7 +82,6 @@ def _remote_arguments(places: list[hosts.Host], env: Mapping[str, str]) -> list[
     arguments += ["--bind-to", "none", *_ONLY_THESE_HOSTS]
     if "OPAL_PREFIX" in env:
         arguments += ["--prefix", env["OPAL_PREFIX"]]
-    for name in sorted(env):
-        if name in _EXPORTED_NAMES or name.startswith(_EXPORTED_PREFIXES):
-            arguments += ["-x", name]
+    for name in programs.exported(env):
+        arguments += ["-x", name]
     return arguments

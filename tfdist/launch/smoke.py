@@ -100,23 +100,34 @@ class _Horovod:
         return "all-reduce over two MPI ranks"
 
 
+def _train_one_step(name: str) -> None:
+    """On one batch of two rows, divided or not: the weight must go from 1 to 0.8."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.strategies import strategy
+
+    with strategy(name) as engine:  # Workers and servers of a chief stay within.
+        inputs = tf.keras.Input((1,))
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model = engine.build(model)
+        model.set_weights([np.ones((1, 1))])
+        data = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+        model.fit(engine.dataset(data, global_batch_size=2), verbose=0)
+        weight = model.get_weights()[0].item()
+        assert abs(weight - 0.8) < 1e-6, weight
+
+
+class _MultiWorker(_Single):
+    def run(self) -> str:
+        _train_one_step("multi_worker")
+        return "one step of two workers"
+
+
 class _ParameterServer(_Single):
     def run(self) -> str:
-        import numpy as np
-        import tensorflow as tf
-
-        from tfdist.strategies import strategy
-
-        with strategy("parameter_server") as servers:  # Workers and servers stay within.
-            inputs = tf.keras.Input((1,))
-            model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, use_bias=False)(inputs))
-            model.compile(tf.keras.optimizers.SGD(0.1), "mse")
-            model = servers.build(model)
-            model.set_weights([np.ones((1, 1))])
-            data = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
-            model.fit(servers.dataset(data, global_batch_size=1), verbose=0)
-            weight = model.get_weights()[0].item()
-            assert abs(weight - 0.8) < 1e-6, weight
+        _train_one_step("parameter_server")
         return "one step of two workers, on one parameter server"
 
 
@@ -180,6 +191,7 @@ _ENGINES = {
     "mirrored": _Mirrored,
     "openmpi": _OpenMpi,
     "horovod": _Horovod,
+    "multi-worker": _MultiWorker,
     "parameter-server": _ParameterServer,
     "mesh-tensorflow": _Mesh,
     "tensorflow-federated": _Federated,

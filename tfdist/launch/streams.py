@@ -16,12 +16,13 @@ Line = tuple[int | None, str, str]
 # One line longer than this is passed on in parts, so that memory stays bounded.
 LONGEST_LINE_BYTES = 1 << 20
 
-_NUMBERED = re.compile(rb"\[(\d+)\]<(stdout|stderr)>:")
+NUMBERED = re.compile(rb"\[(\d+)\]<(stdout|stderr)>:")
 
 TAGS = {
     "mpi": re.compile(rb"\[\d+,(\d+)\]<(stdout|stderr|stddiag)>:"),
-    "gloo": _NUMBERED,
-    "elastic": _NUMBERED,
+    "gloo": NUMBERED,
+    "elastic": NUMBERED,
+    "together": NUMBERED,
 }
 
 
@@ -29,8 +30,8 @@ class LineSorter:
     """Takes the bytes of a launcher's two pipes as they come, and yields lines with their rank.
 
     Args:
-        tags: whose tags the output carries: "mpi", "gloo", "elastic", or "none" for a single
-            process.
+        tags: whose tags the output carries: "mpi", "gloo" (horovodrun), "elastic", "together"
+            (both tfdist's own), or "none" for a single process.
         single_rank: the rank of a single process.
     """
 

@@ -1,4 +1,4 @@
-"""Runs one job (mpirun, horovodrun or a single process), watches its deadlines, and ends all of it.
+"""Runs one job (a launcher with its ranks, or one process), watches its deadlines, and ends it all.
 
 Nothing of the job outlives ``run``: not after an error of ours, Ctrl-C, SIGTERM, nor a SIGKILL of
 this process (the guard sees to that).
@@ -31,7 +31,7 @@ from tfdist.launch.verdict import VERDICTS, ending
 if TYPE_CHECKING:
     import psutil
 
-_LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun"}
+_LAUNCHERS = {"mpi": "mpirun", "gloo": "horovodrun", "together": "tfdist.launch"}
 _LAST_LINES = 20
 _TICK_S = 0.2
 # Between two looks at the processes of a job that says nothing.
@@ -168,13 +168,8 @@ class _Watch:
             if failure is not None:  # The others had no more need of it.
                 self._on_line(None, "stderr", f"tfdist: {self._membership.losses}")
             return Outcome(0)
-        if failure is None and self._verdict.unreachable is not None:
-            host, reason = self._verdict.unreachable
-            raise LaunchError(
-                "every host of a job must be reachable by ssh",
-                received=f"{host}, of which ssh says: {reason}",
-                mend="Check the names in --hosts, and that ssh asks for no password",
-            )
+        if failure is None and self._verdict.no_host is not None:
+            raise self._verdict.no_host
         if failure is None and self._job.tags == "none":
             return self._failed(self._job.first_rank, exit_code)
         if failure is None:
@@ -196,7 +191,7 @@ class _Watch:
                     continue
                 self._membership.note_step(rank, event)
             if rank is None:
-                if line.strip(" -"):
+                if event is None and line.strip(" -"):
                     self._remember(None, line)
                 for text in self._verdict.take(line):
                     self._on_line(None, stream, text)

@@ -1,4 +1,4 @@
-"""Processes whose lines go on with their number before them: see ``streams``."""
+"""Processes whose lines go on with their number before them (see ``streams``), and run together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Protocol
 
 from tfdist.launch import events
 from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.streams import LONGEST_LINE_BYTES
 
 _writing = threading.Lock()
+_TICK_S = 0.05
+# Exit codes above it are signals.
+_KILLED = 128
 
 
 def tell(event: dict) -> None:
@@ -23,12 +26,42 @@ def tell(event: dict) -> None:
         events.emit(event)
 
 
+def pass_on(fd: int, line: bytes) -> None:
+    """Writes a line, in one piece among those of other processes; its end need not be there."""
+    data = line if line.endswith(b"\n") else line + b"\n"
+    with _writing, contextlib.suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+def read_lines(
+    process: subprocess.Popen,
+    take: Callable[[int, bytes], None],
+    longest: int = LONGEST_LINE_BYTES,
+) -> list[threading.Thread]:
+    """Calls ``take`` with 1 (stdout) or 2 (stderr) and each line of a process, in threads.
+
+    Lines of more than ``longest`` bytes come in parts.
+    """
+
+    def read(pipe: IO[bytes], fd: int) -> None:
+        for line in iter(lambda: pipe.readline(longest), b""):
+            take(fd, line)
+
+    pipes = ((process.stdout, 1), (process.stderr, 2))
+    readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
+    for reader in readers:
+        reader.start()
+    return readers
+
+
 class TaggedProcess:
     """One rank's guard, and through it the rank.
 
     Args:
         number: that its lines are tagged with.
         pass_fds: file descriptors that the process gets too.
+        may_be_lost: whether others can do without it, should it be killed.
     """
 
     def __init__(
@@ -37,8 +70,10 @@ class TaggedProcess:
         env: Mapping[str, str],
         number: int,
         pass_fds: Sequence[int] = (),
+        may_be_lost: bool = False,
     ):
         self.number = number
+        self._may_be_lost = may_be_lost
         self._process = subprocess.Popen(
             command,
             env=env,
@@ -47,21 +82,22 @@ class TaggedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        pipes = [(self._process.stdout, 1, "stdout"), (self._process.stderr, 2, "stderr")]
-        self._readers = [
-            threading.Thread(
-                target=_forward, args=(pipe, fd, f"[{number}]<{stream}>:".encode()), daemon=True
-            )
-            for pipe, fd, stream in pipes
-        ]
-        for reader in self._readers:
-            reader.start()
+        tags = {1: f"[{number}]<stdout>:".encode(), 2: f"[{number}]<stderr>:".encode()}
+        self._readers = read_lines(self._process, lambda fd, line: pass_on(fd, tags[fd] + line))
 
     @property
     def code(self) -> int | None:
         """The exit code (128 + n for signal n); None while it runs."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def complaint(self) -> dict[str, Any] | None:
+        """The event that tells of its failure, with the exit code; None without one."""
+        code = self.code
+        if not code or (self._may_be_lost and code > _KILLED):
+            return None
+        return {"event": "failed", "rank": self.number, "code": code}
 
     def ask_to_end(self) -> None:
         """Asks the guard to end all that is below it; returns at once."""
@@ -83,10 +119,39 @@ class TaggedProcess:
             reader.join(GIVE_UP_S)
 
 
-def _forward(pipe: Any, fd: int, tag: bytes) -> None:
-    for line in iter(lambda: pipe.readline(LONGEST_LINE_BYTES), b""):
-        ending = b"" if line.endswith(b"\n") else b"\n"
-        with _writing, contextlib.suppress(BrokenPipeError):
-            data = tag + line + ending
-            while data:
-                data = data[os.write(fd, data) :]
+class Part(Protocol):
+    """A ``TaggedProcess``, or what starts several elsewhere."""
+
+    @property
+    def code(self) -> int | None: ...
+    @property
+    def complaint(self) -> dict[str, Any] | None: ...
+    def ask_to_end(self) -> None: ...
+    def end(self) -> None: ...
+    def finish_output(self) -> None: ...
+
+
+def asked_to_end() -> threading.Event:
+    """Returns what SIGTERM and SIGINT set from now on."""
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    return asked
+
+
+def run_together(parts: Sequence[Part], asked: threading.Event) -> int:
+    """Waits until all have ended; the first that fails is told, and ends all. Returns its code."""
+    complaint = None
+    while complaint is None and any(p.code is None for p in parts) and not asked.wait(_TICK_S):
+        complaint = next(filter(None, (part.complaint for part in parts)), None)
+    # The last ones may have ended since they were looked at.
+    complaint = complaint or next(filter(None, (part.complaint for part in parts)), None)
+    for part in parts:
+        part.ask_to_end()
+    for part in parts:
+        part.end()
+        part.finish_output()
+    if complaint is None:
+        return 128 + signal.SIGTERM if asked.is_set() else 0
+    tell(complaint)
+    return complaint["code"]

@@ -1,4 +1,4 @@
-"""Builds the job of a TensorFlow cluster: mpirun starts its tasks, TF_CONFIG connects them.
+"""Builds the job of a TensorFlow cluster: tfdist starts its tasks, TF_CONFIG connects them.
 
 On this machine alone the ports are free ones. On other hosts none can be tried out from here: their
 ports are one of the rows of ``tfdist.topology.ports``, drawn anew for each start. Where another
@@ -8,18 +8,18 @@ program has one, the rank that finds it taken names it and ends the job.
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
 import random
 import secrets
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfdist import topology
 from tfdist.errors import LaunchError, OptionError
-from tfdist.launch import hosts, mpi
+from tfdist.launch import events, hosts, programs
 from tfdist.launch.supervisor import Job
+from tfdist.launch.tasks import Plan
 from tfdist.topology import Topology, ports
 
 _SECRET_BYTES = 16
@@ -43,34 +43,48 @@ def job(
 
     Raises:
         OptionError: of several hosts one has a name that means another host to the others.
+        LaunchError: more workers than slots.
+        EngineMissingError: other hosts, and no ssh.
     """
+    environ = os.environ if environ is None else environ
     places = hosts.parse(on_hosts)
     roles = _roles(workers, ps)
-    slots = workers if all(place.is_local for place in places) else len(roles)
-    hosts.check_slots(slots, places)
-    tasks = list(zip(roles, _addresses(len(roles), places), strict=True))
-    environ = os.environ if environ is None else environ
-    return mpi.job(
-        _task_command(tasks, command),
-        workers=len(roles),
-        on_hosts=on_hosts,
+    is_local = all(place.is_local for place in places)
+    if is_local:
+        hosts.check_slots(workers, places)
+        ranks = [(places[0], list(range(len(roles))))]
+    else:
+        hosts.check_slots(len(roles), places)
+        programs.find("ssh", "--hosts", environ, mend=programs.GET_SSH)
+        ranks = _ranks(len(roles), places)
+    plan = Plan(
+        tasks=list(zip(roles, _addresses(len(roles), places), strict=True)),
+        here=[rank for place, own in ranks for rank in own if place.is_local],
+        elsewhere=_by_name((place, own) for place, own in ranks if not place.is_local),
+        cores=hosts.shares(len(roles)) if is_local else [],
+        may_be_lost=list(range(1, 1 + workers)) if ps else [],
+    )
+    secret = {topology.SECRET: secrets.token_hex(_SECRET_BYTES), events.VARIABLE: "1"}
+    return Job(
+        command=plan.command(command),
+        env=programs.rank_environment(topology.alone(environ)) | secret,
+        world_size=len(roles),
+        tags="together",
+        is_local=is_local,
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
-        environ={**environ, topology.SECRET: secrets.token_hex(_SECRET_BYTES)},
-        slots=slots,
-        may_be_lost=range(1, 1 + workers) if ps else (),
     )
 
 
-def task_beside_servers(command: list[str], place: Topology, ps: int) -> list[str]:
-    """Returns the command of a rank that something else has started: a chief, workers, then ``ps``
+def beside_servers(environ: Mapping[str, str], place: Topology, ps: int) -> dict[str, str]:
+    """Returns ``environ`` for a rank that something else has started: a chief, workers, then ``ps``
     parameter servers. Unchanged where a TF_CONFIG has given the roles already.
 
     Raises:
         LaunchError: too few ranks, or ranks that do not know each other's addresses.
     """
     if "ps" in place.roles:
-        return command
+        return dict(environ)
     workers = place.world_size - 1 - ps
     if workers < 1 or not place.addresses:
         raise LaunchError(
@@ -79,22 +93,34 @@ def task_beside_servers(command: list[str], place: Topology, ps: int) -> list[st
             mend=f"Start at least {2 + ps} tasks with srun, or give --workers to have them started",
         )
     tasks = list(zip(_roles(workers, ps), place.addresses, strict=True))
-    return _task_command(tasks, command)
+    return {**environ, "TF_CONFIG": topology.tf_config(tasks, place.rank)}
 
 
 def _roles(workers: int, ps: int) -> list[str]:
     return ["chief", *["worker"] * workers, *["ps"] * ps] if ps else ["worker"] * workers
 
 
-def _task_command(tasks: list[tuple[str, str]], command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "tfdist.launch.task", json.dumps(tasks), "--", *command]
+def _ranks(count: int, places: list[hosts.Host]) -> list[tuple[hosts.Host, list[int]]]:
+    """Returns the ranks of each host; they fill the hosts in their order."""
+    left = iter(range(count))
+    return [(place, list(itertools.islice(left, place.slots))) for place in places]
+
+
+def _by_name(ranks: Iterable[tuple[hosts.Host, list[int]]]) -> dict[str, list[int]]:
+    """Returns host -> its ranks, of hosts that may be listed twice or have none."""
+    found: dict[str, list[int]] = {}
+    for place, own in ranks:
+        if own:
+            found.setdefault(place.name, []).extend(own)
+    return found
 
 
 def _addresses(count: int, places: list[hosts.Host]) -> list[str]:
-    """Returns "host:port" of each rank; mpirun fills the hosts in their order."""
+    """Returns "host:port" of each rank."""
     if all(place.is_local for place in places):
         return [f"127.0.0.1:{port}" for port in _free_ports(count)]
-    names = [place.name for place in places for _ in range(place.slots)][:count]
+    # Without the user as whom ssh goes there.
+    names = [p.name.rpartition("@")[2] for p, ranks in _ranks(count, places) for _ in ranks]
     if _LOOPBACK & set(names):
         raise OptionError(
             "the hosts of a cluster must have names by which they reach each other",

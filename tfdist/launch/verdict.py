@@ -7,6 +7,9 @@ import re
 import signal
 from dataclasses import dataclass
 
+from tfdist.errors import LaunchError
+from tfdist.launch import events
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -14,6 +17,15 @@ class Failure:
 
     rank: int
     exit_code: int | None
+
+
+def _unreachable(host: str, reason: str) -> LaunchError:
+    return LaunchError(
+        "every host of a job must be reachable by ssh",
+        received=f"{host}, of which ssh says: {reason}",
+        mend="Check the names in --hosts, that ssh asks for no password, and that the hosts "
+        "share this one's paths",
+    )
 
 
 class MpiVerdict:
@@ -33,14 +45,14 @@ class MpiVerdict:
 
     def __init__(self) -> None:
         self.first_failure: Failure | None = None
-        #: A host that ssh could not reach, and why.
-        self.unreachable: tuple[str, str] | None = None
+        #: Tells of a host that ssh could not reach.
+        self.no_host: LaunchError | None = None
         self._block: list[str] | None = None
 
     def take(self, line: str) -> list[str]:
         """Takes one line of mpirun's own; returns the lines that a user should still see."""
         if found := self._NO_HOST.match(line):
-            self.unreachable = self.unreachable or (found[1], found[2].strip(": "))
+            self.no_host = self.no_host or _unreachable(found[1], found[2].strip(": "))
             return []
         if not line.startswith("-----"):
             if self._block is None:
@@ -61,7 +73,7 @@ class MpiVerdict:
                 code = base + int(found[2]) if found[2] else None
                 self.first_failure = self.first_failure or Failure(int(found[1]), code)
                 return True
-        is_known = self.unreachable is not None and message.startswith(self._NO_DAEMON)
+        is_known = self.no_host is not None and message.startswith(self._NO_DAEMON)
         return is_known or message.startswith(self._PREAMBLE)
 
 
@@ -70,7 +82,7 @@ class GlooVerdict:
 
     _PROCESS = re.compile(r"^Process name: (\d+)$")
     _CODE = re.compile(r"^Exit code: (\d+)$")
-    unreachable = None
+    no_host = None
 
     def __init__(self) -> None:
         self.first_failure: Failure | None = None
@@ -91,7 +103,7 @@ class PlainVerdict:
     """A single process: its own exit code says it all."""
 
     first_failure = None
-    unreachable = None
+    no_host = None
 
     def take(self, line: str) -> list[str]:
         return [line]
@@ -107,10 +119,40 @@ class ElasticVerdict(PlainVerdict):
         return []
 
 
+class TogetherVerdict:
+    """tfdist's own launcher tells in an event which rank failed first, or which host is lost."""
+
+    def __init__(self) -> None:
+        self.first_failure: Failure | None = None
+        self.no_host: LaunchError | None = None
+
+    def take(self, line: str) -> list[str]:
+        """Takes one line of the launcher's own; returns the lines that a user should see."""
+        _, event = events.split(line)
+        if event is None:
+            return [line] if line.strip() else []
+        if event["event"] == "failed":
+            self.first_failure = Failure(event["rank"], event["code"])
+        elif event["event"] == "no host" and not event["ranks"]:
+            self.no_host = _unreachable(event["host"], event["reason"])
+        elif event["event"] == "no host":
+            self.no_host = LaunchError(
+                "every host of a job must stay until its end",
+                received=f"the loss of {event['host']} with its ranks "
+                f"{', '.join(map(str, event['ranks']))}, of which ssh says: {event['reason']}",
+                mend="Look at that host; --max-restarts starts all again",
+            )
+        return []
+
+    def close(self) -> list[str]:
+        return []
+
+
 VERDICTS = {
     "mpi": MpiVerdict,
     "gloo": GlooVerdict,
     "elastic": ElasticVerdict,
+    "together": TogetherVerdict,
     "none": PlainVerdict,
 }
 
