@@ -4,8 +4,8 @@ The environment is read here and nowhere else. ``from_environ`` takes a mapping,
 recorded environments and never touch ``os.environ``.
 
 Sources, the first that is there: TF_CONFIG, Horovod's Gloo, Open MPI, SageMaker, Slurm. What stands
-closer to the process comes first: ``tfdist launch`` starts the tasks of a TensorFlow cluster with
-mpirun, and mpirun's ranks run within Slurm's steps and SageMaker's containers.
+closer to the process comes first: ``tfdist launch`` starts the tasks of a TensorFlow cluster, and
+mpirun its ranks, within Slurm's steps and SageMaker's containers.
 """
 
 from __future__ import annotations
