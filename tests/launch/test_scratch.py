@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tfdist.launch import scratch
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -91,3 +95,31 @@ def test_a_users_own_files_stay(traces, own_folder):
     (folder,) = own_folder.glob("tfdist-job-*")
     assert len(list(folder.glob(f"{traces.token}*"))) == 2
     assert len(list(folder.iterdir())) == 2
+
+
+def test_the_next_job_removes_what_a_lost_one_has_left(traces, own_folder):
+    """Its launcher and its guard killed together, and all ranks."""
+    with start(traces.token, "WAIT", "KEEP") as job:
+        assert "up" in job.stdout.readline()
+        assert "up" in job.stdout.readline()
+        folders = job_folders(traces)
+        with start(traces.token) as beside:  # It leaves those of a living job alone.
+            beside.stdout.read()
+            assert beside.wait(timeout=60) == 0
+        assert all(any(folder.iterdir()) for folder in folders)
+        for who in ("launcher", "guard"):
+            for process in traces.alive():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if WHO[who](process.cmdline()):
+                        process.suspend()  # So that neither sees the other's end.
+        for process in traces.alive():
+            process.kill()
+    traces.wait_for(0)
+    assert all(folder.exists() for folder in folders)
+    foreign = own_folder / "tfdist-job-other"  # As made by another program, or an earlier version.
+    foreign.mkdir()
+    (foreign / "tfdist-x").touch()
+    scratch.Scratch().close()
+    (left,) = (folder for folder in folders if folder.exists())
+    assert [path.name.startswith(traces.token) for path in left.iterdir()] == [True, True]
+    assert (foreign / "tfdist-x").exists()

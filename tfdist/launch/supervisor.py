@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tfdist.errors import LaunchError
-from tfdist.launch import events, scratch
+from tfdist.launch import events
 from tfdist.launch.guard import TERM_GRACE_S
 from tfdist.launch.membership import Elasticity, Membership
 from tfdist.launch.scratch import Scratch
@@ -366,12 +366,13 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        pass_fds=own.locks,
     )
     try:
         yield guard
     finally:
         _end(guard)
-        scratch.remove(own.paths)  # Again, should the guard have been killed.
+        own.close()  # Again, should the guard have been killed.
 
 
 def _end(guard: subprocess.Popen) -> None:
