@@ -2,8 +2,9 @@
 
 MISHAP is JSON: "place" (data, build, trace, epoch, evaluation, checkpoint or save), "rank", "after"
 (how often the place is passed first), and what happens: "limit" (no file may grow beyond so many
-bytes from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed), or
-else the place is told on standard output and the process waits for a signal.
+bytes from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed),
+"cut" (a file, whose second half is lost), or else the place is told on standard output and the
+process waits for a signal.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def pass_by(place: str) -> None:
             byte = file.read(1)[0]
             file.seek(middle)
             file.write(bytes([byte ^ 0xFF]))
+    elif "cut" in MISHAP:
+        os.truncate(MISHAP["cut"], os.path.getsize(MISHAP["cut"]) // 2)
     else:
         print(f"at {place}", flush=True)
         time.sleep(600)

@@ -35,7 +35,7 @@ from tfdist.errors import TfdistError
 from tfdist.launch import discovery
 from tfdist.launch.gloo_store import GlooStore
 from tfdist.launch.hosts import Host
-from tfdist.launch.tagged import TaggedProcess, tell
+from tfdist.launch.tagged import TaggedProcess, asked_to_end, tell
 
 _TICK_S = 0.05
 _DISCOVERY_S = 1.0
@@ -382,9 +382,7 @@ def main() -> None:
     slots = discovery.Slots(
         (lambda: here) if script is None else _Discovery(script).hosts, settings["max_workers"]
     )
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = asked_to_end()
     driver = Driver(
         sys.argv[3:],
         slots,
