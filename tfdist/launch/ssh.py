@@ -63,7 +63,7 @@ class OverSsh:
         order = {"command": guarded, "folder": os.getcwd(), "environ": dict(environ)}
         self._process = subprocess.Popen(
             [
-                programs.find("ssh", "--hosts", os.environ, mend=programs.GET_SSH),
+                programs.find("ssh", "--hosts", os.environ),
                 *_OPTIONS,
                 host,
                 shlex.join([sys.executable, "-I", "-c", _RUN_WHAT_IS_SAID]),

@@ -55,7 +55,7 @@ def job(
         ranks = [(places[0], list(range(len(roles))))]
     else:
         hosts.check_slots(len(roles), places)
-        programs.find("ssh", "--hosts", environ, mend=programs.GET_SSH)
+        programs.find("ssh", "--hosts", environ)
         ranks = _ranks(len(roles), places)
     plan = Plan(
         tasks=list(zip(roles, _addresses(len(roles), places), strict=True)),
