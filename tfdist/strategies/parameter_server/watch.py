@@ -13,7 +13,8 @@ from tfdist.errors import LaunchError
 from tfdist.strategies.parameter_server.lines import Lines, Task
 
 _TICK_S = 0.2
-# A dead task's line ends a moment before or after gRPC's own error about it.
+# A dead task's line ends a moment before or after gRPC's own error about it, and a stopped one may
+# have given a sign of life after the call that it holds up began.
 _SETTLE_S = 2.0
 
 _RESUME = (
@@ -92,7 +93,8 @@ class Watch:
         limit = self._first_timeout_s if is_first else self._stall_timeout_s
         while not concurrent.futures.wait([future], timeout=_TICK_S).done:
             self.check()
-            if time.monotonic() - begun > limit:
+            # A task that has stopped since the call began is to be named as silent first.
+            if time.monotonic() - begun > limit + _SETTLE_S:
                 self._end(
                     f"a step must end within {limit:g} s",
                     f"that {what} takes longer, with all tasks there",
