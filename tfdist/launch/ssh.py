@@ -21,9 +21,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.launch import events, programs
-from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.streams import LONGEST_LINE_BYTES, NUMBERED
-from tfdist.launch.tagged import pass_on, read_lines
+from tfdist.launch.tagged import (
+    await_end,
+    await_readers,
+    exit_code,
+    pass_on,
+    read_lines,
+)
 
 # Nobody is there to answer a question; a host that is gone is noticed within 15 s.
 _OPTIONS = (
@@ -80,8 +85,7 @@ class OverSsh:
     @property
     def code(self) -> int | None:
         """The exit code (128 + n for signal n); None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        return exit_code(self._process)
 
     @property
     def complaint(self) -> dict[str, Any] | None:
@@ -109,16 +113,11 @@ class OverSsh:
 
     def end(self) -> None:
         """Ends it."""
-        try:
-            self._process.wait(TERM_GRACE_S + GIVE_UP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        await_end(self._process)
 
     def finish_output(self) -> None:
         """Waits until all its lines have gone on."""
-        for reader in self._readers:
-            reader.join(GIVE_UP_S)
+        await_readers(self._readers)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # It has ended, or is asked to.

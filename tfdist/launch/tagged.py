@@ -55,6 +55,27 @@ def read_lines(
     return readers
 
 
+def exit_code(process: subprocess.Popen) -> int | None:
+    """Returns the exit code (128 + n for signal n); None while the process runs."""
+    code = process.poll()
+    return code if code is None or code >= 0 else 128 - code
+
+
+def await_end(process: subprocess.Popen) -> None:
+    """Waits for a process that has been asked to end, and kills it if that takes too long."""
+    try:
+        process.wait(TERM_GRACE_S + GIVE_UP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def await_readers(readers: Sequence[threading.Thread]) -> None:
+    """Waits until all lines of ``read_lines`` have been taken."""
+    for reader in readers:
+        reader.join(GIVE_UP_S)
+
+
 class TaggedProcess:
     """One rank's guard, and through it the rank.
 
@@ -88,8 +109,7 @@ class TaggedProcess:
     @property
     def code(self) -> int | None:
         """The exit code (128 + n for signal n); None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        return exit_code(self._process)
 
     @property
     def complaint(self) -> dict[str, Any] | None:
@@ -107,16 +127,11 @@ class TaggedProcess:
     def end(self) -> None:
         """Ends it."""
         self.ask_to_end()
-        try:
-            self._process.wait(TERM_GRACE_S + GIVE_UP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        await_end(self._process)
 
     def finish_output(self) -> None:
         """Waits until all its lines have gone on."""
-        for reader in self._readers:
-            reader.join(GIVE_UP_S)
+        await_readers(self._readers)
 
 
 class Part(Protocol):
