@@ -22,13 +22,7 @@ from typing import Any
 
 from tfdist.launch import events, programs
 from tfdist.launch.streams import LONGEST_LINE_BYTES, NUMBERED
-from tfdist.launch.tagged import (
-    await_end,
-    await_readers,
-    exit_code,
-    pass_on,
-    read_lines,
-)
+from tfdist.launch.tagged import await_end, await_readers, exit_code, pass_on, read_lines
 
 # Nobody is there to answer a question; a host that is gone is noticed within 15 s.
 _OPTIONS = (

@@ -15,7 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training.losses import AsOnOneDevice, has_own_compute_loss, own_functions
+from tfdist.training.losses import (
+    AsOnOneDevice,
+    has_own_compute_loss,
+    is_keras_own,
+    name_of,
+    own_functions,
+)
 from tfdist.training.nested import layers_in
 
 _ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means would pass.
@@ -66,9 +72,9 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
             couples = _couples(lambda *part: model.compute_loss(*part, None), x, y, y_pred)
         return ["the loss of compute_loss"] if couples else []
     return [
-        f"loss '{_name(loss)}'"
+        f"loss '{name_of(loss)}'"
         for loss, truth, prediction in _pairs(model, y, y_pred)
-        if not _is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
+        if not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
     ]
 
 
@@ -198,13 +204,3 @@ def _updates_replaced(metrics: Any, replaced: Callable[[Any], Callable]) -> Iter
     finally:
         for metric, update_state in zip(metrics, before, strict=True):
             metric.update_state = update_state
-
-
-def _is_keras_own(loss: Any) -> bool:
-    loss = getattr(loss, "fn", loss)
-    module = getattr(loss, "__module__", None) or type(loss).__module__
-    return isinstance(loss, str) or is_keras(module)
-
-
-def _name(loss: Any) -> str:
-    return getattr(loss, "__name__", None) or getattr(loss, "name", None) or type(loss).__name__

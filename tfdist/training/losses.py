@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 
 _step = threading.local()  # Replicas of one process run in threads of their own.
@@ -195,3 +196,17 @@ def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
         lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
         sample_weight,
     )
+
+
+def is_keras_own(loss: Any) -> bool:
+    """Whether a compiled loss is one of Keras' own: a name, a function or an object."""
+    loss = getattr(loss, "fn", loss)
+    module = getattr(loss, "__module__", None) or type(loss).__module__
+    return isinstance(loss, str) or is_keras(module)
+
+
+def name_of(loss: Any) -> str:
+    """Returns what a user calls a compiled loss: a name, a function or an object."""
+    if isinstance(loss, str):
+        return loss
+    return getattr(loss, "__name__", None) or getattr(loss, "name", None) or type(loss).__name__

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
+from tfdist.training.losses import is_keras_own, name_of
 
 _LABEL_OUT_OF_RANGE = re.compile(
     r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
@@ -143,9 +144,9 @@ def explain_loss_error(
     text = str(error)
     is_of_a_loss = "keras/src/losses.py" in text and _LOSS_SHAPES.search(text)
     # A user's own loss knows itself what it refuses.
-    if not is_of_a_loss or not all(map(_is_keras_own, losses)) or None in outputs:
+    if not is_of_a_loss or not all(map(is_keras_own, losses)) or None in outputs:
         return None
-    names = ", ".join(dict.fromkeys(map(_name_of, losses)))
+    names = ", ".join(dict.fromkeys(map(name_of, losses)))
     labels, shapes = (
         " and ".join(str(list(part.shape[1:])) for part in tf.nest.flatten(parts))
         for parts in (element_spec[1], outputs)
@@ -157,14 +158,6 @@ def explain_loss_error(
         "each class, for one-hot labels with categorical_crossentropy, for a yes or no with "
         "binary_crossentropy and one output",
     )
-
-
-def _is_keras_own(loss: Any) -> bool:
-    return isinstance(loss, str) or loss.__module__ == tf.keras.losses.Loss.__module__
-
-
-def _name_of(loss: Any) -> str:
-    return loss if isinstance(loss, str) else getattr(loss, "name", None) or loss.__name__
 
 
 def _names(element_spec: Any) -> list[str]:
