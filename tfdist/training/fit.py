@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -210,24 +210,26 @@ class Runs:
         try:
             with self._collective.watched() as watch:
                 yield watch
-        except tf.errors.OpError as error:
-            explained = explain_label_error(error)
-            for feed in feeds:
-                explained = (
-                    explained
-                    or explain_shape_error(error, feed.records.element_spec)
-                    or explain_read_error(error, feed.records)
-                )
-            explained = explained or self._collective.explain(error)
+        except (tf.errors.OpError, ValueError) as error:
+            explained = self._explained(error, feeds)
             if explained is None:
                 raise
             raise explained from error
-        except ValueError as error:
-            spec = feeds[0].records.element_spec if feeds else ()
-            explained = explain_loss_error(error, self._model, spec)
-            if explained is None:
-                raise
-            raise explained from error
+
+    def _explained(self, error: Exception, feeds: Sequence[Feed]) -> Exception | None:
+        """Returns what an error of the engine or of Keras means; None when it is another."""
+        specs = [feed.records.element_spec for feed in feeds]
+        if isinstance(error, ValueError):
+            found = (explain_loss_error(error, self._model, spec) for spec in specs)
+            return next(filter(None, found), None)
+        explained = explain_label_error(error)
+        for feed, spec in zip(feeds, specs, strict=True):
+            explained = (
+                explained
+                or explain_shape_error(error, spec)
+                or explain_read_error(error, feed.records)
+            )
+        return explained or self._collective.explain(error)
 
     # The loops ----------------------------------------------------------------------------------
 

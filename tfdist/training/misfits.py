@@ -144,7 +144,9 @@ def explain_loss_error(
     text = str(error)
     is_of_a_loss = "keras/src/losses.py" in text and _LOSS_SHAPES.search(text)
     # A user's own loss knows itself what it refuses.
-    if not is_of_a_loss or not all(map(is_keras_own, losses)) or None in outputs:
+    if not is_of_a_loss or not all(map(is_keras_own, losses)):
+        return None
+    if any(output is None for output in outputs) or len(element_spec) < 2:
         return None
     names = ", ".join(dict.fromkeys(map(name_of, losses)))
     labels, shapes = (
