@@ -16,7 +16,7 @@ import mutations
 
 READERS = """
 import os, signal, time
-from fuzzing import Target, Wrong, cli
+from fuzzing import Refused, Target, Wrong, cli
 from mutations import flip_bits
 from tfdist.errors import DataError
 
@@ -31,7 +31,7 @@ def targets(folder):
         raise DataError("a file must be whole", received="a bit")
 
     def says_what_cannot_be_shown():
-        raise DataError("a file must be whole", received="\\ud800")
+        raise Refused("\\ud800")  # What a TfdistError says can always be shown.
 
     def is_wrong():
         raise Wrong("other bytes")
