@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 
@@ -24,9 +25,58 @@ print(gc.get_freeze_count())
 
 def test_the_collector_runs_on_and_leaves_tensorflow_alone():
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _PROGRAM],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert int(done.stdout) > 100_000
+    assert done.stderr == ""
+
+
+_START = """
+import os
+from tfdist.compat.start_lines import without_start_lines
+with without_start_lines():
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written\\n")
+    os.write(2, b"I0000 00:00:1795342698.623798    8309 port.cc:153] oneDNN is on.\\n")
+    os.write(2, b"E0000 00:00:1795342698.623799    8309 cuda.cc:9] A driver is too old.\\n")
+    os.write(2, b"I think that this is not theirs.\\n")
+    {last}
+os.write(2, b"I0000 00:00:1795342699.623798    8309 port.cc:153] Later.\\n")
+"""
+
+
+def after_start(last: str) -> subprocess.CompletedProcess:
+    program = _START.format(last=last)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_what_libraries_tell_of_themselves_is_kept_from_stderr():
+    done = after_start("pass")
+    of_libraries, of_others, later = done.stderr.splitlines()
+    assert of_libraries.startswith("E0000")
+    assert of_libraries.endswith("A driver is too old.")
+    assert of_others == "I think that this is not theirs."
+    assert later.endswith("Later.")
+    assert done.returncode == 0
+
+
+def test_an_import_that_fails_keeps_its_words():
+    done = after_start("raise ImportError('no such library')")
+    assert "not theirs" in done.stderr
+    assert "oneDNN" not in done.stderr
+    assert done.stderr.endswith("ImportError: no such library\n")
+
+
+def test_a_library_that_ends_the_process_is_heard_of():
+    done = after_start("os.abort()")
+    assert done.returncode == -signal.SIGABRT
+    assert done.stderr.startswith("Fatal Python error: Aborted")
 
 
 def versions_of(

@@ -6,11 +6,12 @@ import atexit
 import gc
 from types import ModuleType
 
+from tfdist.compat.start_lines import without_start_lines
 from tfdist.compat.versions import check_versions
 
 
 def import_tensorflow() -> ModuleType:
-    """Imports TensorFlow into a program of tfdist's own, which starts and ends a second earlier.
+    """Imports TensorFlow into a program of tfdist's own, a second earlier and without its greeting.
 
     What the import makes, and the graphs that are traced later, stays until the process ends.
     Python's garbage collector would look through all of it again and again while it comes, and once
@@ -26,7 +27,8 @@ def import_tensorflow() -> ModuleType:
     check_versions()
     gc.disable()
     try:
-        import tensorflow
+        with without_start_lines():
+            import tensorflow
     finally:
         gc.enable()
     gc.freeze()
