@@ -45,7 +45,7 @@ def test_a_bare_install_needs_tensorflow_and_no_other_engine(metadata):
 def test_extras(metadata):
     extras = metadata["options.extras_require"]
     others = {"plots", "images", "export", "sagemaker", "notebooks", "all"}
-    assert set(extras) == others | {"horovod", "mesh", "federated"}
+    assert set(extras) == others | {"mesh"}  # Others that pip can bring as they are.
     (everything,) = requirements(extras["all"]).values()
     assert everything.extras == set(extras) - {"all"}
 
@@ -56,7 +56,7 @@ def test_the_environment_of_make_setup_satisfies_the_metadata(metadata, lane):
     requirements_of = ROOT / "requirements"
     for path in (*requirements_of.glob("*.txt"), requirements_of / "lanes" / f"{lane}.txt"):
         lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-        pins |= dict(line.split("==") for line in lines)
+        pins |= dict(line.partition(";")[0].split("==") for line in lines)
     extras = metadata["options.extras_require"]
     for text in (metadata["options"]["install_requires"], *extras.values()):
         for name, requirement in requirements(text).items():
@@ -84,7 +84,7 @@ def test_a_built_wheel_holds_every_room_and_all_data(wheel):
     assert packed == expected - {"tfdist/examples/demo.sh"}
     assert script == (ROOT / "sagemaker" / "train.py").read_bytes()
     assert "Requires-Python: <3.14,>=3.10" in text
-    assert "Provides-Extra: horovod" in text
+    assert "Provides-Extra: mesh" in text
 
 
 def test_the_installed_wheel_writes_a_project(wheel, tmp_path):

@@ -38,6 +38,8 @@ def test_every_line_of_its_readme_runs(tfdist, shell_environ, monkeypatch, tmp_p
     lines = lines_to_run(project / "README.md")
     assert len(lines) == 7
     bin_folder = str(Path(sys.executable).parent)
+    # As in a user's shell: pytest's own process has it from `import tfdist`.
+    shell_environ.pop("TF_USE_LEGACY_KERAS", None)
     environ = shell_environ | {
         "PATH": os.pathsep.join([bin_folder, shell_environ["PATH"]]),
         "PYTHONPATH": str(ROOT),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from tfdist.cli import install, install_horovod, install_steps
 from tfdist.compat import versions
@@ -19,7 +20,9 @@ LANES = ["classic", "modern"]
 
 def pinned(lane: str) -> dict[str, str]:
     texts = [path.read_text() for path in (*LISTS.glob("*.txt"), LISTS / "lanes" / f"{lane}.txt")]
-    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", "\n".join(texts), re.MULTILINE))
+    lines = [Requirement(line) for line in "\n".join(texts).splitlines() if "==" in line]
+    here = [line for line in lines if line.marker is None or line.marker.evaluate()]
+    return {line.name: str(line.specifier).removeprefix("==") for line in here}
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ _VERBS = {
 }
 
 
-# Those that start with TensorFlow, or have ranks that do: the wrong one is told before they begin.
-_ON_TENSORFLOW = ("train", "verify", "export", "rehearse")
+# All others use TensorFlow, or have ranks or containers that do: the wrong one is told before they
+# begin.
+_MENDING = ("install", "doctor")
 
 
 class _LazyVerbs(click.Group):
@@ -58,7 +59,8 @@ class _LazyVerbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-") and args[0] not in _VERBS:
             raise unknown_choice("command", args[0], list(_VERBS))
-        if args and args[0] in _ON_TENSORFLOW and not {"-h", "--help"} & set(args):
+        is_verb = bool(args) and not args[0].startswith("-")
+        if is_verb and args[0] not in _MENDING and not {"-h", "--help"} & set(args):
             check_versions()
         return super().resolve_command(ctx, args)
 

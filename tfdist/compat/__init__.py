@@ -6,13 +6,18 @@ issue of the project that it comes from.
 
 from __future__ import annotations
 
-from tfdist.compat.engines import import_mesh_tensorflow, import_tensorflow_federated
+from tfdist.compat.engines import (
+    import_horovod,
+    import_mesh_tensorflow,
+    import_tensorflow_federated,
+)
 from tfdist.compat.keras import is_keras, keras_source, prefer_keras_2
 from tfdist.compat.tensorflow import import_tensorflow
 from tfdist.compat.versions import check_versions
 
 __all__ = [
     "check_versions",
+    "import_horovod",
     "import_mesh_tensorflow",
     "import_tensorflow",
     "import_tensorflow_federated",

@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tfdist.compat.versions import minor_version, tensorflow_version
+
 # What TensorFlow Federated's imports name of estimators, and never use.
 _ESTIMATORS = ("tensorflow_estimator", "tensorflow_privacy.privacy.estimators")
+
+
+def import_horovod() -> ModuleType:
+    """Imports Horovod's module for TensorFlow, if it was built for the TensorFlow that is here.
+
+    One that was not may load all the same, and is called with the layouts of another library.
+
+    Returns:
+        The module ``horovod.tensorflow``.
+
+    Raises:
+        ImportError: it is not installed, or was built for another TensorFlow, or for none.
+    """
+    spec = importlib.util.find_spec("horovod")
+    built = None if spec is None else Path(spec.origin).with_name("metadata.json")
+    if built is not None and built.is_file():
+        found, wanted = json.loads(built.read_text()).get("tensorflow"), tensorflow_version()
+        if found is None or minor_version(found) != minor_version(wanted):
+            built_for = f"TensorFlow {found}" if found else "no TensorFlow"
+            raise ImportError(f"it was built for {built_for}, and this is TensorFlow {wanted}")
+    import horovod.tensorflow as hvd
+
+    return hvd
 
 
 def import_mesh_tensorflow() -> ModuleType:

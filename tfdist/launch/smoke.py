@@ -13,6 +13,7 @@ from typing import Any
 
 from tfdist import topology
 from tfdist.compat import (
+    import_horovod,
     import_mesh_tensorflow,
     import_tensorflow,
     import_tensorflow_federated,
@@ -84,13 +85,13 @@ class _OpenMpi:
 class _Horovod:
     def load(self) -> dict:
         import_tensorflow()
-        import horovod.tensorflow as hvd
+        hvd = import_horovod()
 
         built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": bool(hvd.nccl_built())}
         return {"note": "built with " + ", ".join(name for name, yes in built.items() if yes)}
 
     def run(self) -> str:
-        import horovod.tensorflow as hvd
+        hvd = import_horovod()
         import tensorflow as tf
 
         hvd.init()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import topology
+from tfdist.compat import import_horovod
 from tfdist.errors import EngineMissingError, OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
@@ -89,7 +90,7 @@ class Horovod(DataParallel):
         place = topology.current()
         _prepare_environment(os.environ, place, self._stall_timeout_s)
         try:
-            import horovod.tensorflow as hvd
+            hvd = import_horovod()
         except ImportError as error:
             raise EngineMissingError(
                 "strategy 'horovod' must have the package horovod, built for this TensorFlow",

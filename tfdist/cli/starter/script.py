@@ -1,8 +1,8 @@
 """The same training in Python: on one device or all GPUs, or on the workers of `tfdist launch`."""
 
-from model import model_fn
+import tfdist  # first: it has TensorFlow take Keras 2, where there are two
 
-import tfdist
+from model import model_fn
 
 with tfdist.strategy("auto") as strategy:
     model = strategy.build(model_fn)  # an ordinary keras.Model, whose fit is distributed
