@@ -32,12 +32,12 @@ def test_every_record_falls_to_one_part_in_as_many_steps(records, batch, parts):
         assert max(shares) - min(shares) <= 1
 
 
-def _records(count):
+def _records(count, map_fn=None):
     import numpy as np
 
     from tfdist.records.reader import open_records
 
-    return open_records((np.arange(count), np.arange(count) % 3))
+    return open_records((np.arange(count), np.arange(count) % 3), map_fn=map_fn)
 
 
 def _batches(feed, first=0, last=1, **options):
@@ -122,6 +122,32 @@ def test_one_device_sees_the_same_global_batches():
     expected = [a[0] + b[0] for a, b in zip(*map(_batches, parts), strict=True)]
     merged = parts[0].on_one_device().epochs(0, 1)
     assert [list(x) for x, _ in merged.as_numpy_iterator()] == expected
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_autograph_rewrites_a_map_fn_and_nothing_else(last, monkeypatch):
+    import tensorflow as tf
+    from tensorflow.python.autograph.impl.api import PyToTF
+
+    rewritten = set()
+    transform = PyToTF.transform
+
+    def noted(self, function, context):
+        rewritten.add(function)
+        return transform(self, function, context)
+
+    monkeypatch.setattr(PyToTF, "transform", noted)
+
+    def map_fn(x, y):
+        if tf.reduce_max(x) > 6:
+            x = -x
+        return x, y
+
+    records = _records(9, map_fn)
+    feed = Feed(records=records, global_batch_size=4, splits=2, shared=True, shuffle=False)
+    own = [list(x[: rows[0]]) for (x, _), rows in feed.epochs(0, last).as_numpy_iterator()]
+    assert own == [[0, 1], [2, 3], [-4, -5], [-6, -7], [-8], []] * last
+    assert rewritten == {map_fn}
 
 
 def test_class_weights_multiply_sample_weights():

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tfdist.cli.console import progress_bar, stdout
+from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.export.kinds import AUTO, FORMATS, INPUT_TYPES, OUTPUT_TYPES, QUANTIZATIONS
 
@@ -116,10 +117,11 @@ def command(
     with Keras on real records: differences, the drop of accuracy, and the worst layers of int8.
     """
     scaling = None if rescale is None else _parse_rescale(rescale)
-    # Before TensorFlow is imported: its log is not what the user asked for.
+    # Its log is not what the user asked for.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with progress_bar("") as bar:
         task = bar.add_task("starting", total=None)
+        import_tensorflow()
         from tfdist.export.exporting import tflite
         from tfdist.export.reports import ParityError
 

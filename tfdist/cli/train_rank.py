@@ -17,7 +17,6 @@ from tfdist.cli.run_folder import RunFolder
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.training.tracing import TracingNotice
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
@@ -181,6 +180,8 @@ def train(config: dict[str, Any]) -> None:
         checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
         callbacks = [report, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
+            from tfdist.training.tracing import TracingNotice
+
             callbacks.append(TracingNotice())
         if "faults" in config:
             _check_faults(config["faults"], feed.callback_steps * config["epochs"])

@@ -18,6 +18,7 @@ def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
     return with_gradient(total, of=tensor, back=replica_sum)
 
 
+@tf.autograph.experimental.do_not_convert
 def _reduced(strategy: Any, values: Any) -> Any:
     # In a batch: ``reduce_to`` alone takes one replica's tensor for the sum.
     add = tf.distribute.ReduceOp.SUM

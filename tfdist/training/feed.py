@@ -13,7 +13,8 @@ holds, and its share of a step is what it has left. Every record still counts on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.records.reader import Records
+
+
+def _as_written(method: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:
+    """Has AutoGraph leave alone what a method gives to tf.data: it is graph-safe as it stands.
+
+    To rewrite it took a third of the first step of a small model. A user's map_fn is rewritten all
+    the same: it is a tf.function.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        return tf.autograph.experimental.do_not_convert(method)(*args, **options)
+
+    return call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +176,7 @@ class Feed:
     def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> Feed:
         return replace(self, class_weight=class_weight) if class_weight else self
 
+    @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns the batches of epochs [first, last), one after the other.
 
@@ -270,6 +288,7 @@ class RedividedFeed:
     whole: Feed | MergedFeed
     feed: Feed
 
+    @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""
         batches = self.whole.epochs(first, last, skip_steps=skip_steps)
@@ -301,6 +320,7 @@ class MergedFeed:
     def steps_per_epoch(self) -> int:
         return self.feeds[0].steps_per_epoch
 
+    @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         import tensorflow as tf
 
