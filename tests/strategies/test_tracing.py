@@ -36,3 +36,15 @@ def test_each_batch_normalization_costs_the_same_on_mirrored():
         assert 0 < second <= 2.5 * first, (kind, few, more, many)
     # Both replicas, forward and back, a Dense layer and the optimizer included.
     assert (many["operations"] - more["operations"]) / 6 < 420
+
+
+def per_layer(strategy: str, **options: object) -> float:
+    few, more = counts(strategy, 1, 3, **options)
+    return (more["operations"] - few["operations"]) / 2
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_makes_the_operations_of_its_layers_once_for_all_microbatches():
+    four, eight = (per_layer("pipeline", stages=2, microbatches=number) for number in (4, 8))
+    # What hands a microbatch on, and adds its gradients up; a Dense and a BatchNormalization.
+    assert 0 < (eight - four) / 4 < 45, (four, eight)

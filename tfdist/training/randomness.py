@@ -168,10 +168,8 @@ _DRAWS = {
 }
 
 
-def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
-    """Raises:
-    OptionError: one of ``operations`` of ``graph`` draws numbers that it would not draw again.
-    """
+def unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> list[str]:
+    """Returns names of ``operations`` of ``graph`` that draw other numbers each time they run."""
     found = [op.name for op in operations if op.type in _UNSEEDED]
     called = {
         attribute.func.name
@@ -179,8 +177,14 @@ def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None
         for attribute in op.node_def.attr.values()
         if attribute.HasField("func")
     }
-    if called and not found:
-        found = _unseeded_within(called, graph)
+    return found or (_unseeded_within(called, graph) if called else [])
+
+
+def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+    """Raises:
+    OptionError: one of ``operations`` of ``graph`` draws numbers that it would not draw again.
+    """
+    found = unseeded(graph, operations)
     if found:
         raise OptionError(
             "layers that recompute runs twice must draw the same random numbers each time",

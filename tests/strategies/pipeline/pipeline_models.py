@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tokens": {"schedule": "1f1b"},
     "tokens-recompute": {"recompute": "blocks"},
     "two_outputs": {"schedule": "1f1b", "stages": 3},
+    "own_layers": {"schedule": "1f1b", "stages": 3},
     "shared": {"schedule": "1f1b"},
     "sum_loss": {},
     "clipped": {"schedule": "1f1b"},
@@ -35,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "frozen-kept": {"freeze_until": "middle", "frozen_cache": "memory", "schedule": "1f1b"},
     "frozen_norm": {"schedule": "1f1b"},
     "eager": {},
-    "recurrent": {"schedule": "1f1b", "microbatches": 2},
+    "recurrent": {"schedule": "1f1b"},
     "float64": {},
 }
 
@@ -54,6 +55,8 @@ def arrays(case: str) -> tuple[Any, Any, Any]:
     if kind(case) in ("norms", "frozen_norm", "nested_norms"):
         return rng.normal(size=(NUM_RECORDS, 6, 6, 2)).astype(np.float32), y, weights
     x = rng.normal(size=(NUM_RECORDS, 8)).astype(np.float32)
+    if kind(case) == "own_layers":
+        return x, {"main": y}, weights
     if kind(case) == "two_outputs":
         return x, {"side": x[:, :1] ** 2, "main": y}, weights
     return x, y, weights
@@ -79,6 +82,8 @@ def build(case: str) -> Any:
         options["optimizer"] = keras.optimizers.SGD(0.5, global_clipnorm=0.1)
     if case == "legacy":
         options["optimizer"] = keras.optimizers.legacy.SGD(0.05, momentum=0.9)
+    if case == "own_layers":
+        options |= {"loss": {"main": options["loss"]}, "metrics": {"main": "accuracy"}}
     if case == "two_outputs":
         options["loss"] = {"side": "mse", "main": options["loss"]}
         options |= {"loss_weights": {"side": 0.3, "main": 2.0}, "metrics": {"main": "accuracy"}}
@@ -141,6 +146,37 @@ def _two_outputs(keras: Any, layers: Any) -> tuple[Any, Any]:
     return inputs, {"main": layers.Dense(3, name="main")(x), "side": side}
 
 
+def _own_layers(keras: Any, layers: Any) -> tuple[Any, Any]:
+    """Layers with an ``if``, a loss and gradients of their own.
+
+    A gradient of zeros would be NaN behind the two outputs without a loss; Keras takes none there.
+    """
+    import tensorflow as tf
+
+    class Own(layers.Layer):
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(0.1 * tf.reduce_mean(tf.square(x)))
+            if tf.reduce_sum(tf.abs(x)) > 0:  # Of every batch, however divided.
+                x = x * 1.5
+            return doubled_back(x)
+
+    @tf.custom_gradient
+    def doubled_back(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda gradient: 2 * gradient
+
+    @tf.custom_gradient
+    def unit_back(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda gradient: gradient / tf.norm(gradient)
+
+    inputs = keras.Input((8,))
+    x = layers.Dense(8, "tanh")(inputs)
+    early = layers.Lambda(unit_back, name="early")(x)
+    for _ in range(3):
+        x = Own()(layers.Dense(8, "tanh")(x))
+    late = layers.Dense(2, "softmax", name="late")(layers.Lambda(unit_back)(x))
+    return inputs, {"early": early, "main": layers.Dense(3, name="main")(x), "late": late}
+
+
 def _shared(keras: Any, layers: Any) -> tuple[Any, Any]:
     """One layer at both ends of the model: its gradients come from two stages."""
     inputs = keras.Input((8,))
@@ -201,6 +237,7 @@ _LAYERS = {
     "tokens": _tokens,
     "recurrent": _recurrent,
     "two_outputs": _two_outputs,
+    "own_layers": _own_layers,
     "shared": _shared,
     "nested": _nested,
     "frozen_norm": _frozen_norm,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.strategies.pipeline import norms
 from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch
-from tfdist.training import randomness
-from tfdist.training.batch_statistics import local_sums
-from tfdist.training.gradients import Sums, activity_losses, added
+from tfdist.training.gradients import Sums, added
 from tfdist.training.logits import changed, logits_of
 
 if TYPE_CHECKING:
@@ -62,10 +59,18 @@ class Targets:
         outputs: key -> tensor.
         loss: of the last chunk, weighted by the share of the microbatch; else None.
         activity: the losses that layers added, weighted likewise; empty when there are none.
+        to_reach: of each list of tensors one must have a gradient.
     """
 
-    def __init__(self, outputs: dict[int, Any], loss: Any | None, activity: list[Any]):
+    def __init__(
+        self,
+        outputs: dict[int, Any],
+        loss: Any | None,
+        activity: list[Any],
+        to_reach: list[list[Any]],
+    ):
         self.outputs, self.loss, self.activity = outputs, loss, activity
+        self.to_reach = to_reach
 
 
 class Forward:
@@ -90,6 +95,12 @@ class Forward:
         self.parts = parts
         self.training = training
         self.turns = Turns()
+        self.functions = Functions(
+            steps.output_keys,
+            training=training,
+            num_microbatches=len(parts),
+            without=frozenset(steps.without_function),
+        )
         #: (key, microbatch) -> tensor, on the device that made it.
         self.values = dict(values)
         #: chunk -> statistics of the whole batch, where it begins with a BatchNormalization.
@@ -162,24 +173,22 @@ class Forward:
         self, number: int, microbatch: int, inputs: dict[int, Any], total: Any, *, moves: bool
     ) -> Targets:
         chunk, part = self.chunks[number], self.parts[microbatch]
-        given = None if total is None else (chunk.norm, total)
-        with (
-            norms.microbatch(total=given, is_real=part.is_real, moves=moves),
-            self._seeded(number, microbatch),
-        ):
-            arguments = [inputs[key] for key in chunk.inputs]
-            made = tf.nest.flatten(chunk.model(arguments, training=self.training))
+        made, added_losses = self.functions.chunk(
+            number,
+            chunk,
+            [inputs[key] for key in chunk.inputs],
+            total=total,
+            is_real=part.is_real,
+            seed=None if self._step_seed is None else (self._step_seed, microbatch),
+            moves=moves,
+        )
         outputs = dict(zip(chunk.outputs, made, strict=True))
-        activity = [loss * part.share(loss.dtype) for loss in activity_losses(chunk.model)]
+        activity = [loss * part.share(loss.dtype) for loss in added_losses]
         loss = None
         if self.training and self._is_last(number):
             loss = self._own_loss(part, {**inputs, **outputs})
-        return Targets(outputs, loss, activity)
-
-    def _seeded(self, number: int, microbatch: int) -> Any:
-        if self._step_seed is None:
-            return contextlib.nullcontext()
-        return randomness.microbatch(self._step_seed, microbatch, number)
+        to_reach = self.functions.outputs_to_reach(chunk, made) if self.training else []
+        return Targets(outputs, loss, activity, to_reach)
 
     def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
         y_pred = self.steps.packed([_true_rows(known[key], part) for key in self.steps.output_keys])
@@ -191,15 +200,15 @@ class Forward:
         """Returns the statistics of all microbatches that wait before ``chunk``."""
         if number not in self.totals:
             chunk = self.chunks[number]
-            sums = [self.norm_sums(chunk, n)[1] for n in range(len(self.parts))]
+            sums = [
+                self.functions.norm_sums(chunk, self.norm_inputs(chunk, n), part.is_real)
+                for n, part in enumerate(self.parts)
+            ]
             self.totals[number] = tf.add_n(sums)
         return self.totals[number]
 
-    def norm_sums(self, chunk: Chunk, microbatch: int, tape: Any = None) -> tuple[Any, tf.Tensor]:
-        inputs = tf.identity(self.values[chunk.norm_input, microbatch])
-        if tape is not None:
-            tape.watch(inputs)
-        return inputs, local_sums(chunk.norm, inputs, is_real=self.parts[microbatch].is_real)
+    def norm_inputs(self, chunk: Chunk, microbatch: int) -> tf.Tensor:
+        return tf.identity(self.values[chunk.norm_input, microbatch])
 
 
 class Backward:
@@ -247,9 +256,13 @@ class Backward:
         sources = [recorded.inputs[key] for key in flowing]
         behind, logits = list(recorded.logits), list(recorded.logits.values())
         totals = [] if recorded.total is None else [recorded.total]
-        found = recorded.tape.gradient(
-            targets, [*sources, *logits, *totals, *chunk.variables], output_gradients=seeds
+        found, reached = recorded.tape.gradient(
+            targets,
+            [[*sources, *logits, *totals, *chunk.variables], recorded.targets.to_reach],
+            output_gradients=seeds,
         )
+        if any(all(gradient is None for gradient in each) for each in reached):
+            raise OutputWithoutGradient(chunk)
         of_inputs, rest = found[: len(sources)], found[len(sources) :]
         of_logits, rest = rest[: len(logits)], rest[len(logits) :]
         made = [
@@ -296,10 +309,11 @@ class Backward:
             return []
         made = []
         of_total = self._total_gradients.pop(number)
-        for microbatch in range(len(self._forward.parts)):
-            with tf.GradientTape() as tape:
-                inputs, sums = self._forward.norm_sums(chunk, microbatch, tape)
-            gradient = tape.gradient(sums, inputs, output_gradients=of_total)
+        for microbatch, part in enumerate(self._forward.parts):
+            inputs = self._forward.norm_inputs(chunk, microbatch)
+            gradient = self._forward.functions.back_through_sums(
+                chunk, inputs, part.is_real, of_total
+            )
             made.append(self._send(chunk.norm_input, microbatch, gradient))
         return made
 

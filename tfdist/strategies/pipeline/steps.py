@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
+from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
 from tfdist.strategies.pipeline.microbatches import Microbatch, divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
@@ -41,6 +42,8 @@ class PipelineSteps:
         self.schedule = schedule
         self.recompute = recompute
         self.seeds = StepSeeds(model) if is_seeded(model) else None
+        #: Chunks with an output that no gradient reaches.
+        self.without_function: set[Chunk] = set()
         self._frozen = frozen
         self.loss_is_sum = is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
@@ -78,6 +81,16 @@ class PipelineSteps:
     # Keras' three steps -------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        if not pay(self.schedule.num_microbatches):
+            return self._train_step(data)
+        while True:
+            try:
+                # In a function of its own: what was traced until it failed must not run.
+                return function_of(self._train_step)(data)
+            except OutputWithoutGradient as found:
+                self.without_function.add(found.chunk)
+
+    def _train_step(self, data: Any) -> dict[str, tf.Tensor]:
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         forward = self._forward(x, y, sample_weight, training=True)
         gradients = Sums()

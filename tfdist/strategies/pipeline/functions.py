@@ -1,0 +1,195 @@
+"""What runs for each microbatch, as functions that TensorFlow traces once.
+
+Made anew for each microbatch, the operations of the layers are most of what a first step takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+
+from tfdist.strategies.pipeline import norms
+from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.training import randomness
+from tfdist.training.batch_statistics import local_sums
+from tfdist.training.gradients import activity_losses
+from tfdist.training.logits import Logits, logits_of
+
+
+def pay(num_microbatches: int) -> bool:
+    """Whether functions take less than they save. Two microbatches took the same either way."""
+    return num_microbatches > 2 and not tf.executing_eagerly()
+
+
+class OutputWithoutGradient(Exception):
+    """Raised while a step is traced: it must be traced anew, without a function for ``chunk``.
+
+    Where TensorFlow is given no gradient for an output of a function it takes one of zeros, of
+    which an infinite slope, or a layer that divides a gradient by its norm, makes NaN.
+    """
+
+    def __init__(self, chunk: Chunk):
+        super().__init__(chunk)
+        self.chunk = chunk
+
+
+class Functions:
+    """The functions of one trace of a step. Each is traced once for each shape of a microbatch.
+
+    The next trace makes its own: a model that was compiled anew may train other layers.
+
+    Args:
+        output_keys: of the model; the logits behind these outputs are kept.
+        num_microbatches: see ``pay``.
+        without: chunks that are to have none.
+    """
+
+    def __init__(
+        self,
+        output_keys: list[int],
+        *,
+        training: bool,
+        num_microbatches: int,
+        without: frozenset[Chunk],
+    ):
+        self._output_keys = frozenset(output_keys)
+        self._training = training
+        self._traces = pay(num_microbatches)
+        self._functions: dict[Hashable, Callable] = {}
+        #: Those, and chunks that draw numbers which ``seed`` does not settle.
+        self._without = set(without)
+        #: Key of an output -> what Keras finds behind it in the function.
+        self._behind: dict[int, Logits] = {}
+
+    def chunk(
+        self,
+        number: int,
+        chunk: Chunk,
+        inputs: list[tf.Tensor],
+        *,
+        total: tf.Tensor | None,
+        is_real: Any,
+        seed: tuple[tf.Tensor, int] | None,
+        moves: bool,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the outputs of a chunk, masks and logits attached, and the losses it adds.
+
+        Args:
+            number: of the chunk.
+            total: the statistics of the whole batch, where it begins with a BatchNormalization.
+            is_real: bool, False when the microbatch is padding.
+            seed: of the step, and the number of the microbatch; None where no layer draws numbers.
+            moves: as for ``norms.microbatch``.
+        """
+
+        def run(inputs: list[Any], total: Any, is_real: Any, seed: Any) -> tuple[list, list]:
+            given = None if total is None else (chunk.norm, total)
+            seeded = randomness.microbatch(*seed, number) if seed else contextlib.nullcontext()
+            with norms.microbatch(total=given, is_real=is_real, moves=moves), seeded:
+                made = tf.nest.flatten(chunk.model(inputs, training=self._training))
+            return made, activity_losses(chunk.model)
+
+        if not self._traces or chunk in self._without:
+            return run(inputs, total, is_real, seed)
+
+        def traced(inputs: list[Any], masks: list[Any], *more: Any) -> tuple[list, ...]:
+            for tensor, mask in zip(inputs, masks, strict=True):
+                _attach_mask(tensor, mask)
+            made, activity = run(inputs, *more)
+            return made, _masks(made), self._logits(chunk, made), activity
+
+        # As a tensor, or each microbatch would have a function of its own.
+        given = None if seed is None else (seed[0], tf.constant(seed[1]))
+        arguments = inputs, _masks(inputs), total, is_real, given
+        is_new = (chunk, moves) not in self._functions
+        function = self._function((chunk, moves), traced)
+        if is_new and _draws(function.get_concrete_function(*arguments).graph):
+            self._without.add(chunk)
+            return run(inputs, total, is_real, seed)
+        made, masks, logits, activity = function(*arguments)
+        for place, key in enumerate(chunk.outputs):
+            if logits[place] is not None:
+                made[place] = self._behind[key].behind(made[place], logits[place])
+            _attach_mask(made[place], masks[place])
+        return made, activity
+
+    def outputs_to_reach(self, chunk: Chunk, made: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+        """Returns outputs of a function that need a gradient, see ``OutputWithoutGradient``.
+
+        Each with its logits: one of both is enough, since softmax and sigmoid have no such slope.
+        """
+        if not self._traces or chunk in self._without:
+            return []
+        pairs = [(tensor, logits_of(tensor)) for tensor in made if tensor.dtype.is_floating]
+        return [[one] if logits is None else [one, logits.tensor] for one, logits in pairs]
+
+    def norm_sums(self, chunk: Chunk, inputs: tf.Tensor, is_real: Any) -> tf.Tensor:
+        """Returns what a microbatch adds to the statistics that ``chunk`` begins with."""
+
+        def sums(inputs: tf.Tensor, is_real: Any) -> tf.Tensor:
+            return local_sums(chunk.norm, inputs, is_real=is_real)
+
+        return self._function((chunk, "sums"), sums)(inputs, is_real)
+
+    def back_through_sums(
+        self, chunk: Chunk, inputs: tf.Tensor, is_real: Any, of_total: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the gradient of ``inputs`` for that of the sums."""
+
+        def back(inputs: tf.Tensor, is_real: Any, of_total: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                sums = local_sums(chunk.norm, inputs, is_real=is_real)
+            return tape.gradient(sums, inputs, output_gradients=of_total)
+
+        return self._function((chunk, "back"), back)(inputs, is_real, of_total)
+
+    def _function(self, key: Hashable, body: Callable) -> Callable:
+        if not self._traces:
+            return body
+        if key not in self._functions:
+            self._functions[key] = function_of(body)
+        return self._functions[key]
+
+    def _logits(self, chunk: Chunk, made: list[tf.Tensor]) -> list[tf.Tensor | None]:
+        """Returns the logits behind outputs of the model: a function returns plain tensors."""
+        found = {
+            key: logits_of(tensor)
+            for key, tensor in zip(chunk.outputs, made, strict=True)
+            if key in self._output_keys
+        }
+        self._behind.update({key: logits for key, logits in found.items() if logits is not None})
+        behind = [found.get(key) for key in chunk.outputs]
+        return [None if logits is None else logits.tensor for logits in behind]
+
+
+def function_of(body: Callable) -> Callable:
+    """Returns ``body`` as a function in which AutoGraph does what it does outside.
+
+    A layer or loss of the user's own may write ``if``.
+    """
+    outside = ag_ctx.control_status_ctx()
+
+    def within(*arguments: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(outside.status, outside.options):
+            return body(*arguments)
+
+    return tf.function(within, autograph=False)
+
+
+def _draws(graph: tf.Graph) -> bool:
+    """Whether a function draws numbers by itself: each call of it might draw the same ones."""
+    return bool(randomness.unseeded(graph, graph.get_operations()))
+
+
+def _masks(tensors: list[tf.Tensor]) -> list[tf.Tensor | None]:
+    return [getattr(tensor, "_keras_mask", None) for tensor in tensors]
+
+
+def _attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
+    if mask is not None:
+        tensor._keras_mask = mask
