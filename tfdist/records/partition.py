@@ -93,7 +93,7 @@ def check_num_clients(partition: Partition, num_clients: int | None) -> None:
         raise OptionError(
             f"a partition '{partition.kind}' must have a number of clients",
             received="none",
-            mend="Name it: --clients N, or clients=N in Python",
+            mend="Name it: tfdist shard SOURCE OUT --clients N, or clients=N in Python",
         )
     elif num_clients < 1:
         raise OptionError("the number of clients must be at least 1", received=num_clients)

@@ -11,6 +11,7 @@ import pytest
 
 import tfdist
 from tfdist.errors import OptionError
+from tfdist.strategies import parse_options
 
 _SCRIPT = Path(__file__).with_name("mesh_scenarios.py")
 _TOLERANCE = 1e-5
@@ -161,6 +162,18 @@ def test_what_a_mesh_cannot_do_is_refused_when_the_model_is_built(case, words, r
 def test_an_axis_is_a_whole_number(options):
     with pytest.raises(OptionError, match="whole number of at least 1"):
         tfdist.strategy("mesh", **options)
+
+
+@pytest.mark.parametrize("devices", [2, [0, 1], {"CPU:0": 1}])
+def test_devices_are_names(devices):
+    with pytest.raises(OptionError, match=r"devices of a mesh must be names, but found .*GPU:0"):
+        tfdist.strategy("mesh", devices=devices)
+
+
+def test_devices_on_the_command_line():
+    tfdist.strategy("mesh", **parse_options("mesh", ["devices=CPU:0,CPU:1"]))
+    with pytest.raises(OptionError, match="must have 2 different devices, but found 1: CPU:0"):
+        tfdist.strategy("mesh", **parse_options("mesh", ["devices=CPU:0"]))
 
 
 def test_a_mesh_larger_than_its_devices_is_refused():

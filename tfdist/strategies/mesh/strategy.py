@@ -22,8 +22,8 @@ class Mesh(OneProcessStrategy):
     Args:
         batch: parts that each batch is divided into.
         model: parts that the weights are divided into.
-        devices: names such as ["GPU:0", "GPU:1"], batch x model of them; None takes GPUs, or
-            logical CPUs where there is none.
+        devices: names such as ["GPU:0", "GPU:1"] or "GPU:0,GPU:1", batch x model of them; None
+            takes GPUs, or logical CPUs where there is none.
         layout: regular expression of a weight's path ("dense_1/kernel") -> the mesh axis of each
             dimension, as (None, "model"); weights that no rule matches are split automatically.
         keep_host_copy: False frees the whole weights of the host while they are not read.
@@ -40,7 +40,7 @@ class Mesh(OneProcessStrategy):
         *,
         batch: int = 1,
         model: int = 2,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | str | None = None,
         layout: Mapping[str, Sequence[str | None]] | None = None,
         keep_host_copy: bool = True,
         precision: str | None = None,
@@ -53,11 +53,12 @@ class Mesh(OneProcessStrategy):
                     f"mesh axis '{axis}' must be a whole number of at least 1", received=repr(size)
                 )
         if devices is not None:
-            check_devices(batch, model, list(devices))
+            devices = _names(devices)
+            check_devices(batch, model, devices)
         super().__init__(lr_scaling, warmup_epochs, num_replicas=batch, precision=precision)
         self._batch = batch
         self._model = model
-        self._device_names = None if devices is None else list(devices)
+        self._device_names = devices
         self._layout = layout
         self._keep_host_copy = keep_host_copy
         self._devices: list[str] | None = None
@@ -200,6 +201,17 @@ class Mesh(OneProcessStrategy):
             map_fn=map_fn,
             batched=batched,
         )
+
+
+def _names(devices: Any) -> list[str]:
+    names = devices.split(",") if isinstance(devices, str) else devices
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            "the devices of a mesh must be names",
+            received=repr(devices),
+            mend='Give ["GPU:0", "GPU:1"], or -o devices=GPU:0,GPU:1; batch x model says how many',
+        )
+    return list(names)
 
 
 def check_devices(batch: int, model: int, names: list[str], *, exactly: bool = True) -> None:
