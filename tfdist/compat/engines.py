@@ -30,7 +30,7 @@ def import_horovod() -> ModuleType:
         ImportError: it is not installed, or was built for another TensorFlow, or for none.
     """
     spec = importlib.util.find_spec("horovod")
-    built = None if spec is None else Path(spec.origin).with_name("metadata.json")
+    built = Path(spec.origin).with_name("metadata.json") if spec and spec.origin else None
     if built is not None and built.is_file():
         found, wanted = json.loads(built.read_text()).get("tensorflow"), tensorflow_version()
         if found is None or minor_version(found) != minor_version(wanted):
