@@ -27,9 +27,12 @@ _FEDERATED_OF_CLASSIC = (
     *("jax==0.4.13", "jaxlib==0.4.13", "tensorflow-model-optimization==0.7.5"),
     "tensorflow-probability==0.22.1",
 )
-_FEDERATED_OF_MODERN = ("tensorflow-model-optimization==0.8.0", "tensorflow-probability==0.25.0")
 # The oldest jaxlib that there is for Python 3.13.
 _JAX_OF_MODERN = "0.4.30" if sys.version_info < (3, 13) else "0.4.34"
+_FEDERATED_OF_MODERN = (
+    *(f"jax=={_JAX_OF_MODERN}", f"jaxlib=={_JAX_OF_MODERN}"),
+    *("tensorflow-model-optimization==0.8.0", "tensorflow-probability==0.25.0"),
+)
 # What these need in turn and can have as they ask for it.
 _FEDERATED_NEEDS = (
     *("attrs>=23.1", "cachetools>=5.3,<6", "decorator", "dm-tree>=0.1.8", "grpcio"),
@@ -59,14 +62,10 @@ def mesh() -> list[Step]:
 
 def federated() -> list[Step]:
     """Returns the steps that install TensorFlow Federated for the TensorFlow that is here."""
-    if lane() == "classic":
-        of_lane = _FEDERATED_OF_CLASSIC
-    else:
-        jax = (f"jax=={_JAX_OF_MODERN}", f"jaxlib=={_JAX_OF_MODERN}")
-        of_lane = (*jax, *_FEDERATED_OF_MODERN)
+    pins = (*_FEDERATED, *(_FEDERATED_OF_CLASSIC if lane() == "classic" else _FEDERATED_OF_MODERN))
     # Its wheel is one of any Python 3, but asks for less than 3.12.
     past = ("--no-deps", "--ignore-requires-python")
-    return [pip("install", *_FEDERATED_NEEDS), pip("install", *past, *_FEDERATED, *of_lane)]
+    return [pip("install", *_FEDERATED_NEEDS), pip("install", *past, *pins)]
 
 
 def pip(*arguments: str) -> Step:

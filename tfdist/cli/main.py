@@ -57,11 +57,11 @@ class _LazyVerbs(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
-        if args and not args[0].startswith("-") and args[0] not in _VERBS:
-            raise unknown_choice("command", args[0], list(_VERBS))
-        is_verb = bool(args) and not args[0].startswith("-")
-        if is_verb and args[0] not in _MENDING and not {"-h", "--help"} & set(args):
-            check_versions()
+        if args and not args[0].startswith("-"):
+            if args[0] not in _VERBS:
+                raise unknown_choice("command", args[0], list(_VERBS))
+            if args[0] not in _MENDING and not {"-h", "--help"} & set(args):
+                check_versions()
         return super().resolve_command(ctx, args)
 
 

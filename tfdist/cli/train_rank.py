@@ -180,6 +180,7 @@ def train(config: dict[str, Any]) -> None:
         checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
         callbacks = [report, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
+            # Above, it would import TensorFlow before import_tensorflow does.
             from tfdist.training.tracing import TracingNotice
 
             callbacks.append(TracingNotice())
