@@ -189,6 +189,7 @@ class Context:
         partial_over: Sequence[str] = (),
         slice_number_of: Sequence[Any] | None = None,
         model_coordinate: bool = False,
+        with_back: bool = False,
     ) -> Any:
         """Runs ``fn`` on each device's slices of ``inputs``; see ``LocalOperation``.
 
@@ -205,6 +206,7 @@ class Context:
             partial_over=[axis for axis in partial_over if axis == BATCH or self.model > 1],
             slice_number_of=None if slice_number_of is None else mtf.Shape(list(slice_number_of)),
             model_coordinate=model_coordinate,
+            with_back=with_back,
         )
         return operation.outputs[0]
 

@@ -124,6 +124,9 @@ class LocalOperation(mtf.Operation):
         partial_over: mesh axes over which the outputs of the devices add up to the output.
         slice_number_of: a shape; fn also gets the number of the device's slice of such a tensor.
         model_coordinate: whether fn also gets the device's place on the model axis.
+        with_back: whether fn also returns its gradient: a function from that of the output to those
+            of the float inputs, None for those that no trained weight lies behind. Else TensorFlow
+            finds it.
     """
 
     def __init__(
@@ -137,17 +140,20 @@ class LocalOperation(mtf.Operation):
         partial_over: Sequence[str] = (),
         slice_number_of: Any = None,
         model_coordinate: bool = False,
+        with_back: bool = False,
     ):
         super().__init__(list(inputs), name=name)
         self._fn = fn
         self.partial_over = tuple(partial_over)
         self._slice_number_of = slice_number_of
         self._model_coordinate = model_coordinate
+        self._with_back = with_back
         self._outputs = [mtf.Tensor(self, output_shape, dtype)]
         self.float_inputs = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
-        # Filled by lower(): per device its tape, the slices of the float inputs, and the output;
-        # and where the loss starts at the logits behind the output, their gradient.
+        # Filled by lower(): per device its tape and the slices of the float inputs, or its written
+        # gradient; the output; and where the loss starts at the logits behind it, their gradient.
         self.tapes: list[tf.GradientTape] = []
+        self.backs: list[Callable] = []
         self.input_slices: list[list[tf.Tensor]] = []
         self.output_slices: list[tf.Tensor] = []
         self.gradients_of_logits: list[tf.Tensor] = []
@@ -172,6 +178,12 @@ class LocalOperation(mtf.Operation):
         if self._model_coordinate:
             more.append(devices.laid_out_pcoord(devices.axis_index(MODEL)))
 
+        def run_with_back(*slices: Any) -> tf.Tensor:
+            output, back = self._fn(*slices)
+            self.backs.append(back)
+            self.output_slices.append(output)
+            return output
+
         def run(*slices: Any) -> tf.Tensor:
             # One tape for each device: tf.gradients would walk the whole graph for every operation.
             own = [tf.convert_to_tensor(slices[i]) for i in self.float_inputs]
@@ -186,7 +198,7 @@ class LocalOperation(mtf.Operation):
             self.output_slices.append(output)
             return output
 
-        output = devices.slicewise(run, *inputs, *more)
+        output = devices.slicewise(run_with_back if self._with_back else run, *inputs, *more)
         axes = [devices.axis_index(axis) for axis in self.partial_over]
         if axes:
             output = LazyAllreduceSum(devices, output, axes)
@@ -211,23 +223,14 @@ class LocalGradient(mtf.Operation):
         grad_ys = lowering.tensors[self._grad_y].to_laid_out_tensor().tensor_list
         by_device = []
         for place, grad_y in enumerate(grad_ys):
-            targets, seeds = [forward.output_slices[place]], [grad_y]
-            if forward.gradients_of_logits:
-                targets.append(forward.logits[place].tensor)
-                seeds.append(forward.gradients_of_logits[place])
             with tf.device(devices.devices[place]):
-                by_device.append(
-                    forward.tapes[place].gradient(
-                        targets,
-                        forward.input_slices[place],
-                        output_gradients=seeds,
-                        unconnected_gradients=tf.UnconnectedGradients.ZERO,
-                    )
-                )
+                by_device.append(self._on_device(place, grad_y))
         split_over = {devices.axis_index(axis) for axis in forward.partial_over}
         for tensor in [*forward.inputs, *forward.outputs]:
             split_over |= _axes_of(devices, tensor)
         for index, output in enumerate(self.outputs):
+            if by_device[0][index] is None:  # Written so: nothing that is trained lies behind it.
+                continue
             slices = [tf.convert_to_tensor(gradients[index]) for gradients in by_device]
             gradient = devices.LaidOutTensor(slices)
             # An input that is whole on an axis was used by every device on it: their parts add up.
@@ -235,6 +238,21 @@ class LocalGradient(mtf.Operation):
             if axes:
                 gradient = LazyAllreduceSum(devices, gradient, axes)
             lowering.set_tensor_lowering(output, gradient)
+
+    def _on_device(self, place: int, grad_y: tf.Tensor) -> list[tf.Tensor | None]:
+        forward = self._forward
+        if forward.backs:
+            return forward.backs[place](grad_y)
+        targets, seeds = [forward.output_slices[place]], [grad_y]
+        if forward.gradients_of_logits:
+            targets.append(forward.logits[place].tensor)
+            seeds.append(forward.gradients_of_logits[place])
+        return forward.tapes[place].gradient(
+            targets,
+            forward.input_slices[place],
+            output_gradients=seeds,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
 
 
 def _axes_of(devices: MeshDevices, tensor: Any) -> set[int]:

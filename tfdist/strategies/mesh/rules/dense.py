@@ -1,4 +1,4 @@
-"""Dense layers, embeddings, normalization, dropout."""
+"""Dense layers, embeddings, LayerNormalization, dropout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.mesh.context import Context, last_is_split
-from tfdist.strategies.mesh.operations import BATCH, MODEL
+from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.activations import activate, check, is_elementwise
 
@@ -156,79 +156,3 @@ def layer_normalization(context: Context, layer: Any, x: Any) -> Any:
         return tf.cast(y, given)
 
     return context.local(normalize, [x, *weights], x.shape.dims, name=layer.name)
-
-
-@register_layer(L.BatchNormalization)
-def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
-    """Statistics of the global batch, without its padding. Ioffe and Szegedy 2015, Algorithm 1."""
-    rank = len(x.shape.dims)
-    axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
-    if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):
-        raise UnsupportedLayerError(
-            layer, "it normalizes another axis than the last, or has renorm=True"
-        )
-    axes = (MODEL if last_is_split(x) else None,)
-    moving = [context.weight(v, axes) for v in (layer.moving_mean, layer.moving_variance)]
-    weights = [context.weight(v, axes) for v in (layer.gamma, layer.beta) if v is not None]
-    dtype = layer.moving_mean.dtype
-
-    def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> tf.Tensor:
-        weights = list(weights)
-        gamma = weights.pop(0) if layer.gamma is not None else None
-        beta = weights.pop(0) if layer.beta is not None else None
-        y = tf.nn.batch_normalization(tf.cast(x, dtype), mean, variance, beta, gamma, layer.epsilon)
-        return tf.cast(y, x.dtype)
-
-    if not context.training or not layer.trainable:
-        return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
-
-    positions = 1
-    for dimension in x.shape.dims[1:-1]:
-        positions *= dimension.size
-    count = tf.constant(float(context.num_rows * positions), dtype)
-    mask = context.row_mask(dtype)
-
-    # The sums are taken around the moving mean: E[d^2] - E[d]^2 then cancels little.
-    def sums(x: Any, center: Any, *mask: Any) -> tf.Tensor:
-        deviation = tf.cast(x, dtype) - tf.stop_gradient(center)
-        if mask:
-            deviation *= tf.reshape(mask[0], [-1] + [1] * (rank - 1))
-        over = list(range(rank - 1))
-        return tf.stack([tf.reduce_sum(deviation, over), tf.reduce_sum(tf.square(deviation), over)])
-
-    def moments(total: Any, center: Any) -> tuple[Any, Any]:
-        deviation = total[0] / count
-        variance = tf.nn.relu(total[1] / count - tf.square(deviation))
-        return deviation + tf.stop_gradient(center), variance
-
-    total = context.local(
-        sums,
-        [x, moving[0], *([] if mask is None else [mask])],
-        [context.dimension(2), moving[0].shape.dims[0]],
-        dtype=dtype,
-        name=layer.name,
-        partial_over=[BATCH],
-    )
-    y = context.local(
-        lambda x, total, center, *weights: normalize(x, *moments(total, center), *weights),
-        [x, total, moving[0], *weights],
-        x.shape.dims,
-        name=layer.name,
-    )
-    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
-    unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
-
-    def moved(old: Any, new: Any) -> tf.Tensor:
-        return old - (old - new) * (1.0 - layer.momentum)
-
-    dims = moving[0].shape.dims
-    mean = context.local(
-        lambda center, total: moved(center, moments(total, center)[0]), [moving[0], total], dims
-    )
-    variance = context.local(
-        lambda old, total, center: moved(old, moments(total, center)[1] * unbias),
-        [moving[1], total, moving[0]],
-        dims,
-    )
-    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
-    return y

@@ -1,0 +1,159 @@
+"""BatchNormalization on a mesh. Ioffe and Szegedy 2015, arXiv:1502.03167, Algorithm 1.
+
+Gradients are written out: a model has dozens of these layers, and on each device TensorFlow's own
+make twice as many operations to be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.context import Context, last_is_split
+from tfdist.strategies.mesh.operations import BATCH, MODEL
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+
+L = tf.keras.layers
+
+
+@register_layer(L.BatchNormalization)
+def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
+    """Statistics of the global batch, without its padding."""
+    rank = len(x.shape.dims)
+    axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
+    if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):
+        raise UnsupportedLayerError(
+            layer, "it normalizes another axis than the last, or has renorm=True"
+        )
+    axes = (MODEL if last_is_split(x) else None,)
+    moving = [context.weight(v, axes) for v in (layer.moving_mean, layer.moving_variance)]
+    weights = [context.weight(v, axes) for v in (layer.gamma, layer.beta) if v is not None]
+    dtype = layer.moving_mean.dtype
+
+    def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> tf.Tensor:
+        weights = list(weights)
+        gamma = weights.pop(0) if layer.gamma is not None else None
+        beta = weights.pop(0) if layer.beta is not None else None
+        y = tf.nn.batch_normalization(tf.cast(x, dtype), mean, variance, beta, gamma, layer.epsilon)
+        return tf.cast(y, x.dtype)
+
+    if not context.training or not layer.trainable:
+        return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
+
+    positions = 1
+    for dimension in x.shape.dims[1:-1]:
+        positions *= dimension.size
+    count = tf.constant(float(context.num_rows * positions), dtype)
+    mask = context.row_mask(dtype)
+    per_channel = [context.dimension(2), moving[0].shape.dims[0]]
+    total = context.local(
+        lambda x, *center_and_mask: _sums(x, *center_and_mask),
+        [x, moving[0], *([] if mask is None else [mask])],
+        per_channel,
+        dtype=dtype,
+        name=layer.name,
+        partial_over=[BATCH],
+        with_back=True,
+    )
+    moments = context.local(
+        lambda total, center: _moments(total, center, count),
+        [total, moving[0]],
+        per_channel,
+        name=layer.name,
+        with_back=True,
+    )
+
+    def normalize_by(x: Any, moments: Any, *weights: Any) -> _Differentiable:
+        weights = list(weights)
+        gamma = weights.pop(0) if layer.gamma is not None else None
+        beta = weights.pop(0) if layer.beta is not None else None
+        return _normalized(x, moments, gamma, beta, layer.epsilon)
+
+    y = context.local(
+        normalize_by, [x, moments, *weights], x.shape.dims, name=layer.name, with_back=True
+    )
+    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
+    unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
+
+    def moved(old: Any, new: Any) -> tf.Tensor:
+        return old - (old - new) * (1.0 - layer.momentum)
+
+    dims = moving[0].shape.dims
+    mean = context.local(lambda old, moments: moved(old, moments[0]), [moving[0], moments], dims)
+    variance = context.local(
+        lambda old, moments: moved(old, moments[1] * unbias), [moving[1], moments], dims
+    )
+    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
+    return y
+
+
+#: A value, and the function from its gradient to those of what it was made of.
+_Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor | None]]]
+
+
+def _sums(x: tf.Tensor, center: tf.Tensor, mask: tf.Tensor | None = None) -> _Differentiable:
+    """Returns [2, channels]: the sums of deviations from the moving mean, and of their squares.
+
+    Around the moving mean E[d^2] - E[d]^2 cancels little. mask: [rows], 0 for padding.
+    """
+    given, rank = x.dtype, x.shape.rank
+    real = None if mask is None else tf.reshape(mask, [-1] + [1] * (rank - 1))
+    deviation = tf.cast(x, center.dtype) - center
+    if real is not None:
+        deviation *= real
+    over = list(range(rank - 1))
+    total = tf.stack([tf.reduce_sum(deviation, over), tf.reduce_sum(deviation * deviation, over)])
+
+    def back(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+        of_sum, of_squares = tf.unstack(upstream)
+        of_x = of_sum + (of_squares + of_squares) * deviation
+        if real is not None:
+            of_x *= real
+        return [tf.cast(of_x, given), None, *([] if mask is None else [None])]
+
+    return total, back
+
+
+def _moments(total: tf.Tensor, center: tf.Tensor, count: tf.Tensor) -> _Differentiable:
+    """Returns [2, channels], mean and biased variance. total: the ``_sums`` of all devices."""
+    deviation, of_squares = tf.unstack(total / count)
+    variance = tf.nn.relu(of_squares - deviation * deviation)
+
+    def back(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+        of_mean, of_variance = tf.unstack(upstream)
+        of_squares = tf.raw_ops.ReluGrad(gradients=of_variance, features=variance)
+        of_deviation = of_mean - (deviation + deviation) * of_squares
+        return [tf.stack([of_deviation, of_squares]) / count, None]
+
+    return tf.stack([deviation + center, variance]), back
+
+
+def _normalized(
+    x: tf.Tensor,
+    moments: tf.Tensor,
+    gamma: tf.Tensor | None,
+    beta: tf.Tensor | None,
+    epsilon: float,
+) -> _Differentiable:
+    """Returns ``x`` normalized. gamma, beta: None where the layer has none."""
+    given = x.dtype
+    x = tf.cast(x, moments.dtype)
+    mean, variance = tf.unstack(moments)
+    inverse = tf.math.rsqrt(variance + epsilon)
+    factor = inverse if gamma is None else inverse * gamma
+    offset = -mean * factor if beta is None else beta - mean * factor
+
+    def back(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+        over = list(range(x.shape.rank - 1))
+        upstream = tf.cast(upstream, x.dtype)
+        of_offset = tf.reduce_sum(upstream, over)
+        of_factor = tf.reduce_sum(upstream * x, over) - mean * of_offset
+        of_variance = -0.5 * of_factor * factor * (inverse * inverse)
+        of_x = tf.cast(upstream * factor, given)
+        of_gamma = [] if gamma is None else [of_factor * inverse]
+        of_beta = [] if beta is None else [of_offset]
+        return [of_x, tf.stack([-factor * of_offset, of_variance]), *of_gamma, *of_beta]
+
+    return tf.cast(x * factor + offset, given), back
