@@ -80,7 +80,7 @@ def test_data_parallel():
     options = {"distribution": "smdistributed_data_parallel", "instance_type": "ml.p4d.24xlarge"}
     found = own(**options, framework_version="2.11.1")
     assert found == {"smdistributed": {"dataparallel": {"enabled": True}}}
-    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.14\.1"):
+    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.19\.0"):
         own(**options)
     with pytest.raises(OptionError, match="instance type"):
         own(distribution=options["distribution"], framework_version="2.11.1")

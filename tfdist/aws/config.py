@@ -82,6 +82,9 @@ class TrainingConfig:
             the user's own (``entry_point``).
         distribution_options: parameters of smdistributed_model_parallel.
         processes_per_host: of MPI; None for one for each GPU.
+        framework_version: of TensorFlow, in AWS's image; the newest that AWS has is 2.19.0. From
+            2.16 on they have tf_keras.
+        py_version: of Python in that image, as AWS writes it.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
         spot: use spot instances, with checkpoints kept in S3.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
@@ -97,8 +100,8 @@ class TrainingConfig:
     instance_count: int = 1
     processes_per_host: int | None = None
     image_uri: str | None = None
-    framework_version: str = "2.14.1"
-    py_version: str = "py310"
+    framework_version: str = "2.19.0"
+    py_version: str = "py312"
     spot: bool = True
     max_run_s: int = 3600
     max_wait_s: int | None = None
