@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -163,6 +164,16 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
     from tfdist.aws import sessions
     from tfdist.cli import aws
 
+    in_memory = sessions.offline
+
+    @contextlib.contextmanager
+    def offline(*where):
+        with in_memory(*where) as session:
+            yield session
+        # moto's memory is one for all of a process: the check in memory has emptied the server's.
+        boto3.client("s3").create_bucket(Bucket="tfdist-example")
+
+    monkeypatch.setattr(sessions, "offline", offline)
     monkeypatch.setattr(aws, "_follow", lambda execution: print(execution.describe()) or 0)
     with sessions.loopback("us-east-1", "tfdist-example", "digits"):
         code, out, err = tfdist(

@@ -86,7 +86,7 @@ def offline(region: str, bucket: str, prefix: str) -> Iterator[Any]:
     moto = _import_moto()
     with environment({**_DUMMY, "AWS_DEFAULT_REGION": region}, _HIDDEN), moto.mock_aws():
         _make_bucket(boto3.Session(region_name=region), bucket, region)
-        yield pipeline_session(region, bucket, prefix)
+        yield _stand_in_session(region, bucket, prefix)
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[
         }
         with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
             _make_bucket(boto3.Session(region_name=region), bucket, region)
-            yield pipeline_session(region, bucket, prefix), leads_there
+            yield _stand_in_session(region, bucket, prefix), leads_there
     finally:
         server.stop()
 
@@ -132,8 +132,24 @@ def _forget_everything(host: str, port: int) -> None:
         connection.close()
 
 
-def pipeline_session(region: str, bucket: str, prefix: str) -> Any:
-    """Returns a PipelineSession of boto3's usual credentials."""
+def _stand_in_session(region: str, bucket: str, prefix: str) -> Any:
+    """Returns a PipelineSession that tells AWS nothing: the SDK reports what it is used for."""
+    from sagemaker.config import load_sagemaker_config
+
+    config = load_sagemaker_config()
+    modules = config.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
+    modules.setdefault("Modules", {})["TelemetryOptOut"] = True
+    return pipeline_session(region, bucket, prefix, {"SchemaVersion": "1.0", **config})
+
+
+def pipeline_session(
+    region: str, bucket: str, prefix: str, sdk_config: dict[str, Any] | None = None
+) -> Any:
+    """Returns a PipelineSession of boto3's usual credentials.
+
+    Args:
+        sdk_config: the SDK's own configuration; None for that of its files.
+    """
     import_sdk()
     import boto3
     from sagemaker.workflow.pipeline_context import PipelineSession
@@ -150,6 +166,7 @@ def pipeline_session(region: str, bucket: str, prefix: str) -> Any:
         sagemaker_client=session.client("sagemaker"),
         default_bucket=bucket,
         default_bucket_prefix=prefix.strip("/") or None,
+        sagemaker_config=sdk_config,
     )
 
 

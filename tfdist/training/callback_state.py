@@ -49,6 +49,18 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
             setattr(callback, attribute, [arrays[f"{key}.{part}"] for part in range(parts)])
 
 
+def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
+    """Makes ``model`` what a fit that is over leaves, where nothing is left to train.
+
+    EarlyStopping puts the best weights back when it stops a fit, or, from Keras 2.15 on, when the
+    fit ends: after its last checkpoint.
+    """
+    for callback in callbacks:
+        if isinstance(callback, tf.keras.callbacks.EarlyStopping):
+            callback.set_model(model)
+            callback.on_train_end()
+
+
 def check(state: bytes) -> None:
     """Raises whatever shows that ``state`` is not what ``written`` returned."""
     if state:

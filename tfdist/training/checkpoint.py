@@ -226,6 +226,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """Whether a callback that is there again ended the training that is resumed."""
         return callback_state.has_stopped(self._others, self.start.callbacks)
 
+    def leave_as_ended(self) -> None:
+        """Makes the model what the fit that is resumed left, where that was over."""
+        if self.start.callbacks:
+            callback_state.restore(self._others, self.start.callbacks)
+            callback_state.leave_as_ended(self._others, self.model)
+
     def go_on_at(self, position: Position) -> None:
         """Tells where the next call of Keras' fit begins, in an epoch that may have begun."""
         self._going_on_at = position

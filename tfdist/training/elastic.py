@@ -191,7 +191,9 @@ class Survival:
                         join(self._origin)
                         self._take_notes()
                         self._is_ready = True
-                if not self._last.is_over:
+                if self._last.is_over:
+                    callback_state.leave_as_ended(self._callbacks, self._model)
+                else:
                     train(start)
                 self._keep()
                 return

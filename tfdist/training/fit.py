@@ -282,6 +282,9 @@ class Runs:
                 keeper.go_on_at(start.position)
             if have_stopped(callbacks, self._collective):
                 next_epoch = epochs
+            if next_epoch >= epochs:
+                for keeper in keepers_among(callbacks):
+                    keeper.leave_as_ended()
             model.get_metrics_result.carried = None
             with self._reading(*feeds) as watch:
                 chain.watch_with(watch)
