@@ -1,8 +1,8 @@
 # `make setup` first, or any of the others: they call it.
 #
-# Two lanes: `classic` is TensorFlow 2.14 on Python 3.11, `modern` is today's TensorFlow. That of
-# DEFAULT_LANE is in .venv, the other beside it: make test LANE=modern PYTEST_ARGS=tests/conformance
-DEFAULT_LANE := classic
+# Two lanes: `modern` is today's TensorFlow, `classic` is TensorFlow 2.14 on Python 3.11. That of
+# DEFAULT_LANE is in .venv, the other beside it: make test LANE=classic PYTEST_ARGS=tests/conformance
+DEFAULT_LANE := modern
 LANE ?= $(DEFAULT_LANE)
 VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
 BIN := $(VENV)/bin

@@ -17,6 +17,8 @@ EPOCHS = 2
 RESUMED_EPOCHS = 3
 #: How a strategy forms its steps -> processes that read; None: a step is all records, a round.
 BATCHES = {"one_process": 1, "two_processes": 2, "a_round": None}
+#: Cases that train nothing.
+UNTRAINED = ("evaluate-", "predict-")
 
 Observed = dict[str, np.ndarray]
 

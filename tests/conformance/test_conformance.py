@@ -91,6 +91,11 @@ def _own_loss(strategy: str) -> dict[str, str]:
 
 #: The batches of two processes have other rows, and a loss that shows itself counts batches alike.
 _OTHER_BATCHES = {"evaluate-own_loss": "a mean over batches, which have other rows here"}
+#: Replicas of several processes run the steps of mirrored ones on the batches of horovod's.
+_AS_ON_MIRRORED = {
+    f"*-{model}*": "steps as on mirrored, batches as on horovod: both rows have it"
+    for model in ("two_inputs", "list_outputs", "own_loss", "saturated")
+}
 
 
 ROWS = (
@@ -115,7 +120,7 @@ ROWS = (
         launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
-        leaves_out=_OTHER_BATCHES,
+        leaves_out=_AS_ON_MIRRORED,
         refuses=_own_step("multi_worker"),
     ),
     Row(
@@ -156,24 +161,42 @@ ROWS = (
 )
 
 
+#: What tests of the reference alone look at.
+_ALWAYS = (
+    "predict-saturated",
+    "train-mlp-tail_of_1-momentum",
+    *(f"train-mlp-tail_of_1-{clipped}" for clipped in cases.CLIPPED),
+)
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wanted(request: pytest.FixtureRequest) -> list[str]:
+    """The cases that this run of pytest asks for, by -k for instance, in the order of all."""
+    here = [item for item in request.session.items if item.path == request.path]
+    params = [item.callspec.params for item in here if hasattr(item, "callspec")]
+    asked = {of_test["case"] for of_test in params if "case" in of_test} | set(_ALWAYS)
+    return [case for case in cases.CASES if case in asked]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, wanted: list[str]) -> Path:
     """What plain Keras does on one device: run once, compared with every row."""
     out = tmp_path_factory.mktemp("reference") / "reference.npz"
-    _run(["run_reference.py", out], out)
+    _run(["run_reference.py", json.dumps(wanted), out], out)
     return out
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, reference: Path):
-    """Runs all cases of a row in one job, when the first of them is asked for."""
+def results(tmp_path_factory: pytest.TempPathFactory, reference: Path, wanted: list[str]):
+    """Runs the cases of a row in one job, when the first of them is asked for."""
     done: dict[str, dict] = {}
 
     def of(row: Row) -> dict:
         if str(row) not in done:
             done[str(row)] = {}  # A job that failed is not run once more for each case.
             out = tmp_path_factory.mktemp(row.strategy) / "results.json"
-            what = [row.strategy, json.dumps(row.options), json.dumps(row.cases)]
+            its_own = [case for case in row.cases if case in wanted]
+            what = [row.strategy, json.dumps(row.options), json.dumps(its_own)]
             _run(["run_cases.py", *what, reference, row.batches, out], out, row.launcher)
             done[str(row)] = json.loads(out.read_text())
         return done[str(row)]
