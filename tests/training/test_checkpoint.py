@@ -395,6 +395,14 @@ def test_a_training_that_was_stopped_early_stays_so(tmp_path, capsys):
     assert rest.epoch[-1] == 19
 
 
+def test_the_best_weights_are_back_when_nothing_is_left_to_train(tmp_path):
+    """From Keras 2.15 on EarlyStopping puts them back at the end of every fit."""
+    ended, _ = fit(Checkpoints(tmp_path), *deciding(tmp_path), epochs=4)
+    again, rest = fit(Checkpoints(tmp_path, resume=True), *deciding(tmp_path), epochs=4)
+    assert rest.epoch == []
+    assert_same(again, ended)
+
+
 def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
     keeper = Checkpoints(tmp_path)
     data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)
