@@ -1,7 +1,8 @@
-"""The rule that an import never climbs is really checked by `make lint`."""
+"""The rules of the house are really checked by `make lint`: see pyproject.toml."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -58,3 +59,38 @@ def test_a_new_room_must_be_given_its_place(copy):
     done = lint_imports(copy)
     assert done.returncode == 1
     assert "attic" in done.stdout
+
+
+def lint(folder: Path, file: str) -> str:
+    ruff = str(Path(sys.executable).parent / "ruff")
+    done = subprocess.run(
+        [ruff, "check", "--no-cache", "--output-format", "concise", file],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "is_refused"),
+    [("training/graph", True), ("strategies/single", True), ("training/keras_api", False)],
+)
+def test_private_names_of_keras_stand_in_one_file(copy, file, is_refused):
+    path = f"tfdist/{file}.py"
+    with open(copy / path, "a") as source:
+        source.write("\n\ndef nodes(model: object) -> object:\n    return model._nodes_by_depth\n")
+    assert ("SLF001" in lint(copy, path)) == is_refused
+
+
+def test_nor_are_they_reached_by_getattr():
+    """Which ruff does not look at."""
+    private = re.compile(r'(get|set|has)attr\((?!self)[^"\n]*, "_(?!tfdist|_)')
+    allowed = {"training/keras_api.py", "records/dataset_graph.py"}
+    found = [
+        str(path.relative_to(ROOT / "tfdist"))
+        for path in (ROOT / "tfdist").rglob("*.py")
+        if private.search(path.read_text())
+    ]
+    assert set(found) <= allowed

@@ -376,7 +376,7 @@ def _known_causes(
     import tensorflow as tf
 
     from tfdist.training import coupling
-    from tfdist.training.nested import layers_in
+    from tfdist.training.keras_api import layers_in
     from tfdist.training.options import OfBatchNorm
     from tfdist.training.randomness import drawing_layers
     from tfdist.training.text import padded_by_batch

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.training.precision import in_full, loss_scale_state, policy
+from tfdist.training.keras_api import loss_scale_state
+from tfdist.training.precision import in_full, policy
 
 
 def made() -> str:

@@ -18,6 +18,7 @@ from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import replica_sum
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
+from tfdist.training import keras_api
 from tfdist.training.collective import Collective
 
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
@@ -101,7 +102,7 @@ class Tasks(Collective):
             def predict(iterator: Any) -> Any:
                 def run(data: Any) -> Any:
                     outputs = model.predict_step(data)
-                    model._predict_counter.assign_add(1)
+                    keras_api.count_step(model, "predict")
                     return outputs
 
                 outputs = self.strategy.run(run, args=(next(iterator),))

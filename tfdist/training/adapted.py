@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.training.collective import Collective
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import forget_functions, layers_in
 
 _BY_VARIABLES = (tf.keras.layers.Normalization, tf.keras.layers.Discretization)
 _BY_TABLE = (tf.keras.layers.StringLookup, tf.keras.layers.IntegerLookup)
@@ -29,7 +29,7 @@ def follow_variables(model: tf.keras.Model) -> None:
         layer.finalize_state()
         if not all(map(np.array_equal, before, _constants(layer))):
             # Graphs hold the constants of before.
-            model.train_function = model.test_function = model.predict_function = None
+            forget_functions(model)
 
 
 def check_vocabularies(model: tf.keras.Model, collective: Collective) -> None:

@@ -19,7 +19,7 @@ from tfdist.errors import ModelError
 from tfdist.training.batch_statistics import local_sums, move_statistics, normalized
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in
 
 # The forward pass that is being traced. Replicas of one process are traced in threads of their
 # own, which take turns.

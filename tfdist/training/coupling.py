@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.training.keras_api import layers_in, loss_anew
 from tfdist.training.losses import (
     AsOnOneDevice,
     has_own_compute_loss,
@@ -22,7 +23,6 @@ from tfdist.training.losses import (
     name_of,
     own_functions,
 )
-from tfdist.training.nested import layers_in
 
 _ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means would pass.
 _TOLERANCE = 1e-3
@@ -182,10 +182,7 @@ def _without_metrics(model: tf.keras.Model) -> Iterator[None]:
     """Encloses a call of ``compute_loss`` that leaves no trace in a metric."""
     compiled = model.compiled_loss
     keras = compiled.whole if isinstance(compiled, AsOnOneDevice) else compiled
-    # No public way leads from a compiled model to its loss weights as they were given.
-    model.compiled_loss = type(keras)(
-        keras._user_losses, keras._user_loss_weights, output_names=model.output_names
-    )
+    model.compiled_loss = loss_anew(keras, model.output_names)
     try:
         with _updates_replaced(model.metrics, lambda _: lambda *args, **options: None):
             yield

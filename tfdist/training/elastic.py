@@ -27,8 +27,12 @@ from tfdist.errors import LaunchError
 from tfdist.training import callback_state, kept_training
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
-from tfdist.training.nested import variables_in
-from tfdist.training.precision import loss_scale_state
+from tfdist.training.keras_api import (
+    forget_functions,
+    forget_validation,
+    loss_scale_state,
+    variables_in,
+)
 
 # More losses than this without a commit between them have a cause in the step itself.
 _MOST_LOSSES_IN_PLACE = 5
@@ -364,7 +368,7 @@ def repeat(
 
 
 def forget_traces(model: tf.keras.Model) -> None:
-    """Graphs hold the number of processes; Keras keeps a validation that was broken off."""
-    model.train_function = model.test_function = model.predict_function = None
-    model._eval_data_handler = None
+    """Graphs hold the number of processes."""
+    forget_functions(model)
+    forget_validation(model)
     model.reset_metrics()

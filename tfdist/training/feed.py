@@ -232,13 +232,13 @@ class Feed:
         with_share = tf.data.Dataset.zip((batches, shares))
         if self.splits == 1:
             return with_share
-        return with_share.flat_map(self._split)
+        return with_share.flat_map(self.split)
 
     def _padding(self) -> tf.data.Dataset:
         # A real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
         return self.records.batches(0, 1, 1, shuffle=False, seed=self.seed, epoch=0)
 
-    def _split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
+    def split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
         """Divides a batch among the replicas of this process: one element for each."""
         import tensorflow as tf
 
@@ -295,7 +295,7 @@ class RedividedFeed:
         if not self.feed.shared:
             return batches
         own = batches.map(self._own_share)
-        return own if self.feed.splits == 1 else own.flat_map(self.feed._split)
+        return own if self.feed.splits == 1 else own.flat_map(self.feed.split)
 
     def _own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
         import tensorflow as tf

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.keras_api import build_metrics
 from tfdist.training.losses import uses_compiled_loss
 
 _METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -34,8 +35,7 @@ def make_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
         model.compiled_loss.build(y_pred)
     metrics = model.compiled_metrics
     if not metrics.built:
-        # Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
-        metrics.build(y_pred, metrics._conform_to_outputs(y_pred, y))
+        build_metrics(metrics, y_pred, y)
 
 
 def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:

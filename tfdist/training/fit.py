@@ -21,6 +21,7 @@ from tfdist.training.checkpoint import DataState, Start, keepers_among, released
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
+from tfdist.training.keras_api import loss_scale_state, variables_in
 from tfdist.training.misfits import (
     check_inputs,
     check_labels,
@@ -28,8 +29,6 @@ from tfdist.training.misfits import (
     explain_loss_error,
     explain_shape_error,
 )
-from tfdist.training.nested import variables_in
-from tfdist.training.precision import loss_scale_state
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 

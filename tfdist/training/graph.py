@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.nested import variables_in
+from tfdist.training.keras_api import has_graph, nodes_of, variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -121,8 +121,7 @@ def graph_of(model: tf.keras.Model, *, needed_by: str, otherwise: str) -> Graph:
     Raises:
         ModelError: the model is of another kind.
     """
-    # Keras has no public reader of the graph of layers.
-    if not getattr(model, "_nodes_by_depth", None):
+    if not has_graph(model):
         raise ModelError(
             f"{needed_by} must have a Functional or Sequential model, since it cuts between layers",
             received=f"model '{model.name}' of class {type(model).__name__}",
@@ -149,7 +148,7 @@ def _collect(
             inputs are known, the others are added.
         training: to which the call of ``model`` is fixed, if it is.
     """
-    for node in (n for depth in sorted(model._nodes_by_depth)[::-1] for n in _nodes(model, depth)):
+    for node in nodes_of(model):
         mapped = [tensors[id(tensor)] for tensor in node.keras_inputs]
         own_training = node.call_kwargs.get("training")
         own_training = training if own_training is None else own_training
@@ -174,16 +173,12 @@ def _collect(
         tensors.update({id(t): m for t, m in zip(produced, outputs, strict=True)})
 
 
-def _nodes(model: tf.keras.Model, depth: int) -> list[Any]:
-    return [node for node in model._nodes_by_depth[depth] if not node.is_input]
-
-
 def _opens(node: Any, given: list[Any]) -> bool:
     """Whether the called layer is a model whose layers can be called one by one instead."""
     # Functional has no public name. A subclass may do more in its call than its graph says.
     if type(node.layer) not in tf.keras.Sequential.__mro__[:2]:
         return False
-    if not getattr(node.layer, "_nodes_by_depth", None) or set(node.call_kwargs) - {"training"}:
+    if not has_graph(node.layer) or set(node.call_kwargs) - {"training"}:
         return False
     inputs = node.layer.inputs
     # Keras casts and reshapes what does not fit; inner layers alone would not.

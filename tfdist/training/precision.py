@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in
 
 
 @contextlib.contextmanager
@@ -56,14 +55,6 @@ def check_follows(model: tf.keras.Model, precision: str | None) -> None:
             mend="Give a function that makes the model, with layers that choose no dtype, or "
             "leave precision out",
         )
-
-
-def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
-    """Returns what a dynamic loss scale consists of; empty without one."""
-    if not getattr(optimizer, "dynamic", False):
-        return []
-    state = optimizer._loss_scale  # Keras has no public name for the variable of the scale.
-    return [state.current_loss_scale, state.counter]
 
 
 def in_full(tensor: tf.Tensor) -> tf.Tensor:

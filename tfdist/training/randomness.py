@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in, random_generator
 
 _running = threading.local()
 
@@ -103,7 +103,7 @@ def _draws_in_training(layer: Any) -> bool:
 
 
 def _draws_at_once(layer: Any) -> bool:
-    return hasattr(layer, "_random_generator") and not augments(layer)
+    return random_generator(layer) is not None and not augments(layer)
 
 
 def augments(layer: tf.keras.layers.Layer) -> bool:
@@ -116,8 +116,7 @@ def install(model: tf.keras.Model) -> None:
     """Lets the layers of ``model`` that draw random numbers follow ``microbatch``."""
     seeded = (layer for layer in layers_in(model) if _draws_at_once(layer))
     for number, layer in enumerate(seeded):
-        # All random numbers of Keras' layers come from this object, and it has no public name.
-        generator = layer._random_generator
+        generator = random_generator(layer)
         for name, seeded_draw in _DRAWS.items():
             setattr(generator, name, _draw(number, getattr(generator, name), seeded_draw))
 

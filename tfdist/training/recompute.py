@@ -21,8 +21,8 @@ import tensorflow as tf
 from tfdist.errors import ModelError, unknown_choice
 from tfdist.training import batch_norm, randomness
 from tfdist.training.graph import Call, Graph, crossing_bytes, graph_of, inputs_of
+from tfdist.training.keras_api import layers_in, mask_of, with_mask
 from tfdist.training.logits import logits_of
-from tfdist.training.nested import layers_in
 from tfdist.training.partition import balance
 
 _running = threading.local()
@@ -172,10 +172,7 @@ def _like(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    mask = getattr(like, "_keras_mask", None)
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor
+    return with_mask(tensor, mask_of(like))
 
 
 @contextlib.contextmanager

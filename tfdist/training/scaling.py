@@ -14,6 +14,7 @@ import tensorflow as tf
 import wrapt
 
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.training.keras_api import given_learning_rate
 
 RULES = ("linear", "sqrt")
 
@@ -132,11 +133,7 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
 
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
-    # Keras has no public reader of the schedule: ``learning_rate`` gives its current value.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", None)
-    if rate is None:  # A legacy optimizer.
-        rate = inner.learning_rate
+    rate = given_learning_rate(optimizer)
     is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
 

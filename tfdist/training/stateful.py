@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
 from tfdist.training.feed import Feed
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in
 
 _RULE = (
     "a stateful recurrent layer must see the rows of a batch in one piece, to go on with each "

@@ -23,6 +23,7 @@ from tfdist.training import first_step, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import added, when_known
+from tfdist.training.keras_api import function_of, mask_of, with_mask
 from tfdist.training.logits import changed
 from tfdist.training.microbatches import divide
 from tfdist.training.options import StepOptions
@@ -227,14 +228,14 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
     names = {method.__module__}
     for part in parts:
         if part is not None and not isinstance(part, str):
-            part = getattr(part, "_fn", getattr(part, "fn", part))
+            part = function_of(part)
             names.add(getattr(part, "__module__", None) or type(part).__module__)
     return all(is_keras(name) for name in names)
 
 
 def _masks(outputs: Any) -> list[Any]:
     """Returns the mask that Keras has attached to each output, None where there is none."""
-    return [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs)]
+    return [mask_of(output) for output in tf.nest.flatten(outputs)]
 
 
 def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
@@ -258,9 +259,7 @@ def _true_rows(rows: tf.Tensor, *structures: Any) -> list[Any]:
         if tensor is None:
             return None
         true = changed(lambda whole: whole[:rows], tensor)
-        mask = getattr(tensor, "_keras_mask", None)
-        if mask is not None:
-            true._keras_mask = mask[:rows]
-        return true
+        mask = mask_of(tensor)
+        return true if mask is None else with_mask(true, mask[:rows])
 
     return [tf.nest.map_structure(cut, structure) for structure in structures]

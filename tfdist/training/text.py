@@ -6,7 +6,7 @@ import sys
 
 import tensorflow as tf
 
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in
 
 
 def padded_by_batch(model: tf.keras.Model) -> list[str]:

@@ -28,7 +28,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-    mpi._start_sshd_daemon = lambda: None
+    mpi._start_sshd_daemon = lambda: None  # noqa: SLF001
     mpi.getfile = lambda module: ""
     mpi.time = types.SimpleNamespace(time=time.time, sleep=lambda seconds: None)
     trainer.train()

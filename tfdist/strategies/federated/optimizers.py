@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
+from tfdist.training.keras_api import given_learning_rate
 
 tff = import_tensorflow_federated()
 
@@ -35,8 +36,7 @@ def learning_rate_of(optimizer: Any) -> float:
     Raises:
         ModelError: it is a schedule.
     """
-    # The property evaluates a schedule; only the private attribute knows that there is one.
-    rate = getattr(optimizer, "_learning_rate", None)
+    rate = given_learning_rate(optimizer)
     if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         raise ModelError(
             "a client's learning rate must be a number, since its optimizer starts anew in each "

@@ -350,7 +350,7 @@ def check_model(model: Any, options: Options) -> None:
     """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
     from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
     from tfdist.training.install import refuse_custom_steps, refuse_xla
-    from tfdist.training.nested import layers_in
+    from tfdist.training.keras_api import layers_in
     from tfdist.training.stateful import refuse_stateful
 
     refuse_custom_steps(model, Federated.name)

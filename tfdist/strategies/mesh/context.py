@@ -12,11 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat import keras_source
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
-
-_AutoCastVariable = keras_source("mixed_precision.autocast_variable").AutoCastVariable
+from tfdist.training.keras_api import casts
 
 
 class Context:
@@ -135,7 +133,7 @@ class Context:
 
     def dtype_of(self, variable: Any) -> tf.DType:
         """Returns what the layer that is being converted reads a weight in."""
-        return self.compute_dtype if isinstance(variable, _AutoCastVariable) else variable.dtype
+        return self.compute_dtype if casts(variable) else variable.dtype
 
     def _read_as(self, dtype: tf.DType, variable: Any) -> Any:
         key = (id(variable), dtype)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import path_of
 from tfdist.strategies.mesh.steps import Program
+from tfdist.training import keras_api
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.model import MeshModel
@@ -115,7 +116,7 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
     def step() -> None:
         x = tf.nest.map_structure(
             lambda symbol: tf.zeros([num_rows, *symbol.shape[1:]], symbol.dtype),
-            model._nested_inputs,
+            keras_api.nested_inputs(model),
         )
         program = Program(
             model,

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf, without_log
-from tfdist.strategies.mesh.operators import convert_operator, is_operator
+from tfdist.strategies.mesh.operators import convert_operator
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, rule_of
+from tfdist.training import keras_api
 
 # Where the functional form of a composite layer is kept: (training, shapes) -> model.
 _TRACES = "_tfdist_mesh_traces"
@@ -26,7 +27,7 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
         UnsupportedLayerError: a layer that has no conversion.
     """
     # The traversal of Keras' own Functional._run_internal_graph.
-    if not getattr(model, "_is_graph_network", False):
+    if not keras_api.has_graph(model):
         raise UnsupportedLayerError(
             model, "it is a model of a class of its own, without a graph of layers"
         )
@@ -36,21 +37,18 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
         symbols, results = tf.nest.flatten(symbols), _flat(results)
         assert len(symbols) == len(results), (symbols, results)
         for symbol, result in zip(symbols, results, strict=True):
-            key = str(id(symbol))
-            values[key] = [result] * model._tensor_usage_count[key]
+            values[str(id(symbol))] = [result] * keras_api.num_readers(model, symbol)
 
     put(model.inputs, inputs)
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            if not node.is_input:
-                arguments, options = node.map_arguments(values)
-                put(node.outputs, _call(context, node, arguments, options))
+    for node in keras_api.nodes_of(model):
+        arguments, options = node.map_arguments(values)
+        put(node.outputs, _call(context, node, arguments, options))
     return [values[str(id(symbol))].pop() for symbol in tf.nest.flatten(model.outputs)]
 
 
 def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) -> Any:
     layer = node.layer
-    if is_operator(layer):
+    if keras_api.is_operator(layer):
         return convert_operator(context, layer, node, arguments, options)
     options = {name: value for name, value in options.items() if value is not None}
     training = options.pop("training", None)
@@ -60,7 +58,7 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
     if training is not None:
         context.training = context.training and bool(training)
     with context.computing_as(layer):
-        if layer._autocast:
+        if keras_api.casts_inputs(layer):
             arguments = tf.nest.map_structure(lambda x: _autocast(context, x), arguments)
         result = _call_layer(context, layer, arguments, options)
     _add_activity_loss(context, layer, result)
@@ -79,10 +77,9 @@ def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str,
     if rule is not None:
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
-    if getattr(layer, "_is_graph_network", False):
-        flat = _flat(layer._flatten_to_reference_inputs(arguments[0]))
-        outputs = convert(layer, context, flat)
-        return tf.nest.pack_sequence_as(layer._nested_outputs, outputs)
+    if keras_api.has_graph(layer):
+        outputs = convert(layer, context, keras_api.flat_inputs(layer, arguments[0]))
+        return tf.nest.pack_sequence_as(keras_api.nested_outputs(layer), outputs)
     return _call_composite(context, layer, arguments, options)
 
 
@@ -128,7 +125,7 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     weights = [context.weight(variable) for variable in _own_weights(layer).values()]
     constants = [context.constant(value) for value in constants]
     outputs = convert(model, context, [*tensors, *weights, *constants])
-    return tf.nest.pack_sequence_as(model._nested_outputs, outputs)
+    return tf.nest.pack_sequence_as(keras_api.nested_outputs(model), outputs)
 
 
 class _OnConstants:

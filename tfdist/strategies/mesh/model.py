@@ -18,6 +18,7 @@ from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
+from tfdist.training import keras_api
 from tfdist.training.collective import Saving
 
 
@@ -224,7 +225,7 @@ class MeshModel:
         def step(batch: Any) -> Any:
             x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
             logs = self.steps.train(x, y, weight)
-            self.model._train_counter.assign_add(1)
+            keras_api.count_step(self.model, "train")
             return logs
 
         self.model.train_function = self._repeated(step)
@@ -235,7 +236,7 @@ class MeshModel:
         def step(batch: Any) -> Any:
             x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
             logs = self.steps.test(x, y, weight)
-            self.model._test_counter.assign_add(1)
+            keras_api.count_step(self.model, "test")
             return logs
 
         self.model.test_function = self._repeated(step)
@@ -245,11 +246,11 @@ class MeshModel:
         def step(batch: Any) -> Any:
             x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
             outputs = self.steps.predict(x)
-            self.model._predict_counter.assign_add(1)
+            keras_api.count_step(self.model, "predict")
             return outputs
 
         def run(iterator: Any) -> Any:
-            parts = [step(next(iterator)) for _ in range(self._steps_per_execution())]
+            parts = [step(next(iterator)) for _ in range(keras_api.steps_per_execution(self.model))]
             if len(parts) == 1:
                 return parts[0]
             return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
@@ -259,12 +260,8 @@ class MeshModel:
 
     def _repeated(self, step: Callable) -> Callable:
         def run(iterator: Any) -> Any:
-            for _ in range(self._steps_per_execution()):
+            for _ in range(keras_api.steps_per_execution(self.model)):
                 logs = step(next(iterator))
             return logs
 
         return run
-
-    def _steps_per_execution(self) -> int:
-        steps = self.model._steps_per_execution
-        return 1 if steps is None else int(steps.numpy())

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat import keras_source
 from tfdist.strategies.mesh.alignment import aligned
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
-
-tf_op_layer = keras_source("layers.core.tf_op_layer")
+from tfdist.training.keras_api import is_slicing
 
 _ELEMENTWISE = {
     "__operators__.add", "__operators__.sub", "__operators__.mul", "__operators__.truediv",
@@ -40,10 +38,6 @@ _ALONG_AXIS = {"nn.softmax", "nn.log_softmax", "expand_dims"}
 _REPEATS = {"broadcast_to": "shape", "repeat": "repeats", "tile": "multiples"}
 
 
-def is_operator(layer: Any) -> bool:
-    return isinstance(layer, (tf_op_layer.TFOpLambda, tf_op_layer.SlicingOpLambda))
-
-
 def convert_operator(
     context: Context, layer: Any, node: Any, arguments: Any, options: dict[str, Any]
 ) -> Any:
@@ -51,7 +45,7 @@ def convert_operator(
     flat = tf.nest.flatten((arguments, options))
     on_mesh = [value for value in flat if isinstance(value, mtf.Tensor)]
     symbol = layer.symbol
-    if isinstance(layer, tf_op_layer.SlicingOpLambda):
+    if is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         arguments, options = (arguments[0], _slices(spec)), {}
     if not on_mesh:
@@ -168,7 +162,7 @@ def _check_keeps_rows(
         kept = perm is not None and next(iter(perm)) == 0
     elif symbol == "reshape":
         kept = True
-    elif isinstance(layer, tf_op_layer.SlicingOpLambda):
+    elif is_slicing(layer):
         spec = _argument(arguments, options, 1, "slice_spec")
         first = spec[0] if isinstance(spec, (tuple, list)) else spec
         kept = first is Ellipsis or (isinstance(first, slice) and first == slice(None))

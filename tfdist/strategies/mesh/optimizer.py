@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training import keras_api
 
 _K = tf.keras.optimizers
 #: Each element's update depends on that element alone, so a slice is updated like the whole.
@@ -68,13 +69,6 @@ def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     return optimizer.get_unscaled_gradients(gradients)
 
 
-def loss_scale_state(optimizer: Any) -> list[Any]:
-    """Returns the variables of a dynamic loss scale; empty where there is none."""
-    if not getattr(optimizer, "dynamic", False):
-        return []
-    return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
-
-
 Slot = tuple[Any, str, Any]
 
 
@@ -109,9 +103,9 @@ def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
     Args:
         slices_of: key of a weight -> its slices.
     """
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", [])
+    excluded = keras_api.without_decay(optimizer)
     for key in list(excluded):
-        excluded += [optimizer._var_key(part) for part in slices_of.get(key, [])]
+        excluded += [keras_api.key_of(optimizer, part) for part in slices_of.get(key, [])]
 
 
 def clip(

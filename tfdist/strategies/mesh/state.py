@@ -13,9 +13,9 @@ from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import (
     build_on,
     exclude_slices,
-    loss_scale_state,
     without_loss_scale,
 )
+from tfdist.training.keras_api import key_of, loss_scale_state
 
 
 class SlicedVariable:
@@ -141,7 +141,7 @@ class SlicedState:
         keys = {}
         for variable in self._model.trainable_variables:
             slices = self.of(variable).slices
-            keys[optimizer._var_key(variable)] = slices
+            keys[key_of(optimizer, variable)] = slices
             owners |= {id(part): id(variable) for part in slices}
         exclude_slices(optimizer, keys)
         parts = [part for slices in keys.values() for part in slices]

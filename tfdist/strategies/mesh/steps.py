@@ -22,6 +22,7 @@ from tfdist.strategies.mesh.optimizer import (
     without_loss_scale,
 )
 from tfdist.strategies.mesh.state import SlicedState
+from tfdist.training import keras_api
 from tfdist.training.logits import changed
 
 
@@ -89,12 +90,7 @@ class Program:
         self._graph = mtf.Graph()
         mesh = mtf.Mesh(self._graph, "mesh")
         self._mesh = mesh
-        flat = [
-            model._conform_to_reference_input(tensor, symbol)
-            for tensor, symbol in zip(
-                model._flatten_to_reference_inputs(x), model.inputs, strict=True
-            )
-        ]
+        flat = keras_api.conformed_inputs(model, x)
         self.num_rows = int(flat[0].shape[0])
         padded_rows = -self.num_rows % devices.axis_size(BATCH)
         self.context = Context(
@@ -136,7 +132,7 @@ class Program:
 
     def _packed(self, outputs: list[tf.Tensor]) -> Any:
         rows = [changed(lambda whole: whole[: self.num_rows], output) for output in outputs]
-        return tf.nest.pack_sequence_as(self._model._nested_outputs, rows)
+        return tf.nest.pack_sequence_as(keras_api.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:
         weights = self.context.weight_tensors()
@@ -196,7 +192,7 @@ class WeightRegularizers:
     def __init__(self, model: tf.keras.Model, state: SlicedState):
         self._state = state
         self._pairs = []
-        for layer in model._flatten_layers(include_self=False):
+        for layer in keras_api.layers_in(model)[1:]:
             for name in dir(layer):
                 if not name.endswith("_regularizer") or name == "activity_regularizer":
                     continue
@@ -211,7 +207,7 @@ class WeightRegularizers:
                         mend="Use L1, L2 or L1L2",
                     )
                 self._pairs.append((variable, regularizer))
-        expected = sum(len(layer._callable_losses) for layer in model._flatten_layers())
+        expected = sum(map(keras_api.num_added_losses, keras_api.layers_in(model)))
         if expected != len(self._pairs):
             raise ModelError(
                 "a layer on a mesh must add no loss but that of a regularizer of its weights",
@@ -326,11 +322,8 @@ class MeshSteps:
         clipped = [all_clipped[i][place] for i, place in places]
         pairs = [(given[i][place], sliced[i].slices[place]) for i, place in places]
         # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
-        keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: clipped
-        try:
+        with keras_api.clipped_to(optimizer, clipped):
             self._model.optimizer.apply_gradients(pairs)
-        finally:
-            optimizer._clip_gradients = keras_clip
         if once:
             for variable, weight in zip(variables, sliced, strict=True):
                 for held in (weight, *self._state.slots_of(variable)):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import EngineMissingError, ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, make_feed
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.training.keras_api import has_graph
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
@@ -136,7 +137,7 @@ class Mesh(OneProcessStrategy):
             if model is model_fn:
                 model = clone(model)
         check_follows(model, self.precision)
-        if not getattr(model, "_is_graph_network", False):
+        if not has_graph(model):
             raise ModelError(
                 "strategy 'mesh' must have a Functional or Sequential model, since it reads its "
                 "graph",

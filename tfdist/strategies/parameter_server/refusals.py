@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import key_of, layers_in, without_decay
 
 _K = tf.keras.optimizers
 # Each element's update depends on that element alone, so a shard is updated like the whole.
@@ -137,8 +137,8 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
             received=f"clipnorm={optimizer.clipnorm}, and '{name}' divided among parameter servers",
             mend=f"{_WHOLE}, or give global_clipnorm",
         )
-    kept = getattr(optimizer, "_exclude_from_weight_decay", None) or []
-    if any(optimizer._var_key(variable) in kept for variable in divided):
+    kept = without_decay(optimizer)
+    if any(key_of(optimizer, variable) in kept for variable in divided):
         raise ModelError(
             "weights that do not decay must be named where they are divided among parameter "
             "servers",

@@ -17,6 +17,7 @@ from tfdist.errors import LaunchError
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.watch import Watch
+from tfdist.training import keras_api
 from tfdist.training.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
@@ -89,7 +90,7 @@ class AsynchronousSteps:
     def _train(self, iterator: Any) -> dict[str, Any]:
         """Takes as many steps as Keras counts in one execution; returns the newest results."""
         with self._tidied():
-            for _ in range(int(self._model._steps_per_execution)):
+            for _ in range(keras_api.steps_per_execution(self._model)):
                 self._begin(next(iterator))
         return self._logs
 
@@ -102,7 +103,7 @@ class AsynchronousSteps:
             self._watch.call(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
             self._logs = {}  # An epoch's results are its own.
-        optimizer._compute_current_learning_rate()
+        keras_api.evaluate_schedule(optimizer)
         number = int(optimizer.iterations) + 1
         while len(self._flying) >= self._most:
             self._land()

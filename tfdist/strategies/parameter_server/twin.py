@@ -17,8 +17,8 @@ from tfdist.errors import ModelError
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training import first_step
 from tfdist.training.adapted import follow_variables
+from tfdist.training.keras_api import layers_in, set_learning_rate, variables_in
 from tfdist.training.metrics import state_of
-from tfdist.training.nested import layers_in, variables_in
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""
@@ -74,7 +74,7 @@ class Twin:
             twin.optimizer.build(twin.trainable_variables)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())
-            twin.optimizer._learning_rate = rate
+            set_learning_rate(twin.optimizer, rate)
         twin.optimizer.jit_compile = False
         weights = list(_paired(variables_in(model), variables_in(twin)))
         refuse_on_shards(model, [whole for whole, parts in weights if len(parts) > 1])

@@ -10,7 +10,7 @@ from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.training.graph import crossing_bytes
-from tfdist.training.nested import variables_in
+from tfdist.training.keras_api import variables_in
 
 
 @dataclass(frozen=True)

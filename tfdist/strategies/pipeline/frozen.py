@@ -20,8 +20,8 @@ from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.gradients import activity_losses
 from tfdist.training.graph import Call, Graph, inputs_of
+from tfdist.training.keras_api import mask_of, variables_in, with_mask
 from tfdist.training.logits import logits_of
-from tfdist.training.nested import variables_in
 
 _NAME = "tfdist_frozen_{}"
 _MASK = "tfdist_frozen_mask_{}"
@@ -51,7 +51,7 @@ class Frozen:
         #: Tensors that the other layers, or the model's caller, read.
         self._read = _read_by(plan.calls[plan.num_frozen :], plan.graph)
         self._own: Chunk = plan.frozen_chunk([t for t in self._read if id(t) in made], devices)
-        self._masked = [getattr(t, "_keras_mask", None) is not None for t in self._read]
+        self._masked = [mask_of(t) is not None for t in self._read]
         self._check()
         self._run = tf.function(self._outputs, reduce_retracing=True)
 
@@ -83,7 +83,7 @@ class Frozen:
             for position, symbol in enumerate(self._read):
                 tensor = tf.identity(given[_NAME.format(position)])
                 if self._masked[position]:
-                    tensor._keras_mask = given[_MASK.format(position)]
+                    with_mask(tensor, given[_MASK.format(position)])
                 values[id(symbol), number] = tensor
         return values
 
@@ -117,7 +117,7 @@ class Frozen:
         for position, symbol in enumerate(self._read):
             found[_NAME.format(position)] = known[id(symbol)]
             if self._masked[position]:
-                found[_MASK.format(position)] = known[id(symbol)]._keras_mask
+                found[_MASK.format(position)] = mask_of(known[id(symbol)])
         return found
 
     # Whether they can be kept -------------------------------------------------------------------

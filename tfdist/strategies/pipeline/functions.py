@@ -17,6 +17,7 @@ from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.training import randomness
 from tfdist.training.batch_statistics import local_sums
 from tfdist.training.gradients import activity_losses
+from tfdist.training.keras_api import mask_of, with_mask
 from tfdist.training.logits import Logits, logits_of
 
 
@@ -98,7 +99,7 @@ class Functions:
 
         def traced(inputs: list[Any], masks: list[Any], *more: Any) -> tuple[list, ...]:
             for tensor, mask in zip(inputs, masks, strict=True):
-                _attach_mask(tensor, mask)
+                with_mask(tensor, mask)
             made, activity = run(inputs, *more)
             return made, _masks(made), self._logits(chunk, made), activity
 
@@ -114,7 +115,7 @@ class Functions:
         for place, key in enumerate(chunk.outputs):
             if logits[place] is not None:
                 made[place] = self._behind[key].behind(made[place], logits[place])
-            _attach_mask(made[place], masks[place])
+            with_mask(made[place], masks[place])
         return made, activity
 
     def outputs_to_reach(self, chunk: Chunk, made: list[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -187,9 +188,4 @@ def _draws(graph: tf.Graph) -> bool:
 
 
 def _masks(tensors: list[tf.Tensor]) -> list[tf.Tensor | None]:
-    return [getattr(tensor, "_keras_mask", None) for tensor in tensors]
-
-
-def _attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
-    if mask is not None:
-        tensor._keras_mask = mask
+    return [mask_of(tensor) for tensor in tensors]

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import OptionError
 from tfdist.training.graph import Call, Graph
-from tfdist.training.nested import variables_in
+from tfdist.training.keras_api import variables_in
 
 _REPEATS = 5
 # A layer that takes longer is timed less often.

@@ -10,6 +10,7 @@ from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.training.gradients import Sums, added
+from tfdist.training.keras_api import mask_of, with_mask
 from tfdist.training.logits import changed, logits_of
 
 if TYPE_CHECKING:
@@ -320,10 +321,8 @@ class Backward:
 
 def _carried(tensor: tf.Tensor, copy: tf.Tensor) -> tf.Tensor:
     """Returns ``copy``, made on the current device; a mask that Keras attached goes along."""
-    mask = getattr(tensor, "_keras_mask", None)
-    if mask is not None:
-        copy._keras_mask = tf.identity(mask)
-    return copy
+    mask = mask_of(tensor)
+    return copy if mask is None else with_mask(copy, tf.identity(mask))
 
 
 def _true_rows(tensor: tf.Tensor, part: Microbatch) -> tf.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.keras_api import uncast
 
 
 class _Creator:
@@ -47,7 +48,7 @@ def place(
     with tf.variable_creator_scope(seen):
         probe = make_model()
     devices = {
-        seen.numbers[_made(ref.deref()).ref()]: device for ref, device in devices_of(probe).items()
+        seen.numbers[uncast(ref.deref()).ref()]: device for ref, device in devices_of(probe).items()
     }
     weights = probe.get_weights()
     placed = _Creator(devices)
@@ -63,8 +64,3 @@ def place(
         )
     model.set_weights(weights)
     return model
-
-
-def _made(variable: tf.Variable) -> tf.Variable:
-    """Returns the variable itself, where mixed precision has wrapped it into one that casts."""
-    return getattr(variable, "_variable", variable)

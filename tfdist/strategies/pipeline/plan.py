@@ -17,7 +17,7 @@ from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.graph import Call, Graph, crossing_bytes, normalizes
-from tfdist.training.nested import variables_in
+from tfdist.training.keras_api import follow_trainable, variables_in
 from tfdist.training.partition import balance
 from tfdist.training.randomness import is_seeded
 
@@ -177,7 +177,7 @@ def freeze(model: tf.keras.Model, graph: Graph, named: Named) -> Graph:
     if named.frozen:
         # Keras' fit goes by what was trainable when the model was compiled; to compile it anew
         # would need the user's arguments.
-        model._reset_compile_cache()
+        follow_trainable(model)
     return graph.with_first(named.frozen)
 
 

@@ -10,7 +10,7 @@ from tfdist.errors import ModelError
 from tfdist.strategies.pipeline.norms import masked_norm_error
 from tfdist.training.graph import Call, normalizes
 from tfdist.training.install import refuse_custom_steps, refuse_xla
-from tfdist.training.nested import layers_in
+from tfdist.training.keras_api import layers_in, mask_of
 from tfdist.training.randomness import drawing_layers
 
 _ADDED = ("AddLoss", "AddMetric")
@@ -38,7 +38,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
             mend="Choose Adam or AdamW",
         )
     for call in calls:
-        masked = getattr(call.inputs[0], "_keras_mask", None) is not None if call.inputs else False
+        masked = mask_of(call.inputs[0]) is not None if call.inputs else False
         if normalizes(call) and masked and not call.layer.fused:
             raise masked_norm_error(call.layer)
     layers = {call.layer: None for call in calls}
@@ -52,7 +52,7 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
             received=f"model '{model.name}' with model.add_loss or model.add_metric",
             mend="Give them to compile(), or add the loss inside a layer",
         )
-    if any(getattr(output, "_keras_mask", None) is not None for output in model.outputs):
+    if any(mask_of(output) is not None for output in model.outputs):
         raise ModelError(
             "an output of a pipeline must carry no mask, since Keras divides a masked loss by the "
             "unmasked positions of the microbatch that it sees",

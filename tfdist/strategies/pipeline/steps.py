@@ -20,6 +20,7 @@ from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_statistics import move_statistics
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.graph import Graph, inputs_of
+from tfdist.training.keras_api import loss_anew
 from tfdist.training.losses import is_sum
 from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
 
@@ -64,12 +65,7 @@ class PipelineSteps:
         """
         compiled = self.model.compiled_loss
         if self._losses[0] is not compiled:
-            # No public way leads from a compiled model to its loss weights as they were given.
-            own = type(compiled)(
-                compiled._user_losses,
-                compiled._user_loss_weights,
-                output_names=self.model.output_names,
-            )
+            own = loss_anew(compiled, self.model.output_names)
             own.build(self.model.output)
             self._losses = (compiled, own)
         return self._losses[1]

@@ -11,6 +11,7 @@ from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.operations import MODEL, mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.dense import drop_out
+from tfdist.training.keras_api import attention_of
 
 
 @register_layer(tf.keras.layers.MultiHeadAttention)
@@ -35,20 +36,20 @@ def multi_head_attention(
     # One operation on distinct inputs: self-attention then sums its input's gradient once.
     given = [context.whole(x) for x in dict.fromkeys([query, value, key])]
     places = [list(dict.fromkeys([query, value, key])).index(x) for x in (query, key, value)]
-    projections = [layer._query_dense, layer._key_dense, layer._value_dense]
-    weights = [context.weight(p.kernel, (None, heads, None)) for p in projections]
-    weights.append(context.weight(layer._output_dense.kernel, (heads, None, None)))
+    parts = attention_of(layer)
+    weights = [context.weight(p.kernel, (None, heads, None)) for p in parts.projections]
+    weights.append(context.weight(parts.output.kernel, (heads, None, None)))
     biases = []
-    if layer._use_bias:
-        biases = [context.weight(p.bias, (heads, None)) for p in projections]
+    if parts.use_bias:
+        biases = [context.weight(p.bias, (heads, None)) for p in parts.projections]
     mask = _mask(context, layer, query, value, attention_mask)
     masks = [] if mask is None else [mask]
-    rate = layer._dropout if context.training else 0.0
+    rate = parts.dropout if context.training else 0.0
     number = context.next_random() if rate else 0
     counts = (len(given), len(weights), len(biases))
     scores = [
         query.shape.dims[0],
-        context.dimension(layer._num_heads, split=by_heads),
+        context.dimension(parts.num_heads, split=by_heads),
         query.shape.dims[1],
         value.shape.dims[1],
     ]
@@ -68,7 +69,7 @@ def multi_head_attention(
         if biases:
             projected = [x + bias for x, bias in zip(projected, biases, strict=True)]
         q, k, v = projected
-        q *= 1.0 / math.sqrt(float(layer._key_dim))
+        q *= 1.0 / math.sqrt(float(parts.key_dim))
         logits = tf.einsum("bshd,bthd->bhts", k, q)
         allowed = _allowed(mask, logits, use_causal_mask)
         if allowed is not None:  # As Keras' Softmax layer masks.
@@ -80,7 +81,7 @@ def multi_head_attention(
         context_vectors = tf.einsum("bhts,bshd->bthd", attention, v)
         return tf.einsum("bthd,hdn->btn", context_vectors, kernels[3])
 
-    width = layer._output_dense.kernel.shape[-1]
+    width = parts.output.kernel.shape[-1]
     output = [*query.shape.dims[:2], context.dimension(width)]
     y = context.local(
         attend,
@@ -90,27 +91,28 @@ def multi_head_attention(
         partial_over=[MODEL] if by_heads else [],
         slice_number_of=scores if rate else None,
     )
-    if not layer._use_bias:
+    if not parts.use_bias:
         return y
-    bias = context.weight(layer._output_dense.bias)
+    bias = context.weight(parts.output.bias)
     return context.local(lambda y, bias: y + bias, [y, bias], output, name=layer.name)
 
 
 def _check(layer: Any, query: Any, return_attention_scores: Any) -> None:
     if return_attention_scores:
         raise UnsupportedLayerError(layer, "it is called with return_attention_scores=True")
-    if len(query.shape.dims) != 3 or list(layer._attention_axes or [1]) != [1]:
+    if len(query.shape.dims) != 3 or list(attention_of(layer).axes or [1]) != [1]:
         raise UnsupportedLayerError(
             layer, "its attention is over another axis than time of [batch, time, features]"
         )
 
 
 def _by_heads(context: Context, layer: Any) -> bool:
-    asked = context.layout.asked_for(layer._query_dense.kernel)
+    parts = attention_of(layer)
+    asked = context.layout.asked_for(parts.projections[0].kernel)
     if asked is not None:
         return asked == (None, MODEL, None)
     # A head is wide: any number of them that divides evenly is worth splitting.
-    return context.model > 1 and layer._num_heads % context.model == 0
+    return context.model > 1 and parts.num_heads % context.model == 0
 
 
 def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> Any | None:

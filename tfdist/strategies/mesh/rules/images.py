@@ -11,6 +11,7 @@ from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.activations import activate, check
 from tfdist.strategies.mesh.rules.dense import product_and_bias
+from tfdist.training.keras_api import causal_padding
 
 L = tf.keras.layers
 
@@ -40,7 +41,7 @@ def convolution(context: Context, layer: Any, x: Any) -> Any:
 
     def convolve(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         if layer.padding == "causal":
-            x = tf.pad(x, layer._compute_causal_padding(x))
+            x = tf.pad(x, causal_padding(layer, x))
         return layer.convolution_op(x, kernel)
 
     return product_and_bias(context, layer, inputs, output, axes, convolve)

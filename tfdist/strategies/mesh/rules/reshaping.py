@@ -10,6 +10,7 @@ from tfdist.strategies.mesh.alignment import aligned
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.activations import activate
+from tfdist.training.keras_api import merged
 
 L = tf.keras.layers
 
@@ -52,7 +53,7 @@ def merge(context: Context, layer: Any, inputs: Any) -> Any:
         raise UnsupportedLayerError(layer, "its inputs have different numbers of dimensions")
     tensors, output = aligned(context, list(inputs))
     return context.local(
-        lambda *slices: layer._merge_function(list(slices)), tensors, output, name=layer.name
+        lambda *slices: merged(layer, list(slices)), tensors, output, name=layer.name
     )
 
 
