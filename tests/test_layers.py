@@ -53,6 +53,14 @@ def test_an_import_that_climbs_fails(copy, lower, upper):
     assert f"tfdist.{lower.replace('/', '.')} -> {upper}" in done.stdout
 
 
+def test_a_circle_fails(copy):
+    with open(copy / "tfdist" / "records" / "skew_plot.py", "a") as file:
+        file.write("\nfrom tfdist.records import skew\n")
+    done = lint_imports(copy)
+    assert done.returncode == 1
+    assert "No cycles are allowed in tfdist.records" in done.stdout
+
+
 def test_a_new_room_must_be_given_its_place(copy):
     (copy / "tfdist" / "attic").mkdir()
     (copy / "tfdist" / "attic" / "__init__.py").touch()

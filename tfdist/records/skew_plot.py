@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfdist.records import charts
-
-if TYPE_CHECKING:
-    from tfdist.records.skew import Skew
+from tfdist.records.client_counts import ClientCounts
 
 # More bars are thinner than a pixel, more names than a legend has room for.
 _CLIENTS_DRAWN = 100
 _CLASSES_NAMED = 20
 
 
-def draw(skew: Skew, path: str | Path) -> None:
+def draw(skew: ClientCounts, path: str | Path) -> None:
     """Writes the PNG of ``Skew.plot``."""
     target = charts.checked(path)
     figure = charts.figure(11, 6.5)
@@ -38,7 +36,7 @@ def draw(skew: Skew, path: str | Path) -> None:
     charts.save(figure, target)
 
 
-def _draw_clients(skew: Skew, axes: Any) -> None:
+def _draw_clients(skew: ClientCounts, axes: Any) -> None:
     from matplotlib import colormaps
 
     shown = min(len(skew.ids), _CLIENTS_DRAWN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -12,11 +12,35 @@ from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.training.gradients import Sums, added
 from tfdist.training.keras_api import mask_of, with_mask
 from tfdist.training.logits import changed, logits_of
-
-if TYPE_CHECKING:
-    from tfdist.strategies.pipeline.steps import PipelineSteps
+from tfdist.training.randomness import StepSeeds
 
 Place = tuple[int, int]  # (chunk, microbatch)
+
+
+class Program(Protocol):
+    """What passes must know of the steps that they are part of.
+
+    Attributes:
+        model: that is trained; its optimizer may scale the loss.
+        output_keys: id of each output of the model.
+        loss_is_sum: whether the loss of a batch is that of its microbatches added up.
+        recompute: whether a backward pass runs the forward pass again.
+        seeds: of the layers that draw random numbers; None where none does.
+        without_function: chunks that cannot be traced once for all microbatches.
+    """
+
+    model: tf.keras.Model
+    output_keys: list[int]
+    loss_is_sum: bool
+    recompute: bool
+    seeds: StepSeeds | None
+    without_function: set[Chunk]
+
+    def gradient_loss(self) -> Any:
+        """Returns the compiled loss, which leaves no trace in the metrics of the model."""
+
+    def packed(self, outputs: list[tf.Tensor]) -> Any:
+        """Returns outputs in the structure that the model gives them."""
 
 
 class Turns:
@@ -84,7 +108,7 @@ class Forward:
 
     def __init__(
         self,
-        steps: PipelineSteps,
+        steps: Program,
         chunks: tuple[Chunk, ...],
         parts: list[Microbatch],
         values: dict[tuple[int, int], tf.Tensor],
@@ -219,7 +243,7 @@ class Backward:
         gradients: receives those of the variables.
     """
 
-    def __init__(self, steps: PipelineSteps, forward: Forward, gradients: Sums):
+    def __init__(self, steps: Program, forward: Forward, gradients: Sums):
         self._steps = steps
         self._forward = forward
         self._gradients = gradients
