@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
 
 from tfdist.compat import prefer_keras_2
 
@@ -73,6 +74,24 @@ def pytest_runtest_setup() -> None:
     """Has processes hear Ctrl-C: a shell or a library may have had this one ignore it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def pinned() -> Callable[[str], dict[str, str]]:
+    """Gives name -> version of what `make setup` installs for a lane on this Python."""
+
+    def of_lane(lane: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        folder = _ROOT / "requirements"
+        for path in (*folder.glob("*.txt"), folder / "lanes" / f"{lane}.txt"):
+            pins = [Requirement(line) for line in path.read_text().splitlines() if line[0] != "#"]
+            for pin in pins:
+                if pin.marker is None or pin.marker.evaluate():
+                    assert pin.name not in found, f"{pin.name} is pinned twice"
+                    found[pin.name] = str(pin.specifier).removeprefix("==")
+        return found
+
+    return of_lane
 
 
 @pytest.fixture

@@ -51,12 +51,8 @@ def test_extras(metadata):
 
 
 @pytest.mark.parametrize("lane", ["classic", "modern"])
-def test_the_environment_of_make_setup_satisfies_the_metadata(metadata, lane):
-    pins = {}
-    requirements_of = ROOT / "requirements"
-    for path in (*requirements_of.glob("*.txt"), requirements_of / "lanes" / f"{lane}.txt"):
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-        pins |= dict(line.partition(";")[0].split("==") for line in lines)
+def test_the_environment_of_make_setup_satisfies_the_metadata(metadata, pinned, lane):
+    pins = pinned(lane)
     extras = metadata["options.extras_require"]
     for text in (metadata["options"]["install_requires"], *extras.values()):
         for name, requirement in requirements(text).items():

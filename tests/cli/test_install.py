@@ -8,25 +8,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from packaging.requirements import Requirement
 
 from tfdist.cli import install, install_horovod, install_steps
 from tfdist.compat import versions
 from tfdist.errors import EngineMissingError
 
-LISTS = Path(__file__).parent.parent.parent / "requirements"
 LANES = ["classic", "modern"]
 
 
-def pinned(lane: str) -> dict[str, str]:
-    texts = [path.read_text() for path in (*LISTS.glob("*.txt"), LISTS / "lanes" / f"{lane}.txt")]
-    lines = [Requirement(line) for line in "\n".join(texts).splitlines() if "==" in line]
-    here = [line for line in lines if line.marker is None or line.marker.evaluate()]
-    return {line.name: str(line.specifier).removeprefix("==") for line in here}
-
-
 @pytest.fixture
-def of_lane(monkeypatch):
+def of_lane(monkeypatch, pinned):
     """Has the steps find the TensorFlow of a lane."""
 
     def take(lane: str) -> None:
@@ -38,7 +29,7 @@ def of_lane(monkeypatch):
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_what_would_be_installed_is_what_make_setup_has(of_lane, lane):
+def test_what_would_be_installed_is_what_make_setup_has(of_lane, pinned, lane):
     of_lane(lane)
     done = CliRunner().invoke(install.command, ["all", "--dry-run"])
     assert done.exit_code == 0, done.output

@@ -1,7 +1,7 @@
 """What Keras has no public name for, or names otherwise from one version to the next.
 
-Nothing else in tfdist touches a private name of Keras: ``make lint`` refuses it. Each function says
-what it hides.
+Nothing else in tfdist touches a private name of Keras, which ruff holds (SLF001). Each function
+says what it hides.
 """
 
 from __future__ import annotations
