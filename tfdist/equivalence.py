@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tfdist.errors import ModelError, OptionError
+from tfdist.strategies import spec_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -249,7 +250,7 @@ def _compare_once(
         reference = clone(model)
     else:
         model.set_weights(reference.get_weights())
-    is_in_step = not type(strategy).is_asynchronous or strategy.num_replicas == 1
+    is_in_step = not spec_of(strategy.name).is_asynchronous or strategy.num_replicas == 1
     initial = None if is_in_step else _loss(model, feed.in_record_order())
     found = model.fit(feed, epochs=epochs, verbose=0).history
     expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)

@@ -9,7 +9,14 @@ import pytest
 
 import tfdist
 from tfdist.errors import OptionError
-from tfdist.strategies import REGISTRY, known_options, parse_options, strategy_class
+from tfdist.strategies import (
+    REGISTRY,
+    Spec,
+    known_options,
+    parse_options,
+    register,
+    strategy_class,
+)
 from tfdist.strategies.base import Strategy
 
 
@@ -35,6 +42,18 @@ def test_an_unknown_option_lists_the_known(name):
         tfdist.strategy(name, warmup=2)
     with pytest.raises(OptionError, match=f"option of strategy '{name}'.*warmup_epochs"):
         parse_options(name, ["warmup=2"])
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_each_option_has_a_meaning(name):
+    """Which is what the class's docstring says of it."""
+    assert [o.name for o in known_options(name).values() if len(o.meaning) < 5] == []
+
+
+def test_a_name_is_of_one_strategy():
+    register(REGISTRY["single"])  # As it is already.
+    with pytest.raises(OptionError, match="a name of its own, but found 'single' for here:Other"):
+        register(Spec(name="single", path="here:Other", summary="another one"))
 
 
 def test_options_are_read_as_literals_or_words():

@@ -11,18 +11,12 @@ from tfdist.aws.bundle import shipped_model
 from tfdist.aws.config import Config, TrainingConfig
 from tfdist.aws.instances import Instance
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies import REGISTRY
+from tfdist.strategies import REGISTRY, spec_of
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
-# strategy -> key of the SDK's distribution; a strategy that is not listed works in one process.
-_DISTRIBUTIONS = {
-    "horovod": "mpi",
-    "multi_worker": "multi_worker_mirrored_strategy",
-    "parameter_server": "parameter_server",
-}
 # Last TensorFlow with which AWS ships the library. The SDK does not check it for an image of one's
 # own, nor for model parallelism at all.
 _LAST_DATA_PARALLEL = (2, 11)
@@ -31,9 +25,14 @@ _DATA_PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlar
 _MODEL_PARALLEL_OPTIONS = ("partitions", "microbatches", "pipeline", "optimize", "horovod", "ddp")
 
 
+def _kind(training: TrainingConfig) -> str | None:
+    """Returns the key of the SDK's distribution; None for a job of one process."""
+    return None if training.strategy == "auto" else spec_of(training.strategy).sagemaker
+
+
 def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
     """Returns how many processes a host runs: as configured, or one for each GPU, or one."""
-    if _DISTRIBUTIONS.get(training.strategy) != "mpi" and training.distribution is None:
+    if _kind(training) != "mpi" and training.distribution is None:
         return 1
     wanted = training.processes_per_host or instance.default_processes
     if instance.gpus and wanted > instance.gpus:
@@ -54,16 +53,14 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
     """
     if training.distribution is not None:
         return _smdistributed(training, instance)
-    known = [*REGISTRY, *(name for name in _DISTRIBUTIONS if name not in REGISTRY)]
-    if training.strategy not in (*known, "auto"):
-        raise unknown_choice("strategy", training.strategy, known)
-    kind = _DISTRIBUTIONS.get(training.strategy)
+    kind = _kind(training)
     if kind is None:
         if training.instance_count > 1:
             raise OptionError(
                 f"strategy '{training.strategy}' must run on one instance",
                 received=f"instance_count {training.instance_count}",
-                mend=f"Choose one of {', '.join(_DISTRIBUTIONS)}",
+                mend="Choose one of "
+                + ", ".join(name for name, spec in REGISTRY.items() if spec.sagemaker),
             )
         return None
     if kind != "mpi":

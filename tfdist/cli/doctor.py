@@ -28,7 +28,7 @@ def command(run: bool, as_json: bool) -> int:
 
     progress = Console(stderr=True)
     findings = []
-    for engine in engines.ENGINES:
+    for engine in engines.all_engines():
         with progress.status(f"trying {engine.name}"):
             findings.append(engines.probe(engine, run=run))
     gpus = sorted({gpu for finding in findings for gpu in finding.gpus})

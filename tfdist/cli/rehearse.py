@@ -18,7 +18,7 @@ from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
 from tfdist.cli.train import shown, training_config
 from tfdist.errors import LaunchError, OptionError, unknown_choice
-from tfdist.strategies import strategy_class
+from tfdist.strategies import spec_of
 
 TOLERANCE = 1e-6
 _KEYS = ("rank", "step")
@@ -87,7 +87,7 @@ def command(
     the weights of the unbroken one, 1 when it does not. Nothing is kept.
     """
     model_path.check(model)
-    if where.strategy != "auto" and strategy_class(where.strategy).is_asynchronous:
+    if where.strategy != "auto" and spec_of(where.strategy).is_asynchronous:
         raise OptionError(
             "a rehearsal must have a strategy that repeats its weights, which it compares",
             received=f"--strategy {where.strategy}, which is asynchronous",

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from tfdist.compat.versions import ASKED
 from tfdist.errors import TfdistError
-from tfdist.launch import local, mpi, supervisor, tf_cluster
+from tfdist.launch import jobs, local, mpi, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
+from tfdist.strategies import REGISTRY
 
 # Importing an engine on a cold disk, or its first step, may take a minute; silence beyond this is
 # a hang.
@@ -84,6 +85,23 @@ ENGINES = (
         mend="Run tfdist install federated: pip alone cannot resolve it",
     ),
 )
+
+
+def all_engines() -> list[Engine]:
+    """Returns ``ENGINES``, and the strategies of other packages, which are their own."""
+    others = [spec for spec in REGISTRY.values() if spec.engine is None]
+    return [
+        *ENGINES,
+        *(
+            Engine(
+                name=spec.name,
+                distribution="tfdist",
+                mend="Ask the package that brings it",
+                ranks=functools.partial(jobs.job_for, spec.name) if spec.launchers else None,
+            )
+            for spec in others
+        ),
+    ]
 
 
 @dataclass

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 from tfdist import topology
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
-from tfdist.strategies import REGISTRY
+from tfdist.strategies import REGISTRY, Spec, spec_of
 from tfdist.topology import Topology
 
-# strategy -> controller -> what builds its job, the default controller first; None where tfdist
-# itself starts the processes. A strategy that is not listed works inside one process.
-_CONTROLLERS = {
-    "horovod": {"mpi": mpi.job, "gloo": gloo.job},
-    "multi_worker": {None: tf_cluster.job},
-    "parameter_server": {None: tf_cluster.job},
-}
-# strategy -> what builds the job that goes on when processes are lost or join.
-_ELASTIC = {"horovod": elastic.job}
-# Strategies with parameter servers beside the workers.
-_WITH_SERVERS = ("parameter_server",)
+# What a ``Spec`` calls a launcher -> what builds its job.
+_LAUNCHERS = {"mpi": mpi.job, "gloo": gloo.job, "tasks": tf_cluster.job}
 
 CONTROLLERS = ("mpi", "gloo")
 
@@ -86,18 +78,18 @@ def job_for(
         LaunchError: more workers than slots, or several for a strategy of one process.
         EngineMissingError: the launcher's program is not installed.
     """
-    if strategy not in REGISTRY and strategy != "auto":
-        raise unknown_choice("strategy", strategy, [*REGISTRY, "auto"])
+    spec = _AUTO if strategy == "auto" else spec_of(strategy)
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
-    if ps is not None and strategy not in _WITH_SERVERS:
+    if ps is not None and not spec.has_servers:
+        with_servers = _names(lambda spec: spec.has_servers)
         raise OptionError(
-            f"--ps must go with strategy {' or '.join(_WITH_SERVERS)}",
+            f"--ps must go with strategy {with_servers}",
             received=f"--ps {ps} with --strategy {strategy}",
-            mend=f"Leave it out, or choose {' or '.join(_WITH_SERVERS)}",
+            mend=f"Leave it out, or choose {with_servers}",
         )
     if (min_workers, max_workers, host_discovery) != (None, None, None):
-        _refuse_elastic(strategy, hosts, controller, min_workers)
-        return _ELASTIC[strategy](
+        _refuse_elastic(spec, hosts, controller, min_workers)
+        return elastic.job(
             command,
             workers=2 if workers is None else workers,
             min_workers=min_workers,
@@ -105,40 +97,48 @@ def job_for(
             host_discovery=host_discovery,
             **timeouts,
         )
-    controllers = _CONTROLLERS.get(strategy)
     place = standing(workers, hosts, controller)
     if place is not None:
-        if controllers is None and strategy != "auto":
+        if not spec.launchers and strategy != "auto":
             raise _one_process(
                 strategy,
                 f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
                 "give --workers 1 for a training of its own in each process",
             )
         environ = os.environ
-        if strategy in _WITH_SERVERS:
+        if spec.has_servers:
             environ = tf_cluster.beside_servers(environ, place, ps or 1)
         return local.job(command, rank=place.rank, environ=environ, **timeouts)
-    if controllers is None:
+    if not spec.launchers:
         _refuse_several(strategy, workers, hosts, controller)
         environ = os.environ if workers is None else topology.alone(os.environ)
         return local.job(command, environ=environ, **timeouts)
-    name = controller or next(iter(controllers))
-    if name not in controllers and None in controllers:
-        raise _no_controller(strategy, name)
-    if name not in controllers:
-        raise unknown_choice("controller", name, list(controllers))
+    if controller is not None and not spec.has_controllers:
+        raise _no_controller(strategy, controller)
+    name = controller or spec.launchers[0]
+    if name not in spec.launchers:
+        raise unknown_choice("controller", name, list(spec.launchers))
     workers = 2 if workers is None else workers
-    servers = {"ps": ps or 1} if strategy in _WITH_SERVERS else {}
-    return controllers[name](command, workers=workers, on_hosts=hosts, **servers, **timeouts)
+    servers = {"ps": ps or 1} if spec.has_servers else {}
+    return _LAUNCHERS[name](command, workers=workers, on_hosts=hosts, **servers, **timeouts)
+
+
+#: It chooses inside one process.
+_AUTO = Spec(name="auto", path="", summary="what fits this machine and this launcher")
+
+
+def _names(having: Callable[[Spec], bool], between: str = " or ") -> str:
+    """Returns the names of the strategies of a kind."""
+    return between.join(name for name, spec in REGISTRY.items() if having(spec))
 
 
 def _refuse_elastic(
-    strategy: str, hosts: str | None, controller: str | None, min_workers: int | None
+    spec: Spec, hosts: str | None, controller: str | None, min_workers: int | None
 ) -> None:
-    if strategy not in _ELASTIC:
+    if not spec.is_elastic:
         raise OptionError(
-            f"an elastic job must have strategy {' or '.join(_ELASTIC)}",
-            received=f"--strategy {strategy}",
+            f"an elastic job must have strategy {_names(lambda spec: spec.is_elastic)}",
+            received=f"--strategy {spec.name}",
             mend="Leave --min-workers, --max-workers and --host-discovery out, and give "
             "--max-restarts to start all again when a process is lost",
         )
@@ -178,9 +178,8 @@ def _refuse_several(
 
 
 def _no_controller(strategy: str, controller: str) -> OptionError:
-    known = [name for name, controllers in _CONTROLLERS.items() if None not in controllers]
     return OptionError(
-        f"--controller must go with strategy {' or '.join(known)}",
+        f"--controller must go with strategy {_names(lambda spec: spec.has_controllers)}",
         received=f"--controller {controller} with --strategy {strategy}, whose processes tfdist "
         "starts itself",
         mend="Leave it out",
@@ -191,5 +190,5 @@ def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
     return LaunchError(
         f"strategy '{strategy}' must run in one process",
         received=received,
-        mend=f"Choose one of {', '.join(_CONTROLLERS)}, or {otherwise}",
+        mend=f"Choose one of {_names(lambda spec: bool(spec.launchers), ', ')}, or {otherwise}",
     )

@@ -101,8 +101,12 @@ class _Horovod:
         return "all-reduce over two MPI ranks"
 
 
-def _train_one_step(name: str) -> None:
-    """On one batch of two rows, divided or not: the weight must go from 1 to 0.8."""
+def _train_one_step(name: str) -> int:
+    """On one batch of two rows, divided or not: the weight must go from 1 to 0.8.
+
+    Returns:
+        The number of replicas.
+    """
     import numpy as np
     import tensorflow as tf
 
@@ -118,6 +122,7 @@ def _train_one_step(name: str) -> None:
         model.fit(engine.dataset(data, global_batch_size=2), verbose=0)
         weight = model.get_weights()[0].item()
         assert abs(weight - 0.8) < 1e-6, weight
+        return engine.num_replicas
 
 
 class _MultiWorker(_Single):
@@ -130,6 +135,23 @@ class _ParameterServer(_Single):
     def run(self) -> str:
         _train_one_step("parameter_server")
         return "one step of two workers, on one parameter server"
+
+
+class _OfStrategy(_Single):
+    """A strategy that nothing here knows more of."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def load(self) -> dict:
+        from tfdist.strategies import strategy_class
+
+        found = super().load()
+        strategy_class(self._name)
+        return found
+
+    def run(self) -> str:
+        return f"one step; replicas: {_train_one_step(self._name)}"
 
 
 class _Mesh:
@@ -200,7 +222,8 @@ _ENGINES = {
 
 
 def main() -> None:
-    engine = _ENGINES[sys.argv[1]]()
+    name = sys.argv[1]
+    engine = _ENGINES[name]() if name in _ENGINES else _OfStrategy(name)
     events.emit({"event": "imported", **engine.load()})
     if "--run" in sys.argv[2:]:
         events.emit({"event": "ran", "what": engine.run()})

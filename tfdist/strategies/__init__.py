@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tfdist import topology
 from tfdist.compat import check_versions
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies.registry import (
+    REGISTRY,
+    known_options,
+    register,
+    spec_of,
+    strategy_class,
+)
+from tfdist.strategies.spec import Spec
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
@@ -16,47 +22,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.mesh.strategy import Mesh
     from tfdist.strategies.pipeline.strategy import Pipeline
 
-# name -> (module, class, one line for people)
-REGISTRY = {
-    "single": ("tfdist.strategies.single", "Single", "one device; what all others must equal"),
-    "mirrored": (
-        "tfdist.strategies.mirrored",
-        "Mirrored",
-        "all GPUs of one machine (or logical CPUs), in one process",
-    ),
-    "horovod": (
-        "tfdist.strategies.horovod",
-        "Horovod",
-        "one process per GPU or core, over MPI or Gloo",
-    ),
-    "multi_worker": (
-        "tfdist.strategies.multi_worker",
-        "MultiWorker",
-        "one process per machine or core, connected by TensorFlow, in step",
-    ),
-    "parameter_server": (
-        "tfdist.strategies.parameter_server.strategy",
-        "ParameterServer",
-        "weights on parameter servers, workers that do not wait for each other: asynchronous",
-    ),
-    "mesh": (
-        "tfdist.strategies.mesh.strategy",
-        "Mesh",
-        "batches and weights divided over a mesh of devices (Mesh-TensorFlow), in one process",
-    ),
-    "pipeline": (
-        "tfdist.strategies.pipeline.strategy",
-        "Pipeline",
-        "layers in stages on several devices, microbatches through them, in one process",
-    ),
-    "federated": (
-        "tfdist.strategies.federated.strategy",
-        "Federated",
-        "clients train on their own records, a server averages (TensorFlow Federated), simulated",
-    ),
-}
-
-__all__ = ["REGISTRY", "known_options", "strategy", "strategy_class"]
+__all__ = ["REGISTRY", "Spec", "known_options", "register", "spec_of", "strategy", "strategy_class"]
 
 
 # These have methods or arguments of their own, which a type checker then knows.
@@ -95,30 +61,6 @@ def strategy(name: str, **options: Any) -> Strategy:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
     check_versions()
     return cls(**options)
-
-
-def strategy_class(name: str) -> type[Strategy]:
-    """Returns the class registered as ``name``.
-
-    Raises:
-        OptionError: no such strategy.
-    """
-    if name not in REGISTRY:
-        raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
-    module, attribute, _ = REGISTRY[name]
-    return getattr(importlib.import_module(module), attribute)
-
-
-def known_options(name: str) -> dict[str, inspect.Parameter]:
-    """Returns the options of a strategy: name -> parameter, with its default."""
-    return _options_of(*strategy_class(name).__mro__)
-
-
-def _options_of(cls: type, *bases: type) -> dict[str, inspect.Parameter]:
-    """Returns the options of ``cls``; what it passes on by ``**`` are those of its base."""
-    _, *parameters = inspect.signature(cls.__init__).parameters.values()
-    own = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-    return own if len(own) == len(parameters) else own | _options_of(*bases)
 
 
 def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:

@@ -37,8 +37,6 @@ class Strategy(abc.ABC):
     """
 
     name: ClassVar[str]
-    #: Whether workers take steps of their own, so that two trainings are never quite the same.
-    is_asynchronous: ClassVar[bool] = False
     #: What ``build`` lets the layers of a model compute in; None leaves Keras' own policy.
     precision: str | None = None
 

@@ -17,6 +17,7 @@ from tfdist.errors import EngineMissingError, OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_threads import take_threads
+from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 from tfdist.training.options import check_count, check_deadline
@@ -41,6 +42,17 @@ def choose_gpu(gpus: Sequence[str], local_rank: int) -> str | None:
             "CUDA_VISIBLE_DEVICES=-1",
         )
     return gpus[local_rank]
+
+
+SPEC = Spec(
+    name="horovod",
+    path="tfdist.strategies.horovod:Horovod",
+    summary="one process per GPU or core, over MPI or Gloo",
+    launchers=("mpi", "gloo"),
+    is_elastic=True,
+    engine="horovod",
+    sagemaker="mpi",
+)
 
 
 class Horovod(DataParallel):

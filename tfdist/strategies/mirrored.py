@@ -8,6 +8,7 @@ from typing import Any
 from tfdist.errors import OptionError
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
+from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective, OneProcess
 from tfdist.training.options import check_count
@@ -57,6 +58,14 @@ class _Mirrors(OneProcess):
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         # One element for each replica in turn: the feed has divided the global batch already.
         return self._strategy.distribute_datasets_from_function(lambda _: dataset_fn())
+
+
+SPEC = Spec(
+    name="mirrored",
+    path="tfdist.strategies.mirrored:Mirrored",
+    summary="all GPUs of one machine (or logical CPUs), in one process",
+    engine="mirrored",
+)
 
 
 class Mirrored(DataParallel):

@@ -10,6 +10,7 @@ from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_threads import take_threads
+from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
 from tfdist.training.options import check_count, check_deadline
@@ -42,6 +43,16 @@ def check_place(place: Topology) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+SPEC = Spec(
+    name="multi_worker",
+    path="tfdist.strategies.multi_worker:MultiWorker",
+    summary="one process per machine or core, connected by TensorFlow, in step",
+    launchers=("tasks",),
+    engine="multi-worker",
+    sagemaker="multi_worker_mirrored_strategy",
+)
 
 
 class MultiWorker(DataParallel):

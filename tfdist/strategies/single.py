@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
+from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective, OneProcess
 
@@ -25,6 +26,14 @@ class Alone(OneProcess):
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()
+
+
+SPEC = Spec(
+    name="single",
+    path="tfdist.strategies.single:Single",
+    summary="one device; what all others must equal",
+    engine="tensorflow",
+)
 
 
 class Single(DataParallel):

@@ -44,7 +44,6 @@ class ParameterServer(Strategy):
     """
 
     name = "parameter_server"
-    is_asynchronous = True
 
     def __init__(
         self,

@@ -1,0 +1,58 @@
+"""``tfdist options``: what can be given to a strategy."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from tfdist.strategies import REGISTRY, known_options, spec_of
+from tfdist.strategies.registry import Option
+
+
+@click.command(
+    "options",
+    short_help="Show the options of a strategy, and what they mean.",
+    epilog="Example: tfdist options mirrored",
+)
+@click.argument("strategy", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(strategy: str | None, as_json: bool) -> None:
+    """Show the options of STRATEGY: in Python strategy(NAME, KEY=VALUE), else -o KEY=VALUE.
+
+    Without STRATEGY: the strategies that there are.
+    """
+    if strategy is None:
+        summaries = {name: spec.summary for name, spec in REGISTRY.items()}
+        if as_json:
+            click.echo(json.dumps(summaries, indent=2))
+        else:
+            _print_table(("strategy", "what it is"), [*summaries.items()])
+        return
+    spec = spec_of(strategy)
+    options = known_options(strategy).values()
+    if as_json:
+        told = [{"name": o.name, "default": o.default, "meaning": o.meaning} for o in options]
+        click.echo(json.dumps(told, indent=2, default=repr))
+        return
+    click.echo(f"{spec.name}: {spec.summary}\n")
+    _print_table(("option", "default", "meaning"), [_row(option) for option in options])
+
+
+def _row(option: Option) -> tuple[str, str, str]:
+    default = option.default
+    return option.name, default if isinstance(default, str) else repr(default), option.meaning
+
+
+def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tfdist.cli.console import stdout
+
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    stdout().print(table)

@@ -1,0 +1,12 @@
+"""What strategy "mesh" is, for all that never import its engine."""
+
+from __future__ import annotations
+
+from tfdist.strategies.spec import Spec
+
+SPEC = Spec(
+    name="mesh",
+    path="tfdist.strategies.mesh.strategy:Mesh",
+    summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow), in one process",
+    engine="mesh-tensorflow",
+)

@@ -1,0 +1,133 @@
+"""The strategies that there are, by name: tfdist's own, and those of other packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.strategies.federated.spec import SPEC as FEDERATED
+from tfdist.strategies.horovod import SPEC as HOROVOD
+from tfdist.strategies.mesh.spec import SPEC as MESH
+from tfdist.strategies.mirrored import SPEC as MIRRORED
+from tfdist.strategies.multi_worker import SPEC as MULTI_WORKER
+from tfdist.strategies.parameter_server.spec import SPEC as PARAMETER_SERVER
+from tfdist.strategies.pipeline.spec import SPEC as PIPELINE
+from tfdist.strategies.single import SPEC as SINGLE
+from tfdist.strategies.spec import Spec
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+#: Where other packages name theirs: an entry point whose object is a ``Spec``.
+GROUP = "tfdist.strategies"
+
+REGISTRY: dict[str, Spec] = {}
+
+
+def register(spec: Spec) -> None:
+    """Makes a strategy known by its name, in this process.
+
+    A package that is installed names its own by an entry point of the group "tfdist.strategies",
+    which every process of a job sees.
+
+    Raises:
+        OptionError: there is another one of that name.
+    """
+    known = REGISTRY.setdefault(spec.name, spec)
+    if known != spec:
+        raise OptionError(
+            "each strategy must have a name of its own",
+            received=f"'{spec.name}' for {spec.path} and for {known.path}",
+            mend=f"Give {spec.path} another name",
+        )
+
+
+def _register_all() -> None:
+    own = (SINGLE, MIRRORED, HOROVOD, MULTI_WORKER, PARAMETER_SERVER, MESH, PIPELINE, FEDERATED)
+    for spec in own:
+        register(spec)
+    for point in importlib.metadata.entry_points(group=GROUP):
+        register(_loaded(point))
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> Spec:
+    try:
+        found = point.load()
+    except Exception as error:  # Whatever another package's module does.
+        found, why = None, f"{type(error).__name__}: {error}"
+    else:
+        why = f"an object of type {type(found).__name__}"
+    if not isinstance(found, Spec):
+        raise OptionError(
+            f"the entry point {point.name} = {point.value} of {GROUP} must give a Spec",
+            received=why,
+            mend="Repair or uninstall the package that brings it",
+        )
+    return found
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class registered as ``name``.
+
+    Raises:
+        OptionError: no such strategy.
+    """
+    return spec_of(name).load()
+
+
+def spec_of(name: str) -> Spec:
+    """Returns what is known of the strategy called ``name``.
+
+    Raises:
+        OptionError: no such strategy.
+    """
+    if name not in REGISTRY:
+        raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
+    return REGISTRY[name]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a strategy.
+
+    Attributes:
+        name: as it is given.
+        default: what holds where it is not.
+        meaning: what the class's docstring says of it.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+
+
+def known_options(name: str) -> dict[str, Option]:
+    """Returns the options of a strategy by name."""
+    return _options_of(*strategy_class(name).__mro__)
+
+
+def _options_of(cls: type, *bases: type) -> dict[str, Option]:
+    """Returns the options of ``cls``; what it passes on by ``**`` are those of its base."""
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    meanings = _arguments_told(inspect.getdoc(cls) or "")
+    own = {
+        p.name: Option(p.name, p.default, meanings.get(p.name, ""))
+        for p in parameters
+        if p.kind is not p.VAR_KEYWORD
+    }
+    return own if len(own) == len(parameters) else own | _options_of(*bases)
+
+
+def _arguments_told(docstring: str) -> dict[str, str]:
+    """Returns name -> text of the section "Args:"."""
+    _, _, section = docstring.partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    pairs = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in pairs}
+
+
+_register_all()

@@ -1,0 +1,49 @@
+"""What a strategy is, told once, for all that choose, start, show or try one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A strategy, before its engine is imported.
+
+    Attributes:
+        name: what users write.
+        path: "module:Class", imported when the strategy is first asked for.
+        summary: one line for people.
+        launchers: how its processes are started, the default first: "mpi", "gloo", or "tasks",
+            which tfdist starts itself. Empty where one process is all.
+        is_elastic: whether its job can go on when processes are lost; "gloo" starts it then.
+        has_servers: whether there are parameter servers beside the workers.
+        is_asynchronous: whether workers take steps of their own, so that two trainings are never
+            quite the same.
+        engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
+        sagemaker: key of the SageMaker SDK's distribution; None for one process.
+    """
+
+    name: str
+    path: str
+    summary: str
+    launchers: tuple[str, ...] = ()
+    is_elastic: bool = False
+    has_servers: bool = False
+    is_asynchronous: bool = False
+    engine: str | None = None
+    sagemaker: str | None = None
+
+    @property
+    def has_controllers(self) -> bool:
+        """Whether users may choose what starts its processes."""
+        return bool(self.launchers) and "tasks" not in self.launchers
+
+    def load(self) -> type[Strategy]:
+        """Imports and returns the class."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
