@@ -99,3 +99,14 @@ def test_making_a_strategy_takes_no_device_and_no_engine():
         "assert context is None or context.context()._context_handle is None\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_can_be_given_is_known_without_tensorflow():
+    """The command line asks, in a process where an import of it would take seconds and lines."""
+    program = (
+        "import sys\n"
+        "from tfdist.strategies import REGISTRY, known_options\n"
+        "for name in REGISTRY: known_options(name)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

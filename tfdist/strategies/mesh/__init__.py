@@ -6,16 +6,6 @@ al. 2019, Megatron-LM, arXiv:1909.08053 (columns, then rows; heads; vocabulary).
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 
 __all__ = ["UnsupportedLayerError", "register_layer"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
-    return getattr(importlib.import_module("tfdist.strategies.mesh.registry"), name)

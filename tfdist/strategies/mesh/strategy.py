@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import EngineMissingError, ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, make_feed
 from tfdist.strategies.one_process import OneProcessStrategy
-from tfdist.training.keras_api import has_graph
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
@@ -128,6 +127,7 @@ class Mesh(OneProcessStrategy):
         from tfdist.strategies.mesh.operations import MeshDevices
         from tfdist.strategies.single import Alone
         from tfdist.training.install import install
+        from tfdist.training.keras_api import has_graph
         from tfdist.training.precision import check_follows, policy
 
         assert self._devices is not None, "start() comes first"
