@@ -11,7 +11,10 @@ from tfdist.cli import main
 from tfdist.compat import import_horovod, versions
 from tfdist.errors import EngineMissingError
 
-_VERBS = ["init", "shard", "inspect", "train", "verify", "export", "rehearse", "aws", "launch"]
+_VERBS = [
+    *("init", "shard", "inspect", "train", "verify", "options", "export", "rehearse", "aws"),
+    "launch",
+]
 
 
 @pytest.mark.parametrize("verb", _VERBS)
