@@ -11,7 +11,7 @@ from tfdist.aws.bundle import shipped_model
 from tfdist.aws.config import Config, TrainingConfig
 from tfdist.aws.instances import Instance
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies import REGISTRY, spec_of
+from tfdist.strategies import names_of, spec_of
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
@@ -59,8 +59,7 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
             raise OptionError(
                 f"strategy '{training.strategy}' must run on one instance",
                 received=f"instance_count {training.instance_count}",
-                mend="Choose one of "
-                + ", ".join(name for name, spec in REGISTRY.items() if spec.sagemaker),
+                mend=f"Choose one of {', '.join(names_of(lambda spec: spec.sagemaker))}",
             )
         return None
     if kind != "mpi":

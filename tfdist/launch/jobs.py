@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 
 from tfdist import topology
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
-from tfdist.strategies import REGISTRY, Spec, spec_of
+from tfdist.strategies import Spec, names_of, spec_of
 from tfdist.topology import Topology
 
 # What a ``Spec`` calls a launcher -> what builds its job.
@@ -81,7 +80,7 @@ def job_for(
     spec = _AUTO if strategy == "auto" else spec_of(strategy)
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
     if ps is not None and not spec.has_servers:
-        with_servers = _names(lambda spec: spec.has_servers)
+        with_servers = " or ".join(names_of(lambda spec: spec.has_servers))
         raise OptionError(
             f"--ps must go with strategy {with_servers}",
             received=f"--ps {ps} with --strategy {strategy}",
@@ -127,17 +126,13 @@ def job_for(
 _AUTO = Spec(name="auto", path="", summary="what fits this machine and this launcher")
 
 
-def _names(having: Callable[[Spec], bool], between: str = " or ") -> str:
-    """Returns the names of the strategies of a kind."""
-    return between.join(name for name, spec in REGISTRY.items() if having(spec))
-
-
 def _refuse_elastic(
     spec: Spec, hosts: str | None, controller: str | None, min_workers: int | None
 ) -> None:
     if not spec.is_elastic:
+        known = names_of(lambda spec: spec.is_elastic)
         raise OptionError(
-            f"an elastic job must have strategy {_names(lambda spec: spec.is_elastic)}",
+            f"an elastic job must have strategy {' or '.join(known)}",
             received=f"--strategy {spec.name}",
             mend="Leave --min-workers, --max-workers and --host-discovery out, and give "
             "--max-restarts to start all again when a process is lost",
@@ -178,8 +173,9 @@ def _refuse_several(
 
 
 def _no_controller(strategy: str, controller: str) -> OptionError:
+    known = names_of(lambda spec: spec.has_controllers)
     return OptionError(
-        f"--controller must go with strategy {_names(lambda spec: spec.has_controllers)}",
+        f"--controller must go with strategy {' or '.join(known)}",
         received=f"--controller {controller} with --strategy {strategy}, whose processes tfdist "
         "starts itself",
         mend="Leave it out",
@@ -190,5 +186,5 @@ def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
     return LaunchError(
         f"strategy '{strategy}' must run in one process",
         received=received,
-        mend=f"Choose one of {_names(lambda spec: bool(spec.launchers), ', ')}, or {otherwise}",
+        mend=f"Choose one of {', '.join(names_of(lambda spec: spec.launchers))}, or {otherwise}",
     )

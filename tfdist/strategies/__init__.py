@@ -10,6 +10,7 @@ from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.registry import (
     REGISTRY,
     known_options,
+    names_of,
     register,
     spec_of,
     strategy_class,
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from tfdist.strategies.mesh.strategy import Mesh
     from tfdist.strategies.pipeline.strategy import Pipeline
 
-__all__ = ["REGISTRY", "Spec", "known_options", "register", "spec_of", "strategy", "strategy_class"]
+__all__ = [
+    "REGISTRY",
+    "Spec",
+    "known_options",
+    "names_of",
+    "register",
+    "spec_of",
+    "strategy",
+    "strategy_class",
+]
 
 
 # These have methods or arguments of their own, which a type checker then knows.

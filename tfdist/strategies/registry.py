@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,11 @@ def spec_of(name: str) -> Spec:
     if name not in REGISTRY:
         raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
     return REGISTRY[name]
+
+
+def names_of(having: Callable[[Spec], object]) -> list[str]:
+    """Returns the names of the strategies of a kind."""
+    return [name for name, spec in REGISTRY.items() if having(spec)]
 
 
 @dataclass(frozen=True)

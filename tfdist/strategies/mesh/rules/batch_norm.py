@@ -49,7 +49,7 @@ def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
     mask = context.row_mask(dtype)
     per_channel = [context.dimension(2), moving[0].shape.dims[0]]
     total = context.local(
-        lambda x, *center_and_mask: _sums(x, *center_and_mask),
+        _sums,
         [x, moving[0], *([] if mask is None else [mask])],
         per_channel,
         dtype=dtype,
