@@ -409,7 +409,7 @@ def what_would_be_wrong_is_refused(strategy, folder):
     refused("tf.keras.optimizers.SGD", optimizer=optimizers.legacy.SGD())
     scaled = keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
     refused("LossScaleOptimizer", optimizer=scaled)
-    refused("with Nadam", optimizer=optimizers.Nadam())
+    refused("the optimizer Nadam", optimizer=optimizers.Nadam())
     refused("clipnorm=1.0", optimizer=optimizers.SGD(clipnorm=1.0))
     refused("Adafactor", optimizer=optimizers.Adafactor())
 

@@ -23,6 +23,7 @@ from tfdist.training.feed import Feed
 from tfdist.training.metrics import MergedResults
 from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
+from tfdist.training.refusals import refuse_late_slots, refuse_own_steps, refuse_xla
 from tfdist.training.scaling import Scaling
 from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
@@ -57,7 +58,7 @@ def install(
     if is_elastic:
         refuse_late_slots(model)
     if shares or options.changes_the_step:
-        refuse_custom_steps(model, strategy_name)
+        refuse_own_steps(model, strategy_name)
         refuse_xla(model)
         refuse_stateful(
             model, "replicas that divide them" if shares else "microbatches or a second pass"
@@ -127,43 +128,3 @@ def _written_aside(save: Callable) -> Callable:
             save(os.path.join(folder, os.path.basename(path)), *args, **options)
 
     return aside
-
-
-def refuse_custom_steps(model: tf.keras.Model, strategy_name: str) -> None:
-    """Raises:
-    ModelError: the model's class has a train, test or predict step of its own.
-    """
-    for step in ("train_step", "test_step", "predict_step"):
-        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
-            raise ModelError(
-                f"a model of strategy '{strategy_name}' must have Keras' own {step}, since the "
-                "strategy takes its place to make the replicas' shares add up to one batch",
-                received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
-            )
-
-
-def refuse_xla(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the model is compiled with ``jit_compile=True``.
-    """
-    if model.jit_compile:
-        raise ModelError(
-            "a model whose step several replicas share must be compiled without XLA",
-            received=f"model '{model.name}' with jit_compile=True",
-            mend="Compile it without jit_compile, or use strategy 'single'",
-        )
-
-
-def refuse_late_slots(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the optimizer makes variables in its first step; an elastic fit must know them.
-    """
-    if isinstance(model.optimizer, tf.keras.optimizers.legacy.Optimizer):
-        name = type(model.optimizer).__name__
-        raise ModelError(
-            "the optimizer of an elastic job must be able to make its variables before the first "
-            "step",
-            received=f"the legacy optimizer {name}",
-            mend=f"Compile with tf.keras.optimizers.{name}",
-        )

@@ -349,19 +349,14 @@ class Federated(OneProcessStrategy):
 def check_model(model: Any, options: Options) -> None:
     """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
     from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
-    from tfdist.training.install import refuse_custom_steps, refuse_xla
     from tfdist.training.keras_api import layers_in
+    from tfdist.training.refusals import refuse_eager, refuse_own_steps, refuse_xla
     from tfdist.training.stateful import refuse_stateful
 
-    refuse_custom_steps(model, Federated.name)
+    refuse_own_steps(model, Federated.name)
     refuse_xla(model)
     refuse_stateful(model, "clients with rows of their own")
-    if model.run_eagerly:
-        raise ModelError(
-            "a client must train a graph",
-            received="compile(run_eagerly=True)",
-            mend="Leave out run_eagerly",
-        )
+    refuse_eager(model, Federated.name)
     mixed = [weight.name for weight in model.trainable_weights if weight.dtype != "float32"]
     policies = {layer.compute_dtype for layer in layers_in(model) if layer.trainable_weights}
     if mixed or policies - {"float32"}:

@@ -20,23 +20,14 @@ from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training import keras_api
 from tfdist.training.collective import Saving
+from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
 
 
 def check_model(model: tf.keras.Model) -> None:
     """Raises ModelError for a model whose steps would not be those of Keras."""
-    for step in ("train_step", "test_step", "predict_step", "compute_loss"):
-        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
-            raise ModelError(
-                f"a model of strategy 'mesh' must have Keras' own {step}",
-                received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into a loss or a layer, or use strategy 'single'",
-            )
-    if model.run_eagerly:
-        raise ModelError(
-            "a model on a mesh must run as a graph",
-            received="compile(run_eagerly=True)",
-            mend="Leave out run_eagerly",
-        )
+    refuse_own_steps(model, "mesh")
+    refuse_own_loss(model, "mesh")
+    refuse_eager(model, "mesh")
     constrained = [v.name for v in model.weights if getattr(v, "constraint", None) is not None]
     if constrained:
         raise ModelError(

@@ -9,14 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import keras_api
-
-_K = tf.keras.optimizers
-#: Each element's update depends on that element alone, so a slice is updated like the whole.
-#: Not so Nadam's: it tells by a count of variables when a step begins (keras 2.14,
-#: ``Nadam.update_step``), and a mesh has more of them.
-_ELEMENTWISE = (
-    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
-)  # fmt: skip
+from tfdist.training.refusals import ELEMENTWISE_NAMES, is_elementwise
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -26,16 +19,14 @@ def check_optimizer(optimizer: Any) -> None:
         ModelError: it is not elementwise, or an option of it is not known on a mesh.
     """
     optimizer = without_loss_scale(optimizer)
-    known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
-    base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
-    if base is None or type(optimizer).update_step is not _update_step_of(optimizer):
+    if not is_elementwise(optimizer):
         raise ModelError(
             "an optimizer on a mesh must update each element of a weight by itself, unlike one "
             "that works on whole layers (LAMB, Adafactor), one that counts its variables "
             "(Nadam), or a class of your own",
             received=type(optimizer).__module__.partition(".src")[0]
             + f" {type(optimizer).__name__}",
-            mend=f"Choose one of tf.keras.optimizers: {known}",
+            mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}",
         )
     if optimizer.use_ema:
         raise ModelError(
@@ -43,10 +34,6 @@ def check_optimizer(optimizer: Any) -> None:
             received=f"{type(optimizer).__name__} with use_ema=True",
             mend="Leave out use_ema",
         )
-
-
-def _update_step_of(optimizer: Any) -> Any:
-    return next(cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)).update_step
 
 
 def without_loss_scale(optimizer: Any) -> Any:

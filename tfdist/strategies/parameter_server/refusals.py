@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training.keras_api import key_of, layers_in, without_decay
+from tfdist.training.refusals import (
+    ELEMENTWISE_NAMES,
+    is_elementwise,
+    refuse_eager,
+    refuse_nadam,
+    refuse_xla,
+)
 
 _K = tf.keras.optimizers
-# Each element's update depends on that element alone, so a shard is updated like the whole.
-_ELEMENTWISE = (
-    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
-)  # fmt: skip
 # Sums over elements, and what is done to each element.
 _RIGHT_ON_SHARDS = {
     "regularizer": (
@@ -33,18 +36,8 @@ def refuse_model(model: tf.keras.Model) -> None:
     ModelError: the model is compiled with what workers cannot do, or holds a second optimizer.
     """
     name = f"model '{model.name}'"
-    if model.jit_compile:
-        raise ModelError(
-            "a model whose weights lie on other processes must be compiled without XLA",
-            received=f"{name} with jit_compile=True",
-            mend="Compile it without jit_compile",
-        )
-    if model.run_eagerly:
-        raise ModelError(
-            "workers must take their steps as graphs",
-            received=f"{name} with run_eagerly=True",
-            mend="Compile it without run_eagerly, or use strategy 'single' to look into a step",
-        )
+    refuse_xla(model)
+    refuse_eager(model, "parameter_server")
     optimizer = model.optimizer
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         raise ModelError(
@@ -58,13 +51,7 @@ def refuse_model(model: tf.keras.Model) -> None:
             received=f"{name} with {type(optimizer).__name__} of tf.keras.optimizers.legacy",
             mend=f"Use tf.keras.optimizers.{type(optimizer).__name__}",
         )
-    if isinstance(optimizer, _K.Nadam):
-        raise ModelError(
-            "an optimizer on parameter servers must not tell by a count of traced variables when "
-            "a step begins, as Keras' Nadam does",
-            received=f"{name} with Nadam",
-            mend="Choose Adam or AdamW",
-        )
+    refuse_nadam(optimizer, "parameter_server")
     others = [v for v in vars(model).values() if isinstance(v, _K.Optimizer) and v is not optimizer]
     if others:
         raise ModelError(
@@ -121,15 +108,13 @@ def refuse_on_shards(model: tf.keras.Model, divided: Sequence[tf.Variable]) -> N
     if not divided:
         return
     optimizer = model.optimizer
-    base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
     name = divided[0].name
-    if base is None or type(optimizer).update_step is not base.update_step:
-        known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
+    if not is_elementwise(optimizer):
         raise ModelError(
             "an optimizer must update each element by itself where weights are divided among "
             "parameter servers",
             received=f"{type(optimizer).__name__}, and '{name}' divided",
-            mend=f"{_WHOLE}, or choose one of tf.keras.optimizers: {known}",
+            mend=f"{_WHOLE}, or choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}",
         )
     if optimizer.clipnorm:
         raise ModelError(

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.strategies.pipeline.norms import masked_norm_error
 from tfdist.training.graph import Call, normalizes
-from tfdist.training.install import refuse_custom_steps, refuse_xla
 from tfdist.training.keras_api import layers_in, mask_of
 from tfdist.training.randomness import drawing_layers
+from tfdist.training.refusals import refuse_nadam, refuse_own_loss, refuse_own_steps, refuse_xla
 
 _ADDED = ("AddLoss", "AddMetric")
 
@@ -20,23 +20,10 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
     """Raises:
     ModelError: a stage cannot run a part of ``model`` by itself as one device would.
     """
-    refuse_custom_steps(model, "pipeline")
+    refuse_own_steps(model, "pipeline")
+    refuse_own_loss(model, "pipeline")
     refuse_xla(model)
-    if type(model).compute_loss is not tf.keras.Model.compute_loss:
-        raise ModelError(
-            "a model of strategy 'pipeline' must have Keras' own compute_loss, since the strategy "
-            "computes the compiled loss of each microbatch by itself",
-            received=f"{type(model).__name__} with a compute_loss of its own",
-            mend="Compile the model with that loss",
-        )
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if isinstance(optimizer, tf.keras.optimizers.Nadam):
-        raise ModelError(
-            "an optimizer of a pipeline must not tell by a count of traces when a step begins, as "
-            "Keras' Nadam does",
-            received=f"the optimizer {type(optimizer).__name__}",
-            mend="Choose Adam or AdamW",
-        )
+    refuse_nadam(model.optimizer, "pipeline")
     for call in calls:
         masked = mask_of(call.inputs[0]) is not None if call.inputs else False
         if normalizes(call) and masked and not call.layer.fused:

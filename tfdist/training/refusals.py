@@ -1,0 +1,102 @@
+"""What several strategies refuse of a model, each in one place and in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+
+_K = tf.keras.optimizers
+#: Each element's update depends on that element alone, so a part of a weight is updated like the
+#: whole. Not so Nadam's: see ``refuse_nadam``.
+_ELEMENTWISE = (
+    _K.SGD, _K.Adam, _K.AdamW, _K.Adamax, _K.Adagrad, _K.Adadelta, _K.RMSprop, _K.Ftrl, _K.Lion,
+)  # fmt: skip
+#: Their names, for people.
+ELEMENTWISE_NAMES = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether ``optimizer`` is one of Keras' own that updates each element by itself."""
+    base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
+    return base is not None and type(optimizer).update_step is base.update_step
+
+
+def refuse_own_steps(model: tf.keras.Model, strategy: str) -> None:
+    """Raises:
+    ModelError: the model's class has a train, test or predict step of its own.
+    """
+    for step in ("train_step", "test_step", "predict_step"):
+        if getattr(type(model), step) is not getattr(tf.keras.Model, step):
+            raise ModelError(
+                f"a model of strategy '{strategy}' must have Keras' own {step}, since the "
+                "strategy takes its place to make the parts of a batch add up to the whole",
+                received=f"{type(model).__name__} with a {step} of its own",
+                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
+            )
+
+
+def refuse_own_loss(model: tf.keras.Model, strategy: str) -> None:
+    """Raises:
+    ModelError: the model's class has a compute_loss of its own.
+    """
+    if type(model).compute_loss is not tf.keras.Model.compute_loss:
+        raise ModelError(
+            f"a model of strategy '{strategy}' must have Keras' own compute_loss, since the "
+            "strategy computes the compiled loss by itself",
+            received=f"{type(model).__name__} with a compute_loss of its own",
+            mend="Compile the model with that loss, or use strategy 'single'",
+        )
+
+
+def refuse_xla(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the model is compiled with ``jit_compile=True``.
+    """
+    if model.jit_compile:
+        raise ModelError(
+            "a model whose step several devices or processes share must be compiled without XLA",
+            received=f"model '{model.name}' with jit_compile=True",
+            mend="Compile it without jit_compile, or use strategy 'single'",
+        )
+
+
+def refuse_eager(model: tf.keras.Model, strategy: str) -> None:
+    """Raises:
+    ModelError: the model is compiled with ``run_eagerly=True``.
+    """
+    if model.run_eagerly:
+        raise ModelError(
+            f"a model of strategy '{strategy}' must take its steps as graphs",
+            received=f"model '{model.name}' with run_eagerly=True",
+            mend="Compile it without run_eagerly, or use strategy 'single' to look into a step",
+        )
+
+
+def refuse_nadam(optimizer: Any, strategy: str) -> None:
+    """Raises:
+    ModelError: the optimizer is Nadam (keras 2.14, ``Nadam.update_step``).
+    """
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _K.Nadam):
+        raise ModelError(
+            f"an optimizer of strategy '{strategy}' must not tell by a count of traced variables "
+            "when a step begins, as Keras' Nadam does",
+            received="the optimizer Nadam",
+            mend="Choose Adam or AdamW",
+        )
+
+
+def refuse_late_slots(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer makes variables in its first step; an elastic fit must know them.
+    """
+    if isinstance(model.optimizer, tf.keras.optimizers.legacy.Optimizer):
+        name = type(model.optimizer).__name__
+        raise ModelError(
+            "the optimizer of an elastic job must be able to make its variables before the first "
+            "step",
+            received=f"the legacy optimizer {name}",
+            mend=f"Compile with tf.keras.optimizers.{name}",
+        )
