@@ -139,8 +139,8 @@ def _time_writes(
 def _reading(folder: Path, images: np.ndarray, labels: np.ndarray, rounds: int) -> list[dict]:
     import tensorflow as tf
 
-    from tfdist.records.manifest import load_manifest
-    from tfdist.records.reader import open_records
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.records.reading.reader import open_records
 
     data = folder / "data"
     _our_write(data, images, labels, "none", 1)

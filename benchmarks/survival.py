@@ -234,7 +234,7 @@ def _row(strategy: str, fault: str, tries: list[_Try]) -> dict:
 
 
 def _write_shards(folder: Path) -> Path:
-    from tfdist.records.writer import write
+    from tfdist.records.writing.writer import write
 
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 250)

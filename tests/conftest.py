@@ -50,8 +50,8 @@ _LONGEST_FIRST = (
     "strategies/federated/test_worker_life.py",
     "cli/test_federated.py",
     "records/test_fuzz.py",
-    "records/test_intact.py",
-    "records/test_whole_shards.py",
+    "records/format/test_intact.py",
+    "records/reading/test_whole_shards.py",
     "examples/test_gpt.py",
 )
 _TESTS = Path(__file__).parent

@@ -20,12 +20,12 @@ _ERROR: Places = {"rule": (0, "rule"), "received": (None, "received"), "mend": (
 _CLICK = {"UsageError", "BadParameter", "ClickException"}
 #: Calls that are no errors, but say what must hold as errors do.
 _ALSO: dict[tuple[str, str], Places] = {
-    ("tfdist.records.graph_checks", "check"): {"rule": (1, "rule")},
+    ("tfdist.records.reading.graph_checks", "check"): {"rule": (1, "rule")},
     ("tfdist.aws.validate", "Problem"): {"rule": (1, "rule")},
 }
 #: Errors made of a message that was read elsewhere: what a graph or another process has said.
 _OF_WHOLE_MESSAGES = {
-    ("tfdist.records.graph_checks", "failed_check"),
+    ("tfdist.records.reading.graph_checks", "failed_check"),
     ("tfdist.cli.ranks", "tell_mistake"),
 }
 #: Calls whose ``mend`` or ``received`` is no error's.

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow import keras
 from tensorflow.keras import layers
 
-from tfdist.records import reader
+from tfdist.records.reading import reader
 
 _STEP_SECONDS = 0.1
 

@@ -19,7 +19,7 @@ from sklearn import metrics
 from tfdist.aws import evaluation, saved_model
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records import load_manifest, write
-from tfdist.records.stored import Stored
+from tfdist.records.reading.stored import Stored
 
 NUM = 60
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.cli.main import main
-from tfdist.records.writer import write
+from tfdist.records.writing.writer import write
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ _EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """The folder of the shards, splits train and validation."""
-    from tfdist.records.writer import write
+    from tfdist.records.writing.writer import write
 
     folder = tmp_path_factory.mktemp("data") / "digits"
     write("digits", folder, num_shards=2)
@@ -48,7 +48,7 @@ def model_file(trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def validation(digits):
     """All of validation: uint8 [299, 8, 8, 1] in 0..16, int64 [299]."""
-    from tfdist.records.reader import open_records
+    from tfdist.records.reading.reader import open_records
 
     records = open_records(digits / "validation")
     (batch,) = records.batches(0, records.num_records, 1000, shuffle=False, seed=0, epoch=0)

@@ -20,7 +20,7 @@ from tensorflow.keras import layers
 from tensorflow.python.ops import gen_io_ops
 
 from tfdist import topology
-from tfdist.records import reader
+from tfdist.records.reading import reader
 
 # So small a shard would be kept in memory, where no damage to the file can reach it.
 reader.TABLE_BYTES = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfdist.records.writer import write
+from tfdist.records.writing.writer import write
 from tfdist.training import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)

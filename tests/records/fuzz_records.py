@@ -15,7 +15,7 @@ from fuzzing import Target, Wrong, cli
 from PIL import Image
 
 from tfdist.records import write
-from tfdist.records.wire import mask
+from tfdist.records.format.encoding import mask
 
 _LENGTHS = (0, 1, 2**31, 2**36, 2**40, 2**63, 2**64 - 17, 2**64 - 5, 2**64 - 1)
 _NUM_RECORDS = 36
@@ -106,7 +106,7 @@ def _contents(split: Path, cache: bool | str = "auto") -> list[np.ndarray]:
     import tensorflow as tf
 
     from tfdist import records
-    from tfdist.records.reader import explain_read_error
+    from tfdist.records.reading.reader import explain_read_error
 
     dataset = records.read(split, batch_size=_BATCH, cache=cache)
     try:
@@ -151,7 +151,7 @@ def _model() -> tuple[Any, Any]:
 def _fit(folder: Path) -> None:
     """Trains on what is streamed, and so on what may change while it is read."""
     strategy, model = _model()
-    from tfdist.records import reader
+    from tfdist.records.reading import reader
 
     kept, reader.TABLE_BYTES = reader.TABLE_BYTES, 0
     try:
@@ -165,7 +165,7 @@ def _fit(folder: Path) -> None:
 
 
 def _clients(folder: Path, truth: list[np.ndarray]) -> None:
-    from tfdist.records.clients import open_clients
+    from tfdist.records.clients.collection import open_clients
 
     clients = open_clients(folder / "train")
     loaded = [clients.load(client) for client in clients.ids]

@@ -12,7 +12,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import DataError, LaunchError, OptionError
-from tfdist.records.stored import Stored
+from tfdist.records.reading.stored import Stored
 
 layers = keras.layers
 RNG = np.random.default_rng(0)

@@ -35,7 +35,7 @@ def test_every_record_falls_to_one_part_in_as_many_steps(records, batch, parts):
 def _records(count, map_fn=None):
     import numpy as np
 
-    from tfdist.records.reader import open_records
+    from tfdist.records.reading.reader import open_records
 
     return open_records((np.arange(count), np.arange(count) % 3), map_fn=map_fn)
 
@@ -153,7 +153,7 @@ def test_autograph_rewrites_a_map_fn_and_nothing_else(last, monkeypatch):
 def test_class_weights_multiply_sample_weights():
     import numpy as np
 
-    from tfdist.records.reader import open_records
+    from tfdist.records.reading.reader import open_records
 
     x, y, weight = np.arange(6), np.array([0, 1, 2, 0, 1, 2]), np.full(6, 2.0)
     one_hot = np.eye(3)[y]

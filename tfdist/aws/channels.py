@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfdist.aws.config import ChannelConfig
 from tfdist.aws.container import MANIFEST_CHANNEL, pipe_channel
 from tfdist.errors import DataError, OptionError
-from tfdist.records.manifest import Manifest
+from tfdist.records.format.manifest import Manifest
 
 # An AWS limit of CreateTrainingJob.
 MAX_CHANNELS = 20

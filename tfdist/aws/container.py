@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import OptionError
-from tfdist.records.stored import Stored
+from tfdist.records.reading.stored import Stored
 from tfdist.topology import Topology
 
 MANIFEST_CHANNEL = "manifest"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow
 from tfdist.errors import DataError, ModelError, package_missing
-from tfdist.records.stored import Stored
+from tfdist.records.reading.stored import Stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,8 +98,8 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     """Returns labels [n], outputs [n, k], and sample weights [n] or None."""
     import numpy as np
 
-    from tfdist.records.manifest import load_manifest
-    from tfdist.records.reader import explain_read_error, open_records
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.records.reading.reader import explain_read_error, open_records
 
     tf = import_tensorflow()
     records = open_records(stored)

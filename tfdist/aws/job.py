@@ -206,7 +206,7 @@ def _write_model(
 ) -> None:
     """Writes what becomes model.tar.gz: 1/ (a SavedModel), code/ for serving, tfdist/, a TFLite."""
     from tfdist.aws import saved_model
-    from tfdist.records.manifest import load_manifest
+    from tfdist.records.format.manifest import load_manifest
 
     manifest = load_manifest(container.manifest_folder)
     plain = saved_model.plain(model_fn, weights)

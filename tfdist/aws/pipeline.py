@@ -26,10 +26,10 @@ def splits(config: Config) -> dict[str, Shape]:
         TfdistError: no shards in ``data.folder``, or a split that cannot be read.
     """
     if config.data.folder is not None:
-        from tfdist.records.manifest import load_manifest
+        from tfdist.records.format.manifest import load_manifest
 
         return shapes(load_manifest(config.data.folder))
-    from tfdist.records.splits import parse_split
+    from tfdist.records.format.splits import parse_split
 
     shape = Shape(config.data.num_shards, config.data.compression)
     return dict.fromkeys(parse_split(config.data.split), shape)

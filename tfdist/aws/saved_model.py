@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.records.schema import Schema
+from tfdist.records.format.schema import Schema
 from tfdist.strategies.base import called, clone
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write(model: tf.keras.Model, schema: Schema, path: Path) -> None:
     """
     import tensorflow as tf
 
-    from tfdist.records.decode import make_decoder
+    from tfdist.records.reading.decode import make_decoder
 
     inputs = schema.of_role("input")
     specs = {f.name: tf.TensorSpec((None, *f.shape), f.dtype, name=f.name) for f in inputs}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.entry import Parser
-from tfdist.records.manifest import COMPRESSIONS, MANIFEST_NAME, Manifest
+from tfdist.records.format.manifest import COMPRESSIONS, MANIFEST_NAME, Manifest
 
 
 def layout(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         TfdistError: arguments or a source that cannot be written.
     """
-    from tfdist.records.writer import write
+    from tfdist.records.writing.writer import write
 
     options = parser().parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)

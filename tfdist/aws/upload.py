@@ -13,7 +13,7 @@ from crc32c import crc32c
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.sharding import layout
 from tfdist.errors import CorruptShardError, DataError, TfdistError
-from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
 # S3 takes no more in one request; larger files go in parts, each with a checksum of its own.
 _ONE_REQUEST_BYTES = 5 << 30

@@ -111,7 +111,7 @@ def read_records(config: Config, records: int | None) -> int:
             received=f"only data.source {config.data.source}",
             mend="Give --records",
         )
-    from tfdist.records.manifest import load_manifest
+    from tfdist.records.format.manifest import load_manifest
 
     return load_manifest(config.data.folder).splits["train"].records
 

@@ -39,7 +39,7 @@ def command(folder: Path, sagemaker: bool) -> None:
 
 def _project() -> dict[str, bytes]:
     """Returns the files of a project: name -> content."""
-    from tfdist.records.sources import digits_npz
+    from tfdist.records.writing.raw_sources import digits_npz
 
     package = resources.files("tfdist")
     return {

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tfdist.records.client_shards import ShardStore
-    from tfdist.records.manifest import Manifest
-    from tfdist.records.schema import Schema
+    from tfdist.records.clients.shard_store import ShardStore
+    from tfdist.records.format.manifest import Manifest
+    from tfdist.records.format.schema import Schema
 
 EXIT_FAULTS = 1
 _CLASSES_SHOWN = 20
@@ -58,7 +58,7 @@ def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None
     With --check the exit code is 1 when anything is not as it was written.
     """
     from tfdist.cli.console import stdout
-    from tfdist.records.manifest import has_client_folders, load_manifest
+    from tfdist.records.format.manifest import has_client_folders, load_manifest
 
     console = stdout()
     folder, split = _folder_and_split(path)
@@ -96,7 +96,7 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
         DataError: OUT has no such split.
     """
     from tfdist.errors import DataError
-    from tfdist.records.manifest import MANIFEST_NAME, has_client_folders, load_manifest
+    from tfdist.records.format.manifest import MANIFEST_NAME, has_client_folders, load_manifest
 
     if path.exists():
         return path, None
@@ -117,7 +117,7 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
 def _check(folder: Path, split: str | None) -> bool:
     """Reads every byte, prints each fault, and returns whether there is none."""
     from tfdist.cli.console import progress_bar, stdout
-    from tfdist.records.faults import check
+    from tfdist.records.format.checking import check
 
     of_split = "" if split is None else f"{split}-?????-of-"
     files = list(folder.rglob(f"{of_split}*.tfrecord*"))
@@ -146,7 +146,7 @@ def _total_bytes(files: list[Path]) -> int:
 
 def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]:
     """Returns the clients of each split that has some."""
-    from tfdist.records.client_shards import ShardStore
+    from tfdist.records.clients.shard_store import ShardStore
 
     return {
         name: ShardStore.of_split(folder, name, manifest)
@@ -158,8 +158,8 @@ def _stores_of_splits(folder: Path, manifest: Manifest) -> dict[str, ShardStore]
 def _stores_of_folders(root: Path) -> dict[str, ShardStore]:
     """Returns the clients of each split that any client's folder has."""
     from tfdist.errors import DataError
-    from tfdist.records.client_shards import ShardStore
-    from tfdist.records.manifest import client_folders, load_manifest
+    from tfdist.records.clients.shard_store import ShardStore
+    from tfdist.records.format.manifest import client_folders, load_manifest
 
     splits: dict[str, None] = {}
     failure = None

@@ -10,8 +10,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tfdist.records.columns import Columns
-    from tfdist.records.manifest import Manifest
+    from tfdist.records.format.columns import Columns
+    from tfdist.records.format.manifest import Manifest
 
 _INPUTS_SHOWN = 20
 
@@ -117,7 +117,7 @@ def command(
     Every record is an ordinary tf.train.Example.
     """
     from tfdist.cli.console import progress_bar
-    from tfdist.records.writer import write
+    from tfdist.records.writing.writer import write
 
     sources: list[Columns] = []
     with progress_bar("records") as bar:

@@ -179,7 +179,7 @@ def find_splits(data: str) -> dict[str, str]:
     Raises:
         DataError: no shards there, or none to train on.
     """
-    from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+    from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     path = Path(data)
     if not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file():

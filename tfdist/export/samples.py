@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.manifest import MANIFEST_NAME, load_manifest
-from tfdist.records.reader import Records, open_records
+from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.reading.reader import Records, open_records
 
 # Splits by what they are best for.
 _TO_JUDGE = ("validation", "test", "train")

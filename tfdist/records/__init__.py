@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 
 _LAZY = {
-    "write": "tfdist.records.writer",
-    "check": "tfdist.records.faults",
-    "load_manifest": "tfdist.records.manifest",
-    "read": "tfdist.records.reader",
-    "open_records": "tfdist.records.reader",
-    "open_clients": "tfdist.records.clients",
-    "explain_read_error": "tfdist.records.reader",
+    "write": "tfdist.records.writing.writer",
+    "check": "tfdist.records.format.checking",
+    "load_manifest": "tfdist.records.format.manifest",
+    "read": "tfdist.records.reading.reader",
+    "open_records": "tfdist.records.reading.reader",
+    "open_clients": "tfdist.records.clients.collection",
+    "explain_read_error": "tfdist.records.reading.reader",
 }
 
 __all__ = list(_LAZY)

@@ -97,7 +97,7 @@ class Strategy(abc.ABC):
             source: a folder of shards ("data/train"), arrays or pandas tables
                 ``(x, y[, sample_weight])``, a ``tf.data.Dataset`` of records or of batches, a
                 function that yields either, a ``keras.utils.Sequence``, or shards that a cloud
-                delivers (``stored.Stored``). Batches are taken apart into records.
+                delivers (``records.reading.stored.Stored``). Batches are taken apart into records.
             global_batch_size: rows of one step, over all replicas.
             training: whether to shuffle, anew in each epoch; evaluation reads in record order.
             seed: of the shuffling; the same on all ranks.
@@ -257,7 +257,7 @@ def make_feed(
     Args:
         gather: see ``Collective.gather``; used where hosts hold different records.
     """
-    from tfdist.records.reader import open_records
+    from tfdist.records.reading.reader import open_records
     from tfdist.training.division import Held
     from tfdist.training.feed import Feed
 

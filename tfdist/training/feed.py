@@ -24,7 +24,7 @@ from tfdist.training.division import Division, EvenDivision, Held, HeldDivision
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfdist.records.reader import Records
+    from tfdist.records.reading.reader import Records
 
 
 def _as_written(method: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.reader import explain_read_error
+from tfdist.records.reading.reader import explain_read_error
 from tfdist.training import by_hand, coupling, first_step, tracing
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped

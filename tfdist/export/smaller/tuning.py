@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, EngineMissingError, ModelError, OptionError
 from tfdist.export.models import whole_copy
-from tfdist.records.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.strategies.base import make_feed
 from tfdist.training.feed import Feed
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.clients import Clients
+from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.model import SLOT
 from tfdist.strategies.federated.sampling import Sampler
 

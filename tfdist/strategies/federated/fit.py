@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.records.clients import Clients
+from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import RoundRunner

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.clients import Clients
-from tfdist.records.plain_text import as_text
+from tfdist.records.clients.collection import Clients
+from tfdist.records.report_text import as_text
 
 _EVALUATION_BATCH_SIZE = 128
 _CLIENTS_SHOWN = 20

@@ -236,7 +236,7 @@ class Federated(OneProcessStrategy):
             OptionError: an unknown partition, or no number of clients.
             DataError: the source cannot be read.
         """
-        from tfdist.records.clients import Clients, open_clients
+        from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.sampling import Sampler
 
@@ -323,7 +323,7 @@ class Federated(OneProcessStrategy):
             OptionError: an option out of range.
             DataError: no client at all could fine-tune the model.
         """
-        from tfdist.records.clients import Clients, open_clients
+        from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.personalize import personalize
 

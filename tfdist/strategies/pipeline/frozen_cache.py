@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.records.manifest import load_manifest
-from tfdist.records.reader import Records
+from tfdist.records.format.manifest import load_manifest
+from tfdist.records.reading.reader import Records
 from tfdist.strategies.pipeline import tables
 from tfdist.strategies.pipeline.frozen import Frozen, same
 from tfdist.training.feed import Feed

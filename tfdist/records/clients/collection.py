@@ -1,0 +1,274 @@
+"""The clients of federated learning: who they are, what each one has, and its records as arrays.
+
+``open_clients`` opens them; a client is read only when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.clients.dealing import (
+    Partition,
+    check_num_clients,
+    deal,
+    parse_partition,
+    take_column,
+)
+from tfdist.records.clients.shard_store import ShardStore
+from tfdist.records.clients.skew import Skew
+from tfdist.records.clients.stores import ArrayStore, ClientStore, RowStore, class_ids
+from tfdist.records.format.manifest import has_client_folders
+from tfdist.records.format.schema import Schema
+from tfdist.records.reading.graph_checks import failed_check
+from tfdist.records.reading.map_fn import MapFn, checked, spec_after
+from tfdist.records.reading.opening import find_split, open_source
+from tfdist.records.reading.reader import explain_read_error
+from tfdist.records.reading.source import ArraySource
+
+
+def open_clients(
+    source: Any,
+    *,
+    clients: int | None = None,
+    partition: str = "iid",
+    seed: int = 0,
+    map_fn: MapFn | None = None,
+    batched: bool | None = None,
+) -> Clients:
+    """Opens the clients of a source.
+
+    Args:
+        source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard
+            --clients`` wrote; a folder with a folder of shards for each client, also with /SPLIT;
+            a dict of arrays ``(x, y)`` or ``(x, y, sample_weight)`` by client; or what
+            ``open_records`` takes, which is held in memory and dealt to ``clients``.
+        clients: how many clients to deal the records to; None when the source has clients, and for
+            by:COLUMN.
+        partition: "iid"; "dirichlet:ALPHA" and "shards:K" skew the labels, see ``partition``;
+            "by:COLUMN" makes a client of each value of an input or the label. An input that names
+            the clients is no longer an input then, the label stays one.
+        seed: of the partition.
+        map_fn: takes all records of a client, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``
+            of tensors [records, ...], and returns as many items with the same number of rows.
+        batched: as for ``open_records``.
+
+    Raises:
+        OptionError: an unknown partition, or a number of clients that cannot be.
+        DataError: the source cannot be read. A damaged client is found when it is loaded.
+    """
+    chosen = parse_partition(partition)
+    store = _existing(source)
+    if store is not None:
+        if clients is not None or partition != "iid":
+            received = f"clients={clients}, partition='{partition}'"
+            raise OptionError(
+                "clients and partition must be left out, since the data is divided into "
+                f"{len(store.ids)} clients already",
+                received=received,
+                mend="Leave both options out",
+            )
+        return Clients(store, map_fn)
+    check_num_clients(chosen, clients)
+    return Clients(_dealt(source, chosen, clients, seed, batched), map_fn)
+
+
+def _existing(source: Any) -> ClientStore | None:
+    """Returns the clients that a source has by itself; None when it has none."""
+    if isinstance(source, Mapping):
+        return ArrayStore(source)
+    if not isinstance(source, (str, Path)):
+        return None
+    path = Path(source)
+    root, split = (path, None) if path.is_dir() else (path.parent, path.name)
+    if has_client_folders(root):
+        return ShardStore.of_folders(root, split)
+    folder, name, manifest = find_split(path)
+    if not manifest.splits[name].has_clients:
+        return None
+    return ShardStore.of_split(folder, name, manifest)
+
+
+def _dealt(
+    source: Any, partition: Partition, num_clients: int | None, seed: int, batched: bool | None
+) -> ClientStore:
+    opened = open_source(source, batched)
+    if opened.note is not None:
+        print(f"tfdist: {opened.note}", flush=True)
+    if isinstance(opened, ArraySource):
+        arrays = opened.arrays
+    else:
+        try:
+            loaded = opened.load(0, opened.num_records)
+        except tf.errors.OpError as error:
+            explained = explain_read_error(error, source)
+            if explained is None:
+                raise
+            raise explained from error
+        arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), loaded)
+    label, names = "label", None
+    if isinstance(source, (str, Path)):
+        schema = find_split(Path(source))[2].schema
+        _refuse_packed(schema, partition.column)
+        feature = schema.class_label
+        if feature is not None:
+            label, names = feature.name, feature.classes
+    values = None
+    if partition.column is not None:
+        values, arrays = _without_column(arrays, partition.column, label)
+        if partition.column == label and names is not None:
+            values = np.array(names)[values]
+    rows = deal(
+        partition,
+        opened.num_records,
+        num_clients,
+        seed=seed,
+        class_ids=class_ids(arrays),
+        values=values,
+    )
+    store = RowStore(arrays, rows)
+    store.class_names = names
+    store.partition = str(partition)
+    return store
+
+
+def _refuse_packed(schema: Schema, column: str | None) -> None:
+    """Columns of a .csv are packed into one input, where they are numbers without a name."""
+    for feature in schema.of_role("input"):
+        if column in (feature.columns or ()):
+            raise DataError(
+                "a column of a .csv that names the clients must be chosen when shards are written",
+                received=f"by:{column} of shards that hold it as a feature",
+                mend=f"Write them anew: `tfdist shard SOURCE.csv OUT --partition by:{column}`",
+            )
+
+
+def _without_column(
+    arrays: tuple[Any, ...], column: str, label: str
+) -> tuple[np.ndarray, tuple[Any, ...]]:
+    """Returns the values of the column that names the clients, and the arrays without it."""
+    x, *others = arrays
+    y = others[0] if others else {}
+    named_x = x if isinstance(x, Mapping) else {"x": x}
+    values, inputs = take_column(column, named_x, y if isinstance(y, Mapping) else {label: y})
+    # One input is a tensor, as when the records have been written and are read.
+    return values, (inputs if len(inputs) > 1 else next(iter(inputs.values())), *others)
+
+
+class Clients:
+    """Clients, whose records are read one client at a time.
+
+    Attributes:
+        ids: the clients, in the order of the source.
+        element_spec: of one record, after ``map_fn``: (x, y) or (x, y, sample_weight) of
+            tf.TensorSpec without a batch dimension.
+        has_weights: whether each record has a sample weight.
+        class_names: the names of the class ids; None when they have none.
+        partition: how the records were dealt, "dirichlet:0.3"; None when that is not known.
+    """
+
+    def __init__(self, store: ClientStore, map_fn: MapFn | None):
+        self._store = store
+        self._map = None
+        self.ids = store.ids
+        self._known_ids = frozenset(store.ids)
+        self.class_names = store.class_names
+        self.partition = store.partition
+        spec = store.spec
+        self.has_weights = len(spec) == 3
+        if map_fn is not None:
+            traced = tf.function(map_fn)
+            # Traced once, here: finding a trace takes as long as mapping a small client.
+            mapped = tf.function(checked(traced), input_signature=spec, autograph=False)
+            self._map = mapped.get_concrete_function()
+            spec = spec_after(traced, spec)
+        self._spec = spec
+        self.element_spec = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(
+                None if leaf.shape.rank is None else leaf.shape[1:], leaf.dtype
+            ),
+            spec,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def num_records(self, client_id: str) -> int:
+        """Returns how many records the client has; 0 when its manifest or arrays cannot be read."""
+        return self._store.num_records(self._known(client_id))
+
+    def label_counts(self, client_id: str) -> dict[int, int] | None:
+        """Returns the number of records of each class id, before ``map_fn``; None without ids."""
+        return self._store.class_counts(self._known(client_id))
+
+    def load(self, client_id: str) -> tuple[Any, ...]:
+        """Returns the client's records after ``map_fn``: (x, y) or (x, y, sample_weight).
+
+        Each is an array [records, ...], or a dict of such by name.
+
+        Raises:
+            DataError: the client has no records, other features than most clients, or values that
+                are NaN or infinite; CorruptShardError: a shard is missing or damaged.
+        """
+        self._known(client_id)
+        try:
+            records = self._store.read(client_id)
+            if self._map is not None:
+                records = self._mapped(records)
+            return _to_numpy(tuple(records))
+        except DataError as error:
+            raise type(error)(
+                f"client '{client_id}': {error.rule}", received=error.received, mend=error.mend
+            ) from error
+
+    def describe(self) -> Skew:
+        """Returns how many records, and of which classes, each client has; prints as tables."""
+        return self._store.skew()
+
+    def _mapped(self, records: Any) -> Any:
+        try:
+            return self._map(*tf.nest.map_structure(tf.convert_to_tensor, records))
+        except tf.errors.InvalidArgumentError as error:
+            failed = failed_check(str(error.message))
+            if failed is None:
+                raise
+            raise failed from error
+
+    def _known(self, client_id: str) -> str:
+        if client_id not in self._known_ids:
+            shown = ", ".join(self.ids[:10])
+            raise DataError(
+                "the client must be one of the data's",
+                received=repr(client_id),
+                mend=f"There are {len(self.ids)}: {shown}{', ...' if len(self.ids) > 10 else ''}",
+            )
+        return client_id
+
+
+def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the records as arrays. Raises DataError for a value that is not finite."""
+    arrays = tf.nest.map_structure(
+        lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, records
+    )
+    for position, item in enumerate(arrays):
+        for array in tf.nest.flatten(item):
+            # A sum needs no array of its own, but may overflow: look again when it is not finite.
+            if array.dtype.kind != "f":
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = array.sum()
+            if not np.isfinite(total):
+                wrong = np.argwhere(~np.isfinite(array))
+                if len(wrong):
+                    value = array[tuple(wrong[0])]
+                    raise DataError(
+                        "all values must be finite",
+                        received=f"{value} in {('x', 'y', 'sample_weight')[position]}, "
+                        f"record {wrong[0][0]}",
+                    )
+    return arrays

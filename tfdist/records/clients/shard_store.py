@@ -1,0 +1,215 @@
+"""Clients whose records are shards. TensorFlow is needed to read them, not to count them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.clients.stores import ClientStore
+from tfdist.records.format.manifest import (
+    Layout,
+    Manifest,
+    ShardInfo,
+    client_folders,
+    load_manifest,
+)
+from tfdist.records.format.schema import Schema
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The shards of one client."""
+
+    folder: Path
+    manifest: Manifest
+    shards: tuple[ShardInfo, ...]
+    class_counts: Mapping[int, int] | None
+
+
+class ShardStore(ClientStore):
+    """Clients whose records are shards: of one folder, or of a folder for each client.
+
+    Attributes:
+        schema: that of most clients.
+        errors: why the manifests of some clients cannot be read.
+    """
+
+    def __init__(self, parts: Mapping[str, _Part | DataError], schema: Schema):
+        self._parts = parts
+        self.schema = schema
+        self.errors = {name: part for name, part in parts.items() if isinstance(part, DataError)}
+        self._decoders: dict[Hashable, Any] = {}
+        self.ids = tuple(parts)
+        label = schema.class_label
+        self.class_names = None if label is None else label.classes
+
+    @classmethod
+    def of_split(cls, folder: Path, split: str, manifest: Manifest) -> ShardStore:
+        """Returns the clients of a split whose shards have clients."""
+        parts = {}
+        for client, shards in manifest.splits[split].clients.items():
+            counted = [shard.class_counts for shard in shards]
+            parts[client] = _Part(folder, manifest, shards, _sum_counts(counted))
+        store = cls(parts, manifest.schema)
+        store.partition = manifest.splits[split].partition
+        return store
+
+    @classmethod
+    def of_folders(cls, root: Path, split: str | None) -> ShardStore:
+        """Returns a client for each folder in ``root``.
+
+        A folder that cannot be read is a client that cannot be read.
+
+        Args:
+            split: read this split of each; None for the only one.
+
+        Raises:
+            DataError: no folder can be read, or they have several splits and none is chosen.
+        """
+        parts: dict[str, _Part | DataError] = {}
+        # Most manifests say the same: what is equal is kept once.
+        schemas: dict[Schema, Schema] = {}
+        usual: Counter[Schema] = Counter()
+        layouts: dict[Hashable, Layout | None] = {}
+        for folder in client_folders(root):
+            try:
+                manifest = load_manifest(folder)
+                name = _only_split(root, manifest) if split is None else split
+                if name not in manifest.splits:
+                    raise DataError(
+                        f"{folder} must have a split '{name}'",
+                        received=f"only {', '.join(manifest.splits)}",
+                    )
+            except DataError as error:
+                parts[folder.name] = error
+                continue
+            usual[manifest.schema] += 1
+            info = manifest.splits[name]
+            shared = dataclasses.replace(
+                manifest,
+                schema=schemas.setdefault(manifest.schema, manifest.schema),
+                layout=layouts.setdefault(_key(manifest.layout), manifest.layout),
+                splits={},
+            )
+            parts[folder.name] = _Part(folder, shared, info.shards, info.class_counts)
+        if not usual:
+            # More likely a folder that does not exist than a split that no client has.
+            if split is not None:
+                load_manifest(root / split)
+            raise next(iter(parts.values()))
+        schema = usual.most_common(1)[0][0]
+        for name, part in parts.items():
+            if isinstance(part, _Part) and part.manifest.schema != schema:
+                parts[name] = DataError(
+                    f"all clients in {root} must have the same features, and {name} those of most",
+                    received=_difference(part.manifest.schema, schema),
+                )
+        return cls(parts, schema)
+
+    @property
+    def spec(self) -> Any:
+        from tfdist.records.reading.decode import batch_spec
+
+        return batch_spec(self.schema)
+
+    def num_records(self, client_id: str) -> int:
+        part = self._parts[client_id]
+        return 0 if isinstance(part, DataError) else sum(shard.records for shard in part.shards)
+
+    def class_counts(self, client_id: str) -> dict[int, int] | None:
+        part = self._parts[client_id]
+        if isinstance(part, DataError) or part.class_counts is None:
+            return None
+        return dict(part.class_counts)
+
+    def read(self, client_id: str) -> Any:
+        part = self._parts[client_id]
+        if isinstance(part, DataError):
+            raise part
+        import tensorflow as tf
+
+        from tfdist.records.reading.whole_shards import read_examples, read_rows
+
+        if part.manifest.layout is None:
+            examples = [
+                example
+                for shard in part.shards
+                for example in read_examples(part.folder, shard, part.manifest)
+            ]
+            return self._decoder(None)(tf.constant(examples))
+        rows = [read_rows(part.folder, shard, part.manifest) for shard in part.shards]
+        return self._decoder(part.manifest.layout)(
+            tf.constant(rows[0] if len(rows) == 1 else np.concatenate(rows))
+        )
+
+    def _decoder(self, layout: Layout | None) -> Any:
+        """Returns a traced function, one for each layout."""
+        key = _key(layout)
+        if key not in self._decoders:
+            self._decoders[key] = self._trace(layout)
+        return self._decoders[key]
+
+    def _trace(self, layout: Layout | None) -> Any:
+        import tensorflow as tf
+
+        from tfdist.records.reading.decode import decode_rows, make_decoder
+
+        if layout is None:
+            return tf.function(
+                make_decoder(self.schema, None),
+                input_signature=[tf.TensorSpec([None], tf.string)],
+                autograph=False,
+            ).get_concrete_function()
+        return tf.function(
+            lambda rows: decode_rows(self.schema, layout, rows),
+            input_signature=[tf.TensorSpec([None, layout.record_bytes], tf.uint8)],
+            autograph=False,
+        ).get_concrete_function()
+
+
+def _only_split(root: Path, manifest: Manifest) -> str:
+    if len(manifest.splits) > 1:
+        known = ", ".join(str(root / name) for name in manifest.splits)
+        raise DataError(
+            "one split of each client must be chosen",
+            received=f"only {root}",
+            mend=f"Choose one of {known}",
+        )
+    return next(iter(manifest.splits))
+
+
+def _key(layout: Layout | None) -> Hashable:
+    return None if layout is None else (layout.record_bytes, tuple(layout.slots.items()))
+
+
+def _difference(schema: Schema, wanted: Schema) -> str:
+    """Returns the first feature that differs."""
+    ours = {feature.name: feature for feature in schema.features}
+    for feature in wanted.features:
+        found = ours.pop(feature.name, None)
+        if found is None:
+            return f"no feature '{feature.name}'"
+        if found != feature:
+            return (
+                f"'{feature.name}' of {found.dtype} {list(found.shape)}, where others have "
+                f"{feature.dtype} {list(feature.shape)}"
+                if (found.dtype, found.shape) != (feature.dtype, feature.shape)
+                else f"'{feature.name}' with other class names, column names or encoding"
+            )
+    return f"a feature '{next(iter(ours))}'" if ours else "the features in another order"
+
+
+def _sum_counts(counts: list[Mapping[int, int] | None]) -> dict[int, int] | None:
+    if None in counts:
+        return None
+    total: Counter[int] = Counter()
+    for of_shard in counts:
+        total.update(of_shard)
+    return dict(sorted(total.items()))

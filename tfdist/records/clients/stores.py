@@ -1,0 +1,165 @@
+"""Where the records of clients lie. One client is read at a time; here from arrays."""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.clients.skew import Skew, measure_skew
+from tfdist.records.format.columns import count_classes
+
+
+class ClientStore(abc.ABC):
+    """The records of some clients, not yet read.
+
+    Attributes:
+        ids: the clients.
+        spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
+        class_names: the names of the class ids; None when they have none.
+        partition: how the records were dealt, "dirichlet:0.3"; None when that is not known.
+    """
+
+    ids: tuple[str, ...]
+    class_names: tuple[str, ...] | None = None
+    partition: str | None = None
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> Any: ...
+
+    @abc.abstractmethod
+    def num_records(self, client_id: str) -> int:
+        """Returns how many records the client has; 0 when its manifest or arrays cannot be read."""
+
+    @abc.abstractmethod
+    def class_counts(self, client_id: str) -> dict[int, int] | None:
+        """Returns the number of records of each class id; None without class ids."""
+
+    def skew(self) -> Skew:
+        return measure_skew(
+            self.ids,
+            [self.num_records(client) for client in self.ids],
+            [self.class_counts(client) for client in self.ids],
+            class_names=self.class_names,
+            partition=self.partition,
+        )
+
+    @abc.abstractmethod
+    def read(self, client_id: str) -> Any:
+        """Returns the client's records as tensors of ``spec``. Raises DataError."""
+
+
+class RowStore(ClientStore):
+    """Clients that have some of the rows of arrays."""
+
+    def __init__(self, arrays: tuple[Any, ...], rows: Mapping[str, np.ndarray]):
+        self._arrays = arrays
+        self._rows = rows
+        self.ids = tuple(rows)
+        self._class_ids = class_ids(arrays)
+
+    @property
+    def spec(self) -> Any:
+        return _spec(self._arrays)
+
+    def num_records(self, client_id: str) -> int:
+        return len(self._rows[client_id])
+
+    def class_counts(self, client_id: str) -> dict[int, int] | None:
+        if self._class_ids is None:
+            return None
+        return count_classes(self._class_ids[self._rows[client_id]])
+
+    def read(self, client_id: str) -> Any:
+        import tensorflow as tf
+
+        rows = self._rows[client_id]
+        return tf.nest.map_structure(lambda array: array[rows], self._arrays)
+
+
+class ArrayStore(ClientStore):
+    """Clients that have arrays of their own."""
+
+    def __init__(self, arrays: Mapping[Any, Any]):
+        from tfdist.records.reading.source import ArraySource
+
+        self._arrays: dict[str, tuple[Any, ...] | DataError] = {}
+        for client, given in arrays.items():
+            try:
+                parts = given if isinstance(given, tuple) else (given,)
+                self._arrays[str(client)] = ArraySource(parts).arrays
+            except DataError as error:
+                self._arrays[str(client)] = error
+        if len(self._arrays) != len(arrays):
+            raise DataError(
+                "each client must have a name of its own", received="two of the same name"
+            )
+        self.ids = tuple(self._arrays)
+        specs = [_spec(part) for part in self._arrays.values() if not isinstance(part, DataError)]
+        if not specs:
+            errors = [part for part in self._arrays.values() if isinstance(part, DataError)]
+            raise (
+                errors[0]
+                if errors
+                else DataError("there must be at least one client", received="none")
+            )
+        described = Counter(str(spec) for spec in specs)
+        usual = described.most_common(1)[0][0]
+        self._spec = next(spec for spec in specs if str(spec) == usual)
+
+    @property
+    def spec(self) -> Any:
+        return self._spec
+
+    def num_records(self, client_id: str) -> int:
+        import tensorflow as tf
+
+        part = self._arrays[client_id]
+        return 0 if isinstance(part, DataError) else len(tf.nest.flatten(part)[0])
+
+    def class_counts(self, client_id: str) -> dict[int, int] | None:
+        part = self._arrays[client_id]
+        ids = None if isinstance(part, DataError) else class_ids(part)
+        return None if ids is None else count_classes(ids)
+
+    def read(self, client_id: str) -> Any:
+        part = self._arrays[client_id]
+        if isinstance(part, DataError):
+            raise part
+        if str(_spec(part)) != str(self._spec):
+            raise DataError(
+                "all clients must have arrays of the same shapes and dtypes",
+                received=f"{_described(_spec(part))}, where others have {_described(self._spec)}",
+            )
+        return part
+
+
+def _spec(arrays: tuple[Any, ...]) -> Any:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(
+        lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
+    )
+
+
+def _described(spec: Any) -> str:
+    import tensorflow as tf
+
+    return str(
+        tf.nest.map_structure(lambda leaf: f"{leaf.dtype.name} {leaf.shape[1:].as_list()}", spec)
+    )
+
+
+def class_ids(arrays: tuple[Any, ...]) -> np.ndarray | None:
+    """Returns int64 [records] when ``arrays``, (x, y, ...), have one label of class ids."""
+    if len(arrays) < 2 or isinstance(arrays[1], (Mapping, tuple)):
+        return None
+    labels = np.asarray(arrays[1])
+    if labels.dtype.kind not in "iu" or labels.shape not in ((len(labels),), (len(labels), 1)):
+        return None
+    return labels.reshape(-1).astype(np.int64, copy=False)

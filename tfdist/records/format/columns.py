@@ -1,0 +1,226 @@
+"""Records before they are written: for each feature one column, an array or a list of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.format.encoding import Block, varint_width
+from tfdist.records.format.schema import RAW_DTYPES, Feature, Schema
+
+
+class Column(Protocol):
+    """The values of one feature in all records: an array, or files that are read when asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray | Sequence[bytes]:
+        """Returns the values of the records of the given numbers, int64 [n]."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All records of one source.
+
+    Attributes:
+        kind: what the source was: "folder", "csv", "npz", "digits", "arrays" or "dataset".
+        columns: by feature name, an array [records, *shape] or the files of images.
+        owners: [records] numbers or text, the values of the column that names the clients; None
+            when none was asked for.
+        roles: (name, what it has become) of each column of a .csv or array of a .npz; empty for
+            other sources.
+    """
+
+    kind: str
+    schema: Schema
+    columns: Mapping[str, Column]
+    owners: np.ndarray | None = None
+    roles: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_records(self) -> int:
+        return len(self.columns[self.schema.features[0].name])
+
+    def block(self, rows: np.ndarray) -> Block:
+        """Returns the records of the given numbers, int64 [n], as columns."""
+        return {name: column[rows] for name, column in self.columns.items()}
+
+    def class_ids(self) -> np.ndarray | None:
+        """Returns int64 [records], or None when the records have no class ids."""
+        label = self.schema.class_label
+        return None if label is None else self.columns[label.name]
+
+    def owned_by_class(self, column: str) -> Columns:
+        """Returns the same records, owned by their classes, when ``column`` is the class label.
+
+        Raises:
+            DataError: it is not.
+        """
+        label = self.schema.class_label
+        if label is None or column not in (label.name, *(label.columns or ())):
+            raise DataError(
+                "the column of by:COLUMN must be one of the source's",
+                received=f"'{column}'",
+                mend="Choose another partition" if label is None else f"Choose by:{label.name}",
+            )
+        ids = self.class_ids()
+        owners = ids if label.classes is None else np.array(label.classes)[ids]
+        return replace(self, owners=owners)
+
+    def varint_widths(self) -> dict[str, int]:
+        return {
+            feature.name: varint_width(self.columns[feature.name])
+            for feature in self.schema.features
+            if feature.encoding == "int64"
+        }
+
+
+def from_arrays(
+    kind: str,
+    inputs: Mapping[str, Any],
+    labels: Mapping[str, Any],
+    weights: Mapping[str, Any] | None = None,
+    *,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
+) -> Columns:
+    """Returns the columns of arrays whose first dimension counts the records.
+
+    Args:
+        weights: at most one array [records] of sample weights.
+        classes: for labels of class ids, the names of the classes.
+        columns: for arrays packed from the columns of a table, the names of those.
+
+    Raises:
+        DataError: no records, unequal lengths, a dtype that cannot be written, missing values
+            (NaN), or class ids out of range.
+    """
+    features, arrays = [], {}
+    roles = (("input", inputs), ("label", labels), ("weight", weights or {}))
+    for role, named in roles:
+        for name, values in named.items():
+            if name in arrays:
+                raise DataError(
+                    "each array must have a name of its own", received=f"'{name}' twice"
+                )
+            feature, array = _column(
+                name, role, values, (classes or {}).get(name), (columns or {}).get(name)
+            )
+            features.append(feature)
+            arrays[name] = array
+    schema = Schema(tuple(features))
+    check_lengths({name: len(array) for name, array in arrays.items()})
+    for feature in schema.of_role("label"):
+        if feature.is_class_id:
+            _check_class_ids(feature, arrays[feature.name])
+    return Columns(kind, schema, arrays)
+
+
+def count_classes(ids: np.ndarray) -> dict[int, int]:
+    """Returns the number of records of each class id that occurs, int64 [records]."""
+    found, counts = np.unique(ids, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def check_lengths(lengths: Mapping[str, int]) -> None:
+    """Raises DataError unless all named arrays have the same number of records, at least one."""
+    if len(set(lengths.values())) > 1:
+        counted = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+        raise DataError("all arrays must have the same number of records", received=counted)
+    if 0 in lengths.values():
+        raise DataError("a source must have at least one record", received="none")
+
+
+def _column(
+    name: str,
+    role: str,
+    values: Any,
+    classes: Sequence[str] | None,
+    columns: Sequence[str] | None,
+) -> tuple[Feature, np.ndarray]:
+    array = np.asarray(values)
+    if array.ndim == 0:
+        raise DataError(
+            f"array '{name}' must have a first dimension of records", received="a scalar"
+        )
+    if 0 in array.shape[1:]:
+        raise DataError(
+            f"each record of array '{name}' must have values", received=f"shape {array.shape}"
+        )
+    array = _plain(array, role)
+    if array.dtype.name not in RAW_DTYPES:
+        raise DataError(
+            f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
+            received=str(array.dtype),
+            mend="Convert it to numbers first",
+        )
+    if role == "weight" and array.ndim != 1:
+        raise DataError(
+            "a sample weight must be one number a record", received=f"shape {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        _check_present(name, array)
+    dtype, encoding = _storage(array)
+    feature = Feature(
+        name=name,
+        dtype=dtype,
+        shape=array.shape[1:],
+        encoding=encoding,
+        role=role,
+        classes=None if classes is None else tuple(classes),
+        columns=None if columns is None else tuple(columns),
+    )
+    return feature, array.astype(np.int64, copy=False) if encoding == "int64" else array
+
+
+def _check_present(name: str, array: np.ndarray) -> None:
+    # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
+    with np.errstate(invalid="ignore", over="ignore"):
+        if not np.isnan(array.sum()):
+            return
+    missing = np.isnan(array)
+    if missing.any():
+        record = int(np.argwhere(missing)[0][0])
+        raise DataError(
+            "every value must be present", received=f"NaN in array '{name}', record {record}"
+        )
+
+
+def _plain(array: np.ndarray, role: str) -> np.ndarray:
+    """Returns the array in this machine's byte order; labels and weights in the dtypes of fit."""
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    scalar = array.ndim == 1
+    if role == "weight" and array.dtype.kind in "biuf":
+        return array.astype(np.float32)
+    if role == "label" and scalar and array.dtype.kind in "biu":
+        return array.astype(np.int64)
+    if role == "label" and array.dtype == np.float64:
+        return array.astype(np.float32)
+    return array
+
+
+def _storage(array: np.ndarray) -> tuple[str, str]:
+    """Returns the dtype and the encoding; raw bytes where an Example has no such list."""
+    name = array.dtype.name
+    if name == "float32":
+        return name, "float"
+    if name == "int64" or (array.ndim == 1 and array.dtype.kind in "iu"):
+        return name, "int64"
+    return name, "raw"
+
+
+def _check_class_ids(feature: Feature, ids: np.ndarray) -> None:
+    classes = feature.classes
+    limit = np.inf if classes is None else len(classes)
+    wrong = np.flatnonzero((ids < 0) | (ids >= limit))
+    if len(wrong):
+        known = "0 or more" if classes is None else f"in 0 to {len(classes) - 1}"
+        raise DataError(
+            f"integer labels must be class ids, {known}",
+            received=f"{ids[wrong[0]]} in '{feature.name}', record {wrong[0]}",
+            mend="Number the classes from 0, or store targets of a regression as floats",
+        )

@@ -1,0 +1,131 @@
+"""Whether the shards that TensorFlow reads are those of the manifest; looked at beside reading."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from crc32c import crc32c
+
+from tfdist.errors import CorruptShardError
+from tfdist.records.format.checking import damage
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.files import open_regular, regular_size, sums
+from tfdist.records.format.manifest import Manifest, ShardInfo
+
+# Summing a shard of this size takes less than a tenth of a second when it is in the page cache.
+_AWAITED_BYTES = 256 << 20
+
+
+class Intact:
+    """Watches over the shards of one split while they are read.
+
+    Each file is summed once in this process, by a thread beside the reading, and again when another
+    file takes its place. No record of a small shard is given before its sum is known. Those of a
+    large one are, but not the last batch of an epoch.
+
+    Attributes:
+        failures: the errors that were raised; TensorFlow hands on their text only.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[ShardInfo], manifest: Manifest):
+        self._folder, self._shards, self._manifest = folder, shards, manifest
+        self._lock = threading.Lock()
+        self._expected: list[int] = []
+        self._opened: dict[int, None] = {}
+        self.failures: list[CorruptShardError] = []
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Tells which shards will be opened: they are summed when the first of them is."""
+        with self._lock:
+            self._expected = list(dict.fromkeys([*self._expected, *numbers]))
+
+    def open(self, number: int) -> None:
+        """Is called before TensorFlow opens a shard, in the order of reading.
+
+        Raises:
+            CorruptShardError: it is not the shard that was written.
+        """
+        self._begin()
+        shard = self._shards[number]
+        if shard.bytes <= _AWAITED_BYTES or self._manifest.compression != "none":
+            self._check(shard)
+        elif self._manifest.layout is None:
+            self._check_lengths(shard)
+        else:  # TensorFlow reads no length.
+            self._check_present(shard)
+        with self._lock:
+            self._opened[number] = None
+
+    def confirm(self) -> None:
+        """Returns when all shards that were opened since the last call are known to be right.
+
+        Raises:
+            CorruptShardError: one is not, or another file lies in its place.
+        """
+        with self._lock:
+            opened, self._opened = self._opened, {}
+        for number in opened:
+            self._check(self._shards[number])
+
+    def _check(self, shard: ShardInfo) -> None:
+        self._demand(shard, lambda path: sums.of(path) == shard.checksum)
+
+    def _check_present(self, shard: ShardInfo) -> None:
+        self._demand(shard, lambda path: regular_size(path) == shard.bytes)
+
+    def _check_lengths(self, shard: ShardInfo) -> None:
+        """TensorFlow makes room for whatever length it reads, and dies where there is none."""
+
+        def fits(path: Path) -> bool:
+            with open_regular(path) as file:
+                return _lengths_fit(file.fileno(), shard)
+
+        self._demand(shard, fits)
+
+    def _demand(self, shard: ShardInfo, is_right: Callable[[Path], bool]) -> None:
+        with contextlib.suppress(OSError):
+            if is_right(self._folder / shard.file):
+                return
+        self.failures.append(damage(self._folder, shard, self._manifest))
+        raise self.failures[-1]
+
+    def _begin(self) -> None:
+        with self._lock:
+            paths = [self._folder / self._shards[number].file for number in self._expected]
+            self._expected = []
+        if paths:
+            threading.Thread(
+                target=_sum_all, args=(paths, weakref.ref(self)), name="tfdist-sums", daemon=True
+            ).start()
+
+
+def _sum_all(paths: list[Path], wanted: weakref.ref[Intact]) -> None:
+    """Sums files until all are, or nobody wants to know any more."""
+    for path in paths:
+        # What is wrong with a file is told where it is read.
+        with contextlib.suppress(OSError):
+            sums.of(path, go_on=lambda: wanted() is not None)
+        if wanted() is None:
+            return
+
+
+def _lengths_fit(descriptor: int, shard: ShardInfo) -> bool:
+    """Whether the frames of an uncompressed shard follow each other up to the end of its file."""
+    offset = 0
+    for _ in range(shard.records):
+        header = os.pread(descriptor, HEADER_BYTES, offset)
+        if len(header) < HEADER_BYTES:
+            return False
+        size, stored = struct.unpack("<QI", header)
+        if stored != mask(crc32c(header[:8])):
+            return False
+        offset += HEADER_BYTES + size + FOOTER_BYTES
+        if offset > shard.bytes:
+            return False
+    return offset == shard.bytes == os.fstat(descriptor).st_size

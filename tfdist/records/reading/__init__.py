@@ -1,0 +1,1 @@
+"""Records as batches, from whatever a user names as data."""

@@ -1,0 +1,291 @@
+"""Datasets of batches, as Keras takes them: told from datasets of records, and taken apart.
+
+Whether an element is a batch is read off the shapes where they tell, else off the operations that
+made the dataset. What neither tells is for the user to say: to guess wrongly would train wrongly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError
+from tfdist.records.reading import dataset_graph as graph
+from tfdist.records.reading.graph_checks import check, failed_check
+
+_BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
+_MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
+# Each element that they give is one record.
+_OF_RECORDS = ("TensorSlice", "Range", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Sql")
+# They give as many elements as they read.
+_SAME_COUNT = ("Prefetch", "Options", "Cache", "Shuffle", "Model", "AssertCardinality")
+# They end what never ends.
+_ENDING = ("Take", "TakeWhile")
+
+
+@dataclass(frozen=True)
+class SingleRecords:
+    """A dataset of which each element is one record.
+
+    Attributes:
+        num_records: how many they are; None when that is not known.
+        note: what a user should know of how they are read; None when they are read as they come.
+    """
+
+    dataset: tf.data.Dataset
+    num_records: int | None = None
+    note: str | None = None
+
+
+def single_records(
+    dataset: tf.data.Dataset, batched: bool | None = None, what: str = "the dataset"
+) -> SingleRecords:
+    """Returns the records of a dataset, whose elements may be batches of them.
+
+    A shuffle that gives each pass another order is left out of a dataset of batches: its records
+    are shuffled when they are read.
+
+    Args:
+        batched: whether its elements are batches; None finds out.
+        what: the dataset, in words.
+
+    Raises:
+        DataError: the dataset never ends, cannot be told apart, or its elements are no batches.
+    """
+    refuse_endless(dataset)
+    if batched is None:
+        batched = is_batched(dataset)
+        if batched is None:
+            raise cannot_be_told(what, shapes_of(dataset.element_spec))
+    if not batched:
+        return SingleRecords(dataset)
+    _check_could_be_batches(dataset)
+    ordered = _without_shuffle(dataset)
+    records = _taken_apart(ordered)
+    left_out = "" if ordered is dataset else ", and its shuffle() is left out"
+    note = f"the batches of {what} are taken apart into {records.num_records:,} records{left_out}"
+    return SingleRecords(records.dataset, records.num_records, note)
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool | None:
+    """Returns whether the elements of a dataset are batches; None when that cannot be told."""
+    leaves = tf.nest.flatten(dataset.element_spec)
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        return False
+    told = told_by_shapes([leaf.shape for leaf in leaves])
+    if told is not None:
+        return told
+    made = _made_of_batches(dataset)
+    if made is False and all(leaf.shape.rank is None or leaf.shape[0] is None for leaf in leaves):
+        return None  # A map may have read many records at once.
+    return made
+
+
+def told_by_shapes(shapes: list[tf.TensorShape]) -> bool | None:
+    """Returns False when elements of these shapes are no batches; None when they may be."""
+    if any(shape.rank == 0 for shape in shapes):
+        return False
+    sizes = {shape[0] for shape in shapes if shape.rank is not None} - {None}
+    return False if len(sizes) > 1 else None
+
+
+def cannot_be_told(what: str, shapes: str) -> DataError:
+    return DataError(
+        f"{what} must show whether an element is one record or a batch of them",
+        received=f"elements of {shapes}, which may be either",
+        mend="Say batched=True or batched=False beside it",
+    )
+
+
+def shapes_of(element_spec: Any) -> str:
+    """Returns the shapes of an element, in words."""
+    shapes = [str(leaf.shape) for leaf in tf.nest.flatten(element_spec)]
+    return f"shape{'s' if len(shapes) > 1 else ''} {', '.join(shapes)}"
+
+
+def refuse_endless(dataset: tf.data.Dataset) -> None:
+    """Raises DataError for a dataset that never ends, behind a filter or an unbatch too."""
+    while dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+        below = graph.inputs(dataset)
+        if len(below) != 1 or graph.operation(dataset) in _ENDING:
+            return
+        (dataset,) = below
+        if dataset.cardinality() >= 0:
+            return
+    raise DataError(
+        "a dataset must end, since tfdist repeats it each epoch",
+        received="an infinite dataset",
+        mend="Remove repeat() from it",
+    )
+
+
+def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
+    spec = dataset.element_spec
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        raise DataError("a dataset must give dense tensors", received=str(spec))
+    if told_by_shapes([leaf.shape for leaf in leaves]) is False:
+        raise DataError(
+            "the parts of a batch must have a first dimension of as many rows each",
+            received=f"batched=True for elements of {shapes_of(spec)}",
+            mend="Leave batched=True out",
+        )
+
+
+def _made_of_batches(
+    dataset: tf.data.Dataset, *, mapped: bool = False, to_undo: int = 0
+) -> bool | None:
+    """Returns whether the operations of a dataset end in batches; None when they do not tell."""
+    name, below = graph.operation(dataset), graph.inputs(dataset)
+    if name in _OF_RECORDS:
+        return False
+    if name in _BATCHES and to_undo == 0:
+        (before,) = below or [None]
+        return None if mapped and before is not None and _may_be_windows(before) else True
+    if name in ("Zip", "Concatenate"):
+        told = {_made_of_batches(each, mapped=mapped, to_undo=to_undo) for each in below}
+        return told.pop() if len(told) == 1 else None
+    if len(below) != 1:
+        return None
+    if name in _BATCHES:
+        to_undo -= 1
+    elif name == "Unbatch":
+        to_undo += 1
+    elif name in _MAPS:
+        mapped = True
+    elif not graph.keeps_elements(dataset):
+        return None
+    return _made_of_batches(below[0], mapped=mapped, to_undo=to_undo)
+
+
+def _may_be_windows(before: tf.data.Dataset) -> bool:
+    """Whether a batch of these may be one record: steps of a series, which a map then splits."""
+    leaves = tf.nest.flatten(before.element_spec)
+    return len(leaves) == 1 and leaves[0].dtype != tf.string
+
+
+def _without_shuffle(dataset: tf.data.Dataset, *, mapped: bool = False) -> tf.data.Dataset:
+    """Returns the same batches without what orders them anew in each pass; the same dataset where
+    there is no such thing, or where it cannot be left out without leaving out more."""
+    below = graph.inputs(dataset)
+    if len(below) != 1:
+        return dataset
+    (before,) = below
+    name = graph.operation(dataset)
+    if graph.reshuffles(dataset) and name == "Shuffle":
+        return _without_shuffle(before, mapped=mapped)
+    if name in ("Prefetch", "Options", "Cache"):
+        ordered = _without_shuffle(before, mapped=mapped)
+        return dataset if ordered is before else ordered
+    if name in ("Map", "ParallelMap"):
+        function = graph.mapped_function(dataset)
+        ordered = _without_shuffle(before, mapped=True)
+        return dataset if function is None or ordered is before else ordered.map(function)
+    if name in ("Batch", "ParallelBatch"):
+        ordered, size = _without_shuffle(before), graph.batch_size(dataset)
+        if ordered is before or size is None:
+            return dataset
+        # Which rows a last batch lacks was another matter in each pass: now they would be lost.
+        if graph.drops_remainder(dataset) and mapped:
+            return dataset
+        return ordered.batch(size)
+    return dataset
+
+
+def _taken_apart(batches: tf.data.Dataset) -> SingleRecords:
+    innermost = batches
+    while graph.operation(innermost) in ("Prefetch", "Options"):
+        (innermost,) = graph.inputs(innermost)
+    if graph.operation(innermost) in ("Batch", "ParallelBatch"):
+        (before,) = graph.inputs(innermost)
+        rows = int(before.cardinality())
+        if rows >= 0 and not graph.drops_remainder(innermost):
+            return SingleRecords(before, rows)
+    rows, shapes = _measured(batches)
+    padded = innermost if graph.operation(innermost) == "PaddedBatch" else None
+    return SingleRecords(_of_one_shape(batches.unbatch(), shapes, padded), rows)
+
+
+def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.ndarray]]]:
+    """Reads all batches: returns their rows, and the least and largest shape of a record's parts.
+
+    Raises:
+        DataError: parts of a batch have unequal rows, or there is no batch at all.
+    """
+    largest = np.iinfo(np.int64).max
+    ranks = [leaf.shape.rank for leaf in tf.nest.flatten(batches.element_spec)]
+    if None in ranks:
+        raise DataError(
+            "the parts of a batch must have known numbers of dimensions",
+            received=f"elements of {shapes_of(batches.element_spec)}",
+            mend="Say them with tensor.set_shape, or the output_signature of from_generator",
+        )
+    least = [np.full(rank - 1, largest, np.int64) for rank in ranks]
+    most = [np.zeros(rank - 1, np.int64) for rank in ranks]
+
+    def add(state: Any, *batch: Any) -> Any:
+        count, least, most = state
+        shapes = [tf.shape(leaf, tf.int64) for leaf in tf.nest.flatten(batch)]
+        rows = tf.stack([shape[0] for shape in shapes])
+        alike = check(
+            tf.reduce_all(rows == rows[0]),
+            "the parts of a batch must have as many rows each",
+            tf.strings.reduce_join(tf.strings.as_string(rows), separator=", "),
+        )
+        with tf.control_dependencies([alike]):
+            count += rows[0]
+        return (
+            count,
+            [tf.minimum(low, shape[1:]) for low, shape in zip(least, shapes, strict=True)],
+            [tf.maximum(high, shape[1:]) for high, shape in zip(most, shapes, strict=True)],
+        )
+
+    start = tf.nest.map_structure(tf.constant, (np.int64(0), tuple(least), tuple(most)))
+    try:
+        count, least, most = batches.reduce(
+            start,
+            lambda state, *batch: tf.nest.pack_sequence_as(
+                start, tf.nest.flatten(add(state, *batch))
+            ),
+        )
+    except tf.errors.InvalidArgumentError as error:
+        failed = failed_check(str(error.message))
+        if failed is None:
+            raise
+        raise failed from error
+    if not int(count):
+        raise DataError("data must have at least one record", received="an empty dataset")
+    return int(count), [(low.numpy(), high.numpy()) for low, high in zip(least, most, strict=True)]
+
+
+def _of_one_shape(
+    records: tf.data.Dataset,
+    shapes: list[tuple[np.ndarray, np.ndarray]],
+    padded: tf.data.Dataset | None,
+) -> tf.data.Dataset:
+    """Returns records of static shapes, those of a padded batch padded as far as the longest."""
+    spec = records.element_spec
+    if all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
+        return records
+    most = tf.nest.pack_sequence_as(spec, [tf.TensorShape(high) for _, high in shapes])
+    uneven = [(low, high) for low, high in shapes if not np.array_equal(low, high)]
+    if uneven:
+        values = None if padded is None else graph.padding_values(padded)
+        if values is None:
+            low, high = uneven[0]
+            raise DataError(
+                "the records of all batches must have the same shape",
+                received=f"{low.tolist()} and {high.tolist()}",
+                mend="Pad them alike: dataset.padded_batch(size, padded_shapes=...)",
+            )
+        batches_of_one = records.padded_batch(1, padded_shapes=most, padding_values=values)
+        return batches_of_one.unbatch()
+
+    def shaped(*record: Any) -> Any:
+        packed = tf.nest.pack_sequence_as(spec, tf.nest.flatten(record))
+        return tf.nest.map_structure(tf.ensure_shape, packed, most)
+
+    return records.map(shaped)

@@ -1,0 +1,80 @@
+"""From what a user names as data to the ``Source`` that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
+from tfdist.records.reading.batched import single_records
+from tfdist.records.reading.dataframes import is_frame
+from tfdist.records.reading.open_shards_apart import open_stored
+from tfdist.records.reading.rereadable import records_of, rereadable
+from tfdist.records.reading.shard_source import ShardSource
+from tfdist.records.reading.source import ArraySource, DatasetSource, Source
+from tfdist.records.reading.stored import Stored
+
+
+def open_source(source: Any, batched: bool | None = None) -> Source:
+    """Returns the source of what ``reader.open_records`` takes."""
+    again = source if isinstance(source, tf.data.Dataset) else rereadable(source)
+    if isinstance(again, tf.data.Dataset):
+        return DatasetSource(single_records(again, batched))
+    if again is not None:
+        return DatasetSource(records_of(again, batched))
+    if batched is not None:
+        raise OptionError(
+            "batched must be said of a tf.data.Dataset or a generator alone",
+            received=f"batched={batched} beside a {type(source).__name__}",
+            mend="Leave it out",
+        )
+    if isinstance(source, Stored):
+        return open_stored(source)
+    if isinstance(source, (str, Path)):
+        return _open_folder(Path(source))
+    if isinstance(source, tuple):
+        return ArraySource(source)
+    if isinstance(source, (Mapping, np.ndarray, tf.Tensor)) or is_frame(source):
+        return ArraySource((source,))
+    raise DataError(
+        "data must be a folder of shards, arrays or tables (x, y), a tf.data.Dataset, a "
+        "keras.utils.Sequence, or a function that yields records or batches",
+        received=f"a {type(source).__name__}",
+    )
+
+
+def find_split(path: Path) -> tuple[Path, str, Manifest]:
+    """Returns the folder, the split and the manifest of "DIR/SPLIT", or of DIR with one split.
+
+    Raises:
+        DataError: no such folder, manifest or split.
+    """
+    if path.is_dir():
+        folder, split = path, None
+    else:
+        folder, split = path.parent, path.name
+        if not (folder / MANIFEST_NAME).is_file():
+            folder, split = path, None
+    manifest = load_manifest(folder)
+    known = ", ".join(str(folder / name) for name in manifest.splits)
+    if split is None and len(manifest.splits) > 1:
+        raise DataError(
+            "one split must be chosen", received=f"only {folder}", mend=f"Choose one of {known}"
+        )
+    split = split or next(iter(manifest.splits))
+    if split not in manifest.splits:
+        raise DataError(
+            "the split must be one that the manifest names",
+            received=f"'{split}'",
+            mend=f"Choose one of {known}",
+        )
+    return folder, split, manifest
+
+
+def _open_folder(path: Path) -> ShardSource:
+    return ShardSource(*find_split(path))

@@ -1,0 +1,346 @@
+"""Reading records as batches: any part of them, in the order of any epoch, from any batch on.
+
+``open_records`` gives everything that a strategy needs; ``read`` is the short way for a user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
+from tfdist.records.format.checking import check
+from tfdist.records.reading import graph_checks
+from tfdist.records.reading.decode import IMAGE_NODE
+from tfdist.records.reading.map_fn import MapFn, checked, spec_after
+from tfdist.records.reading.opening import find_split, open_source
+from tfdist.records.reading.source import Source, order_seed
+
+# A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
+TABLE_BYTES = 512 << 20
+
+# What TensorFlow says of a record that is no Example, or does not fit the schema.
+_PARSE_SIGNS = (IMAGE_NODE, "Key: ", "parse example", "parse serialized", "DecodeRaw")
+# And of a file that is not as it was written, or became shorter while it was read.
+_TOLD = f"{CorruptShardError.__name__}: "
+_FILE_SIGNS = (_TOLD, "expected to contain", "Excess bytes")
+
+
+def read(
+    path: str | Path,
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    map_fn: MapFn | None = None,
+    cache: bool | str = "auto",
+    epochs: int = 1,
+) -> tf.data.Dataset:
+    """Returns a dataset of the batches of a whole split, for Keras' own fit.
+
+    Args:
+        path: "DIR/SPLIT", or DIR when it has one split.
+        batch_size: records in a batch; the last one of an epoch may have fewer.
+        shuffle: whether to shuffle each epoch anew. The first pass over the dataset starts with
+            epoch 0, the next one where that ended: the orders are a function of the seed.
+        map_fn, cache: see ``open_records``.
+        epochs: number of epochs that one pass over the dataset gives.
+
+    Raises:
+        DataError: the folder cannot be read; CorruptShardError: it is damaged.
+    """
+    records = open_records(path, map_fn=map_fn, cache=cache)
+    if batch_size < 1:
+        raise OptionError("batch_size must be at least 1", received=batch_size)
+    if epochs < 1:
+        raise OptionError("epochs must be at least 1", received=epochs)
+
+    def epoch_batches(epoch: Any) -> tf.data.Dataset:
+        return records.batches(
+            0, records.num_records, batch_size, shuffle=shuffle, seed=seed, epoch=epoch
+        )
+
+    steps = -(-records.num_records // batch_size) * epochs
+    if not shuffle:
+        batches = epoch_batches(0)
+        return batches if epochs == 1 else batches.repeat(epochs)
+    passes = tf.Variable(0, dtype=tf.int64, trainable=False)
+    epoch_batches(0)  # loads a table eagerly
+    dataset = (
+        tf.data.Dataset.range(epochs)
+        .map(lambda _: passes.assign_add(1) - 1)
+        .flat_map(epoch_batches)
+    )
+    return _untuned(dataset.apply(tf.data.experimental.assert_cardinality(steps)))
+
+
+def open_records(
+    source: Any,
+    *,
+    map_fn: MapFn | None = None,
+    cache: bool | str = "auto",
+    batched: bool | None = None,
+) -> Records:
+    """Opens a source; nothing is read yet.
+
+    Args:
+        source: "DIR/SPLIT", or DIR when it has one split, of shards that ``tfdist shard`` wrote;
+            arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
+            a finite tf.data.Dataset of the same, whose batches are taken apart; a function that
+            yields records or batches, or a keras.utils.Sequence. What has no known length is
+            counted once; augmentation belongs into ``map_fn``, as a cached dataset is read once.
+            Tables of pandas count as arrays: see ``dataframes.plain``.
+            Shards that lie apart from their manifest are a ``records.reading.stored.Stored``.
+        map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
+            returns as many items with the same number of rows. Runs in every epoch, also on
+            cached records.
+        cache: "auto" keeps the part that is read in memory when it is small (at most 512 MB when
+            decoded); True always, False never. Arrays are in memory anyway.
+        batched: whether an element of a dataset or a generator is a batch; None finds out.
+
+    Raises:
+        DataError: the source cannot be read; CorruptShardError: a shard is missing or has the
+            wrong size.
+    """
+    if cache not in (True, False, "auto"):
+        raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
+    return Records(open_source(source, batched), map_fn, cache)
+
+
+class Records:
+    """The records of one source, numbered from 0, not yet read.
+
+    Attributes:
+        num_records: how many there are.
+        has_weights: whether each has a sample weight, the third item of a batch.
+        element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
+            tf.TensorSpec with batch dimension None.
+        has_map_fn: whether a function of the user's may change batches, anew in each epoch.
+        place: folder and split of shards; None for arrays and datasets.
+        readers, is_sequential, fingerprint, note: see ``source.Source``.
+    """
+
+    def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
+        self._source = source
+        self._map_fn = None if map_fn is None else tf.function(map_fn)
+        self._cache = cache
+        self._tables: dict[tuple[int, int], Any] = {}
+        self.place = source.place
+        self.readers = source.readers
+        self.is_sequential = source.is_sequential
+        self.fingerprint = source.fingerprint
+        self.note = source.note
+        self.num_records = source.num_records
+        self.has_map_fn = map_fn is not None
+        self.has_weights = len(source.spec) == 3
+        self.element_spec = source.spec
+        if map_fn is not None:
+            self.element_spec = spec_after(self._map_fn, source.spec)
+
+    # Our code is graph-safe as it stands; AutoGraph would rewrite it when a tf.data function
+    # calls it. The user's map_fn is converted, as in Dataset.map: it is a tf.function.
+    @tf.autograph.experimental.do_not_convert
+    def batches(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        epoch: Any,
+        skip_batches: Any = 0,
+    ) -> tf.data.Dataset:
+        """Returns one epoch of records [start, stop) in batches; the last one may be smaller.
+
+        The order is a function of (seed, epoch, start, stop) and of nothing else. Can be called
+        inside the function of a tf.data transformation; records that are kept in memory are then
+        loaded when it is traced.
+
+        Args:
+            start, stop: global record numbers, 0 <= start < stop <= num_records.
+            epoch: int or scalar int64 tensor, the number of the epoch.
+            skip_batches: int or scalar int64 tensor, batches of the epoch to leave out at its
+                start; without reading them when the records are in memory.
+
+        Raises:
+            CorruptShardError: a shard is damaged. When records are streamed, TensorFlow raises
+                its own error while iterating: give that to ``explain_read_error``.
+        """
+        assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
+        skip_batches = tf.cast(skip_batches, tf.int64)
+        if self._fits(start, stop):
+            table = self._table(start, stop)
+            order = order_seed(seed, epoch) if shuffle else None
+            batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
+        else:
+            order = order_seed(seed, epoch) if shuffle else None
+            skip_records = skip_batches * batch_size
+            batches = self._source.stream(start, stop, batch_size, order, skip_records)
+        if self._map_fn is not None:
+            batches = batches.map(
+                checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            )
+        return _untuned(batches.prefetch(tf.data.AUTOTUNE))
+
+    @tf.autograph.experimental.do_not_convert
+    def numbers(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        epoch: Any,
+        skip_batches: Any = 0,
+    ) -> tf.data.Dataset:
+        """Returns the numbers of the records that ``batches`` gives, in the same batches.
+
+        Nothing is read: what is kept of each record elsewhere can take the record's place.
+
+        Returns:
+            A dataset of int64 [rows], each in [start, stop).
+        """
+        assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
+        order = order_seed(seed, epoch) if shuffle else None
+        skip_batches = tf.cast(skip_batches, tf.int64)
+        if self._fits(start, stop):
+            column = tf.range(start, stop, dtype=tf.int64)
+            return _table_batches(column, stop - start, batch_size, order, skip_batches)
+        numbers = self._source.numbers(start, stop, order)
+        return numbers.skip(skip_batches * batch_size).batch(batch_size)
+
+    def _fits(self, start: int, stop: int) -> bool:
+        if self._source.in_memory or self._cache is True:
+            return True
+        record_bytes = self._source.record_bytes
+        if self._cache is False or record_bytes is None:
+            return False
+        return (stop - start) * record_bytes <= TABLE_BYTES
+
+    def _table(self, start: int, stop: int) -> Any:
+        """Returns the tensors of a part, loaded once."""
+        if (start, stop) not in self._tables:
+            # Out of a tf.data function that is being traced, back to eager execution.
+            with tf.init_scope():
+                self._tables[start, stop] = self._load(start, stop)
+        return self._tables[start, stop]
+
+    def _load(self, start: int, stop: int) -> Any:
+        try:
+            return self._source.load(start, stop)
+        except tf.errors.OpError as error:
+            explained = self.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def confirm(self) -> None:
+        """Returns when what has been read so far is known to be as it was written.
+
+        Raises:
+            CorruptShardError: it is not.
+        """
+        self._source.confirm()
+
+    def explain(self, error: tf.errors.OpError) -> TfdistError | None:
+        """Returns what an error met while reading means: see ``explain_read_error``."""
+        source = self._source
+        message = " ".join(str(error.message).split())
+        for failure in source.failures:
+            if " ".join(str(failure).split()) in message:
+                return failure
+        return _explain(error, source.apart or self.place)
+
+
+def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Leaves parallelism at the number of cores, instead of searching for it while reading.
+
+    The search gains nothing on steps as large as a batch, and ending its thread at times takes
+    longer than reading a small epoch. Counts for the outermost dataset only: a strategy that
+    wraps batches in flat_map has to do the same to its own.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.with_options(options)
+
+
+def _table_batches(
+    table: Any, num_rows: int, batch_size: int, order: tf.Tensor | None, skip_batches: tf.Tensor
+) -> tf.data.Dataset:
+    rows = None
+    if order is not None:
+        rows = tf.random.experimental.stateless_shuffle(tf.range(num_rows), seed=order)
+
+    def batch(number: tf.Tensor) -> Any:
+        low = number * batch_size
+        high = tf.minimum(low + batch_size, num_rows)
+        if rows is None:
+            return tf.nest.map_structure(lambda column: column[low:high], table)
+        wanted = rows[low:high]
+        return tf.nest.map_structure(lambda column: tf.gather(column, wanted), table)
+
+    return tf.data.Dataset.range(skip_batches, -(-num_rows // batch_size)).map(batch)
+
+
+def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:
+    """Returns what a TensorFlow error met while reading means, or None when it is another matter.
+
+    Args:
+        error: usually a tf.errors.DataLossError or InvalidArgumentError out of fit.
+        source: what was given to ``open_records``, or the Records that it returned.
+
+    Returns:
+        CorruptShardError naming file, record and offset when a shard is damaged; DataError when
+        records or the result of a map_fn do not have the shape that they must have.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    source = getattr(source, "source", source)  # Of records that are kept in another form.
+    if isinstance(source, Records):
+        return source.explain(error)
+    if not isinstance(source, (str, Path)):
+        return _explain(error, None)
+    try:
+        folder, split, _ = find_split(Path(source))
+    except DataError as gone:
+        return gone
+    return _explain(error, (folder, split))
+
+
+def _explain(error: tf.errors.OpError, place: tuple[Any, ...] | None) -> TfdistError | None:
+    message = " ".join(str(error.message).split())
+    from_check = graph_checks.failed_check(message)
+    from_file = place is not None and any(sign in message for sign in _FILE_SIGNS)
+    from_reading = isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError))
+    from_parsing = isinstance(error, tf.errors.InvalidArgumentError) and any(
+        sign in message for sign in _PARSE_SIGNS
+    )
+    if from_check is None and not from_file and not from_reading and not from_parsing:
+        return None
+    mend = None
+    if place is not None:
+        folder, split, *manifest = place
+        try:
+            manifest = manifest[0] if manifest else None
+            try:
+                faults = check(folder, split, manifest=manifest, decode=from_parsing)
+            except EngineMissingError as missing:
+                mend = f"{missing.mend}, and tfdist names an image that cannot be decoded"
+                faults = check(folder, split, manifest=manifest)
+        except TfdistError as gone:  # The manifest is damaged too.
+            return gone
+        # What was told may be of other records of the same fit.
+        if faults or (from_file and _TOLD not in message):
+            return CorruptShardError(
+                "shards must be as they were written",
+                received=str(faults[0]) if faults else "a file that changes while it is read",
+                mend=f"See all faults with `tfdist inspect {folder} --check`",
+            )
+    if from_check is None and from_parsing:
+        received = message.split(" [[{{")[0]
+        return DataError("every record must fit the schema", received=received, mend=mend)
+    return from_check

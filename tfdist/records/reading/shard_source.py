@@ -1,0 +1,200 @@
+"""The records of one split of shards, in ordered batches."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import CorruptShardError, TfdistError
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
+from tfdist.records.format.files import regular_size, unreadable
+from tfdist.records.format.intact import Intact
+from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.reading.decode import batch_spec, make_decoder
+from tfdist.records.reading.source import Source, buffer_records, shuffled_by
+
+_READ_BUFFER_BYTES = 1 << 20
+# Local files of this size are not all in the page cache, so reading several at once pays.
+_INTERLEAVE_BYTES = 2 << 30
+_MAX_INTERLEAVED = 4
+
+
+class ShardSource(Source):
+    """One split of shards, all in one folder.
+
+    Args:
+        manifest: lists the shards of the split that are there.
+        is_apart: whether the manifest lies elsewhere.
+    """
+
+    #: Whether serialised records of a layout come with their frames.
+    _gives_frames = True
+
+    def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
+        if is_apart:
+            self.apart = (folder, split, manifest)
+        else:
+            self.place = (folder, split)
+        self._folder = folder
+        self._shards = manifest.splits[split].shards
+        self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
+        self._ends = np.cumsum([shard.records for shard in self._shards])
+        self._decode = make_decoder(manifest.schema, manifest.layout, framed=self._gives_frames)
+        layout = manifest.layout
+        self._frame_bytes = layout and HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
+        # Of one serialised record; images hardly shrink when their shard is compressed.
+        self._stored_bytes = (
+            manifest.layout.record_bytes
+            if manifest.layout
+            else math.ceil(manifest.splits[split].bytes / self._ends[-1])
+        )
+        self.num_records = int(self._ends[-1])
+        self.spec = batch_spec(manifest.schema)
+        self._intact = self._watched(manifest)
+
+    def _watched(self, manifest: Manifest) -> Intact | None:
+        """Returns what watches over the files while they are read."""
+        for shard in self._shards:
+            _check_present(self._folder, shard)
+        return Intact(self._folder, self._shards, manifest)
+
+    def stream(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        ranges = self._ranges(start, stop)
+        total = stop - start
+        serialized = self._open(ranges, order)
+        if order is not None:
+            serialized = shuffled_by(serialized, order, buffer_records(self._stored_bytes, total))
+        batches = serialized.skip(skip_records).batch(batch_size)
+        last = -(-(total - tf.cast(skip_records, tf.int64)) // batch_size) - 1
+
+        def decode(number: tf.Tensor, records: tf.Tensor) -> Any:
+            with tf.control_dependencies([self._confirmed(number == last)]):
+                return self._decode(tf.identity(records))
+
+        return batches.enumerate().map(
+            decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        )
+
+    def _confirmed(self, is_last: tf.Tensor) -> tf.Tensor:
+        """Returns what the last batch waits for: then all files are known to be right."""
+        if self._intact is None:
+            return tf.constant(0, tf.int64)
+
+        def confirm() -> np.int64:
+            self._intact.confirm()
+            return np.int64(0)
+
+        return tf.cond(
+            is_last,
+            lambda: tf.numpy_function(confirm, [], tf.int64),
+            lambda: tf.constant(0, tf.int64),
+        )
+
+    def confirm(self) -> None:
+        if self._intact is not None:
+            self._intact.confirm()
+
+    @property
+    def failures(self) -> Sequence[TfdistError]:
+        return () if self._intact is None else self._intact.failures
+
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        if order is None:
+            return tf.data.Dataset.range(start, stop)
+        ranges = self._ranges(start, stop)
+        before = [0, *self._ends.tolist()]
+        firsts = tf.constant([before[shard] + first for shard, first, _ in ranges], tf.int64)
+        counts = tf.constant([count for _, _, count in ranges], tf.int64)
+        numbers = self._in_shuffled_shards(
+            ranges,
+            (firsts, counts),
+            order,
+            lambda first, n: tf.data.Dataset.range(first, first + n),
+        )
+        return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
+
+    def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Returns (shard, first record in it, number of records) of the shards that are needed."""
+        ranges = []
+        begin = 0
+        for number, end in enumerate(self._ends.tolist()):
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                ranges.append((number, low - begin, high - low))
+            begin = end
+        return ranges
+
+    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
+        """Returns the serialised records; with an order, of shards in shuffled order."""
+        columns = tuple(tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
+        self._intact.expect([number for number, _, _ in ranges])
+        if order is not None:
+            return self._in_shuffled_shards(ranges, columns, order, self._read)
+        return tf.data.Dataset.from_tensor_slices(columns).flat_map(self._read)
+
+    def _read(self, number: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+        """Returns some records of a shard that is looked at before."""
+        file = tf.ensure_shape(tf.numpy_function(self._let_in, [number], tf.string), ())
+        if self._frame_bytes is None:
+            records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
+            records = records.skip(first)
+        else:  # No length is read, so that none can be wrong.
+            records = tf.data.FixedLengthRecordDataset(
+                file,
+                self._frame_bytes,
+                header_bytes=first * self._frame_bytes,
+                buffer_size=_READ_BUFFER_BYTES,
+                compression_type=self._compression,
+            )
+        return records.take(count).apply(tf.data.experimental.assert_cardinality(count))
+
+    def _let_in(self, number: np.int64) -> bytes:
+        self._intact.open(int(number))
+        return os.fsencode(self._folder / self._shards[number].file)
+
+    def _in_shuffled_shards(
+        self, ranges: list, columns: tuple[tf.Tensor, ...], order: tf.Tensor, read: Callable
+    ) -> tf.data.Dataset:
+        """Returns what ``read`` makes of the columns of each shard, as one dataset."""
+        shuffled = tf.random.experimental.stateless_shuffle(tf.range(len(ranges)), seed=order)
+        shards = tf.data.Dataset.from_tensor_slices(
+            tuple(tf.gather(column, shuffled) for column in columns)
+        )
+        cycle = self._interleaved(ranges)
+        if cycle == 1:
+            return shards.flat_map(read)
+        return shards.interleave(
+            read, cycle_length=cycle, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        )
+
+    def _interleaved(self, ranges: list[tuple[int, int, int]]) -> int:
+        """Returns how many shards to read at once: few local cached files are faster one by one."""
+        stored = sum(self._shards[number].bytes for number, _, _ in ranges)
+        pays = self._compression or stored > _INTERLEAVE_BYTES
+        # Never a function of this machine: the order must be the same on every other.
+        return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
+
+
+def _check_present(folder: Path, shard: ShardInfo) -> None:
+    path = folder / shard.file
+    mend = f"See all faults with `tfdist inspect {folder} --check`"
+    try:
+        size = regular_size(path)
+    except OSError as error:
+        raise CorruptShardError(
+            "every shard of the manifest must be a file that can be read",
+            received=f"{path}, {unreadable(error)}",
+            mend=mend,
+        ) from None
+    if size != shard.bytes:
+        raise CorruptShardError(
+            f"{path} must have {shard.bytes} bytes", received=f"{size} bytes", mend=mend
+        )

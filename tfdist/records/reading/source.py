@@ -1,0 +1,290 @@
+"""What can be read gives ordered batches of any part of it: ``Source``, arrays and datasets."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, TfdistError
+from tfdist.records.format.manifest import Manifest
+from tfdist.records.reading.batched import SingleRecords
+from tfdist.records.reading.dataframes import plain
+from tfdist.records.reading.decode import spec_bytes
+
+_SHUFFLE_BUFFER_BYTES = 128 << 20
+_LOAD_BATCH_SIZE = 1024
+# Enough to tell a shuffled dataset from one that is not.
+_COMPARED_RECORDS = 8
+# Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
+_COMPARED_ROWS = 32
+
+
+def order_seed(seed: int, epoch: Any) -> tf.Tensor:
+    """Returns int64 [2]: the key of all that is random in one epoch."""
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+
+
+class Source(abc.ABC):
+    """Records in a fixed global order.
+
+    Attributes:
+        num_records: how many there are.
+        spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
+        in_memory: whether the records are in memory already.
+        is_sequential: whether each pass must be one over all records, as through a pipe.
+        place: folder and split of shards with their manifest; None for anything else.
+        apart: folder, split and manifest of shards that lie apart from it; likewise.
+        failures: what went wrong while reading, where TensorFlow hands on a text only.
+        fingerprint: what tells the first records from others; None where a manifest does, or
+            where hosts hold different records.
+        note: what a user should know of how the records are read; None when there is nothing.
+        readers: (this reader, readers) when this host holds records that no other host has, and
+            its readers share them; None when every host holds all records.
+    """
+
+    num_records: int
+    spec: Any
+    in_memory = False
+    is_sequential = False
+    place: tuple[Path, str] | None = None
+    apart: tuple[Path, str, Manifest] | None = None
+    failures: Sequence[TfdistError] = ()
+    fingerprint: str | None = None
+    note: str | None = None
+    readers: tuple[int, int] | None = None
+
+    @property
+    def record_bytes(self) -> int | None:
+        """Bytes of one decoded record; None when they are not known beforehand."""
+        return spec_bytes(self.spec)
+
+    @abc.abstractmethod
+    def stream(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        """Returns batches of records [start, stop) without the first ``skip_records`` of them.
+
+        Args:
+            order: the key from ``order_seed``; None for the order of the records.
+        """
+
+    @abc.abstractmethod
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        """Returns the numbers of records [start, stop), int64 [], as ``stream`` orders them.
+
+        No record is read.
+        """
+
+    def confirm(self) -> None:  # noqa: B027
+        """Returns when what has been read so far is known to be right. Raises DataError."""
+
+    def load(self, start: int, stop: int) -> Any:
+        """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
+        batches = iter(self.stream(start, stop, _LOAD_BATCH_SIZE, None, 0).prefetch(2))
+        first = next(batches)
+        # Filled in place: joining the batches at the end would need twice the memory.
+        arrays = tf.nest.map_structure(
+            lambda leaf: np.empty((stop - start, *leaf.shape[1:]), leaf.dtype.as_numpy_dtype), first
+        )
+        filled = 0
+        for batch in itertools.chain([first], batches):
+            rows = len(tf.nest.flatten(batch)[0])
+            for array, leaf in zip(tf.nest.flatten(arrays), tf.nest.flatten(batch), strict=True):
+                array[filled : filled + rows] = leaf.numpy()
+            filled += rows
+        if filled != stop - start:
+            raise DataError(
+                "data must keep its number of records",
+                received=f"{filled} records where there were {stop - start}",
+            )
+        return tf.nest.map_structure(tf.convert_to_tensor, arrays)
+
+
+class ArraySource(Source):
+    """Arrays in memory: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Attributes:
+        arrays: the same as NumPy arrays.
+    """
+
+    in_memory = True
+
+    def __init__(self, arrays: tuple[Any, ...]):
+        if not 1 <= len(arrays) <= 3:
+            raise DataError(
+                "arrays must be (x, y) or (x, y, sample_weight)",
+                received=f"a tuple of {len(arrays)}",
+            )
+        arrays = tf.nest.map_structure(_to_array, tuple(_as_parts(item) for item in arrays))
+        lengths = [len(array) for array in tf.nest.flatten(arrays)]
+        if len(set(lengths)) != 1:
+            raise DataError(
+                "all arrays must have the same number of records",
+                received=", ".join(map(str, lengths)),
+            )
+        if lengths[0] == 0:
+            raise DataError("data must have at least one record", received="empty arrays")
+        if len(arrays) == 3:
+            arrays = (*arrays[:2], tf.nest.map_structure(_to_weights, arrays[2]))
+        self.arrays = arrays
+        self.num_records = lengths[0]
+        some = np.linspace(0, self.num_records - 1, _COMPARED_ROWS).astype(np.int64)
+        self.fingerprint = fingerprint(array[some] for array in tf.nest.flatten(arrays))
+        self.spec = tf.nest.map_structure(
+            lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
+        )
+
+    def load(self, start: int, stop: int) -> Any:
+        return tf.nest.map_structure(
+            lambda array: tf.convert_to_tensor(array[start:stop]), self.arrays
+        )
+
+    def stream(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        raise AssertionError("arrays are always read from memory")
+
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        raise AssertionError("arrays are always read from memory")
+
+
+def _as_parts(item: Any) -> Any:
+    """Returns an item with its tables and lists as arrays: to tf.nest a list is structure."""
+    if isinstance(item, Mapping):
+        return {name: _as_parts(part) for name, part in item.items()}
+    if isinstance(item, tuple):
+        return tuple(_as_parts(part) for part in item)
+    return np.asarray(item) if isinstance(item, list) else plain(item)
+
+
+def _to_array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.ndim == 0:
+        raise DataError(
+            "an array must have a first dimension of records", received=repr(value)[:80]
+        )
+    is_text = array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
+    if array.dtype.kind not in "biufSU" and not is_text:
+        raise DataError("arrays must hold numbers or strings", received=f"dtype {array.dtype}")
+    return array
+
+
+def _to_weights(array: np.ndarray) -> np.ndarray:
+    """Returns the weights of records, float32 [records]; a model of several outputs may have some
+    for each."""
+    if array.ndim != 1:
+        raise DataError(
+            "a sample weight must be one number a record", received=f"shape {array.shape}"
+        )
+    return array.astype(np.float32)
+
+
+class DatasetSource(Source):
+    """A tf.data.Dataset of records ``(x, y)`` or ``(x, y, sample_weight)``."""
+
+    def __init__(self, records: SingleRecords):
+        dataset = records.dataset
+        element = dataset.element_spec
+        if not isinstance(element, tuple):
+            element, dataset = (element,), dataset.map(lambda x: (x,))
+        if not 1 <= len(element) <= 3:
+            raise DataError(
+                "a dataset must give (x, y) or (x, y, sample_weight)",
+                received=f"tuples of {len(element)}",
+            )
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
+            raise DataError("a dataset must give dense tensors", received=str(element))
+        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
+            raise DataError(
+                "a dataset must give tensors of known numbers of dimensions",
+                received=str(element),
+                mend="Say them with tensor.set_shape, or the output_signature of from_generator",
+            )
+        self._dataset = dataset
+        self.note = records.note
+        self.fingerprint = _first_records(dataset)
+        self.num_records = records.num_records or _count(dataset)
+        self.spec = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
+        )
+
+    def stream(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        part = self._dataset.skip(start).take(stop - start)
+        return self._shuffled(part, order, stop - start).skip(skip_records).batch(batch_size)
+
+    def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
+        return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)
+
+    def _shuffled(
+        self, records: tf.data.Dataset, order: tf.Tensor | None, total: int
+    ) -> tf.data.Dataset:
+        if order is None:
+            return records
+        return shuffled_by(records, order, buffer_records(self.record_bytes, total))
+
+
+def _first_records(dataset: tf.data.Dataset) -> str:
+    """Returns the fingerprint of the first records.
+
+    Raises:
+        DataError: they are others in a second pass. A dataset is read by ranges, by several ranks,
+            and may be kept: it must not change.
+    """
+    passes = [list(dataset.take(_COMPARED_RECORDS).as_numpy_iterator()) for _ in range(2)]
+    once, again = ([np.asarray(leaf) for leaf in tf.nest.flatten(read)] for read in passes)
+    if not all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in zip(once, again, strict=True)
+    ):
+        raise DataError(
+            "a dataset must give the same records in the same order each time",
+            received="other records in a second pass",
+            mend="Remove shuffle() and random augmentation from it: strategy.dataset shuffles, and "
+            "its map_fn augments",
+        )
+    return fingerprint(once)
+
+
+def fingerprint(arrays: Iterable[np.ndarray]) -> str:
+    """Returns what tells arrays from others, on any process: 16 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        content = repr(array.tolist()).encode() if array.dtype.kind in "OSU" else array.tobytes()
+        digest.update(f"{array.dtype.kind}{array.shape}".encode() + content)
+    return digest.hexdigest()
+
+
+def _count(dataset: tf.data.Dataset) -> int:
+    cardinality = int(dataset.cardinality())
+    if cardinality == tf.data.UNKNOWN_CARDINALITY:
+        cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
+    if cardinality == 0:
+        raise DataError("data must have at least one record", received="an empty dataset")
+    return cardinality
+
+
+def buffer_records(record_bytes: int | None, num_records: int) -> int:
+    return max(1, min(num_records, _SHUFFLE_BUFFER_BYTES // max(1, record_bytes or 4096)))
+
+
+def shuffled_by(records: tf.data.Dataset, order: tf.Tensor, buffer_records: int) -> tf.data.Dataset:
+    """Shuffles by ``order`` alone."""
+    seed = tf.random.stateless_uniform((), order, maxval=2**31 - 1, dtype=tf.int64)
+
+    def shuffled(seed: tf.Tensor) -> tf.data.Dataset:
+        # Dataset.shuffle mixes the graph's seed into its own. Inside this function the graph is
+        # the function's, so fixing its seed leaves the user's tf.random.set_seed alone, and
+        # independent of it.
+        tf.random.set_seed(1)
+        return records.shuffle(buffer_records, seed=seed, reshuffle_each_iteration=False)
+
+    return tf.data.Dataset.from_tensors(seed).flat_map(shuffled)

@@ -1,0 +1,1 @@
+"""From raw data to a folder of shards."""
