@@ -323,7 +323,7 @@ def _independent(model_fn: Any) -> tf.keras.Model:
 def _train_reference(
     model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
 ) -> dict[str, list[float]]:
-    from tfdist.training import first_step
+    from tfdist.training import early_variables
     from tfdist.training.scaling import ScaleLearningRate
 
     callbacks = []
@@ -332,8 +332,8 @@ def _train_reference(
         scale.prepare(model.optimizer, feed.steps_per_epoch)
         callbacks.append(scale)
     batches = feed.epochs(0, epochs)
-    first_step.make_slots(model)
-    first_step.make_known_metrics(model, batches.element_spec)
+    early_variables.make_slots(model)
+    early_variables.make_known_metrics(model, batches.element_spec)
     history = model.fit(
         batches,
         epochs=epochs,

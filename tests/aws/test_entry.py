@@ -120,7 +120,8 @@ sys.meta_path.insert(0, Refuse())
 import train, evaluate, shard, inference
 import tensorflow
 from tfdist.aws import saved_model
-from tfdist.strategies import horovod, mirrored, single
+from tfdist.strategies.horovod import strategy
+from tfdist.strategies import mirrored, single
 from tfdist.training import fit, checkpoint
 import tfdist
 print(tfdist.__file__)

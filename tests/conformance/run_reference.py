@@ -18,7 +18,7 @@ import conformance_observed as observed
 import numpy as np
 
 from tfdist.strategies.base import make_feed
-from tfdist.training import first_step
+from tfdist.training import early_variables
 
 
 class OneDevice(observed.Side):
@@ -50,8 +50,8 @@ class OneDevice(observed.Side):
         )
         batches = feed.on_one_device().epochs(0, epochs)
         steps = feed.steps_per_epoch
-        first_step.make_slots(model)
-        first_step.make_known_metrics(model, feed.records.element_spec)
+        early_variables.make_slots(model)
+        early_variables.make_known_metrics(model, feed.records.element_spec)
         return model.fit(
             batches, epochs=epochs, steps_per_epoch=steps, verbose=0, **options
         ).history

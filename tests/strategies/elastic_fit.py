@@ -38,9 +38,9 @@ def trace(what: str) -> None:
 
 
 def trace_meetings() -> None:
-    from tfdist.strategies import horovod_elastic
+    from tfdist.strategies.horovod import elastic
 
-    await_rank, tell_met = horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met
+    await_rank, tell_met = elastic.Driver.await_rank, elastic.Driver.tell_met
 
     def traced_await(self) -> None:
         trace("ask")
@@ -51,7 +51,7 @@ def trace_meetings() -> None:
         trace("met")
         tell_met(self, connected)
 
-    horovod_elastic.Driver.await_rank, horovod_elastic.Driver.tell_met = traced_await, traced_met
+    elastic.Driver.await_rank, elastic.Driver.tell_met = traced_await, traced_met
 
 
 def listeners_of_job() -> list[str]:

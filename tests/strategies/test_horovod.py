@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import OptionError
-from tfdist.strategies.horovod import _prepare_environment, choose_gpu
+from tfdist.strategies.horovod.strategy import _prepare_environment, choose_gpu
 from tfdist.strategies.rank_threads import choose_threads
 from tfdist.topology import Topology
 

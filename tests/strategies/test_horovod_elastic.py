@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.horovod_ring import Ring, World
+from tfdist.strategies.horovod.ring import Ring, World
 from tfdist.training.elastic import ProcessLost
 
 sys.path.append(str(Path(__file__).parent))

@@ -10,7 +10,7 @@ import pytest
 
 import tfdist
 from tfdist.errors import OptionError
-from tfdist.strategies.multi_worker import check_place
+from tfdist.strategies.multi_worker.strategy import check_place
 from tfdist.topology import Topology, from_environ, tf_config
 
 sys.path.append(str(Path(__file__).parents[1]))

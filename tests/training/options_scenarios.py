@@ -14,7 +14,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
-from tfdist.training import first_step
+from tfdist.training import early_variables
 from tfdist.training.options import StepOptions
 
 TOLERANCE = 1e-5
@@ -139,8 +139,8 @@ def assert_trains_as_one_device(
     model, reference = pair(strategy, model_fn)
     feed = strategy.dataset(records, global_batch_size=global_batch_size, seed=2)
     found = model.fit(feed, epochs=2, verbose=0).history
-    first_step.make_slots(reference)
-    first_step.make_known_metrics(reference, feed.records.element_spec)
+    early_variables.make_slots(reference)
+    early_variables.make_known_metrics(reference, feed.records.element_spec)
     expected = reference.fit(
         feed.on_one_device().epochs(0, 2),
         epochs=2,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfdist.training.partition import balance
+from tfdist.training.balanced_cuts import balance
 
 
 def largest(costs, cuts):

@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
-from tfdist.cli import model_path, ranks, saved_weights
+from tfdist.cli import ranks, saved_weights
 from tfdist.cli.console import stdout
 from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.run_folder import RunFolder
 from tfdist.cli.train import shown, training_config
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.strategies import spec_of
+from tfdist.training import model_path
 
 TOLERANCE = 1e-6
 _KEYS = ("rank", "step")

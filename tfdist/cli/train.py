@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli import model_path, ranks
+from tfdist.cli import ranks
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.ranks import (
     Where,
@@ -23,6 +23,7 @@ from tfdist.cli.ranks import (
 from tfdist.cli.run_files import read_history
 from tfdist.cli.run_folder import RunFolder
 from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
+from tfdist.training import model_path
 
 _EPILOG = """\b
 Examples:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import tfdist
-from tfdist.cli import model_path, ranks
+from tfdist.cli import ranks
 from tfdist.cli.run_files import read_history, write_history, write_json
 from tfdist.cli.run_folder import RunFolder
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
+from tfdist.training import model_path
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli import model_path, ranks
+from tfdist.cli import ranks
 from tfdist.cli.console import stdout
 from tfdist.cli.ranks import Where, model_option, seed_option, where_options
 from tfdist.cli.train import find_splits
+from tfdist.training import model_path
 
 _EPILOG = """\b
 Examples:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import tfdist
-from tfdist.cli import model_path, ranks
+from tfdist.cli import ranks
 from tfdist.cli.run_files import write_json
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
+from tfdist.training import model_path
 
 
 def verify(config: dict[str, Any]) -> None:

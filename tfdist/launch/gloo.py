@@ -36,7 +36,7 @@ def job(
     rank = [sys.executable, "-m", "tfdist.launch.rank", "--", *command]
     if is_local:
         tags = "together"
-        program = [sys.executable, "-m", "tfdist.launch.gloo_here", str(workers), "--"]
+        program = [sys.executable, "-m", "tfdist.launch.gloo_local", str(workers), "--"]
     else:
         tags = "gloo"
         listed = ",".join(f"{host.name}:{host.slots}" for host in places)

@@ -14,21 +14,21 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
-from tfdist.training import by_hand, coupling, first_step, tracing
+from tfdist.training import by_hand, coupling, early_variables, tracing
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
 from tfdist.training.collective import Collective
-from tfdist.training.elastic import ElasticCollective, Survival, repeat
-from tfdist.training.feed import Feed
-from tfdist.training.keras_api import loss_scale_state, variables_in
-from tfdist.training.misfits import (
+from tfdist.training.data_errors import (
     check_inputs,
     check_labels,
     explain_label_error,
     explain_loss_error,
     explain_shape_error,
 )
+from tfdist.training.elastic import ElasticCollective, Survival, repeat
+from tfdist.training.feed import Feed
+from tfdist.training.keras_api import loss_scale_state, variables_in
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 
@@ -267,7 +267,7 @@ class Runs:
                 chain.is_last_fit = last == epochs
                 chain.steps_before = start.steps_told if skip_steps else 0
                 batches = self._batches(begun, first, last, skip_steps)
-                first_step.make_known_metrics(model, feed.records.element_spec)
+                early_variables.make_known_metrics(model, feed.records.element_spec)
                 self._keras_fit(
                     batches,
                     epochs=last,
@@ -328,7 +328,7 @@ class Runs:
             self._agree_on(self._present(feed))
             train(start)
 
-        first_step.make_slots(self._model)
+        early_variables.make_slots(self._model)
         self._is_surviving = True
         try:
             survival.run(
@@ -355,7 +355,7 @@ class Runs:
         with self._reading(feed) as watch, tracing.closing(notices):
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             batches = self._batches(feed, 0, 1)
-            first_step.make_known_metrics(self._model, feed.records.element_spec)
+            early_variables.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
                 batches,
                 steps=feed.steps_per_epoch,
@@ -390,7 +390,7 @@ class Runs:
         if self._divides and self._collective.is_chief and self._tried is not model.loss:
             coupling.warn(model, feed.records.element_spec)
             self._tried = model.loss
-        first_step.make_slots(model)  # They must exist to be restored or sent.
+        early_variables.make_slots(model)  # They must exist to be restored or sent.
         start = Start()
         keepers = keepers_among(callbacks)
         if keepers:

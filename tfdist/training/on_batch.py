@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.training import by_hand, first_step
+from tfdist.training import by_hand, early_variables
+from tfdist.training.data_errors import check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs
-from tfdist.training.misfits import check_labels
 
 
 class RunsAndBatches(Runs):
@@ -119,7 +119,7 @@ class RunsAndBatches(Runs):
         check_labels(model, feed.records.element_spec)
         if reset_metrics:
             model.reset_metrics()
-        first_step.make_known_metrics(model, feed.records.element_spec)
+        early_variables.make_known_metrics(model, feed.records.element_spec)
         with self._reading(feed) as watchers:
             batches = iter(self._batches(feed, 0, 1))
             for watcher in watchers:

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError, unknown_choice
 from tfdist.training import batch_norm, randomness
-from tfdist.training.graph import Call, Graph, crossing_bytes, graph_of, inputs_of
+from tfdist.training.balanced_cuts import balance
 from tfdist.training.keras_api import layers_in, mask_of, with_mask
+from tfdist.training.layer_calls import Call, Graph, crossing_bytes, graph_of, inputs_of
 from tfdist.training.logits import logits_of
-from tfdist.training.partition import balance
 
 _running = threading.local()
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import first_step, losses
+from tfdist.training import early_variables, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import added, when_known
@@ -122,7 +122,7 @@ class SharedSteps:
                 model.compiled_metrics.update_state(y, y_pred, sample_weight)
                 return tf.constant(True)
 
-            first_step.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
+            early_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
             return model.get_metrics_result()
 

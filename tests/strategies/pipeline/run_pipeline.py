@@ -29,7 +29,7 @@ class Reference:
     def __init__(self, case: str, feed: Any, held_out: Any):
         from tensorflow import keras
 
-        from tfdist.training import first_step
+        from tfdist.training import early_variables
 
         keras.utils.set_random_seed(1)
         model = models.build(case)
@@ -38,8 +38,8 @@ class Reference:
                 layer.trainable = False
             model.compile(model.optimizer, model.loss, metrics=["accuracy"])
         self.start = model.get_weights()
-        first_step.make_slots(model)
-        first_step.make_known_metrics(model, feed.records.element_spec)
+        early_variables.make_slots(model)
+        early_variables.make_known_metrics(model, feed.records.element_spec)
         self.history = model.fit(
             feed.on_one_device().epochs(0, EPOCHS),
             epochs=EPOCHS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import OptionError
-from tfdist.strategies.pipeline import partition
+from tfdist.strategies.pipeline import cut_options
 
 
 def test_cuts_after_the_last_call_of_a_layer():
-    assert partition.cuts_after([("a", [0, 1]), ("b", [2])], 4) == (2, 3)
+    assert cut_options.cuts_after([("a", [0, 1]), ("b", [2])], 4) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ def test_cuts_after_the_last_call_of_a_layer():
 )
 def test_cuts_that_cannot_be(named, part):
     with pytest.raises(OptionError) as caught:
-        partition.cuts_after(named, 3)
+        cut_options.cuts_after(named, 3)
     assert part in str(caught.value)

@@ -18,9 +18,9 @@ from tfdist.strategies.federated.server import Server
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, keepers_among, released_after
 from tfdist.training.collective import Collective
+from tfdist.training.data_errors import check_inputs, check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.metrics import state_of
-from tfdist.training.misfits import check_inputs, check_labels
 from tfdist.training.refusals import refuse_xla
 from tfdist.training.scaling import EffectiveLearningRate
 

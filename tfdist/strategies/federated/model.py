@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
-from tfdist.training import first_step
+from tfdist.training import early_variables
 from tfdist.training.losses import as_on_one_device, counted_as
 from tfdist.training.metrics import state_of
 
@@ -218,4 +218,4 @@ def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:
         )
 
     y_pred = model(one_row(batch_spec["x"]), training=False)
-    first_step.make_metrics(model, y_pred, one_row(batch_spec["y"]))
+    early_variables.make_metrics(model, y_pred, one_row(batch_spec["y"]))

@@ -17,8 +17,8 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
+from tfdist.training.data_errors import explain_label_error, explain_shape_error
 from tfdist.training.keras_api import variables_in
-from tfdist.training.misfits import explain_label_error, explain_shape_error
 
 _DIVERGED = "its update is not finite"
 

@@ -11,7 +11,7 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context
-from tfdist.strategies.mesh.graph import SEPARABLE_REGULARIZERS, convert
+from tfdist.strategies.mesh.conversion import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
 from tfdist.strategies.mesh.optimizer import (

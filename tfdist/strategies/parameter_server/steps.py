@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
-from tfdist.strategies.parameter_server.watch import Watch
+from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.training import keras_api
 from tfdist.training.metrics import state_of
 

@@ -154,7 +154,7 @@ class ParameterServer(Strategy):
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         import tensorflow as tf
 
-        from tfdist.strategies.parameter_server.collective import Servers
+        from tfdist.strategies.parameter_server.chief import Servers
         from tfdist.strategies.parameter_server.refusals import (
             made_on_servers,
             refuse_model,

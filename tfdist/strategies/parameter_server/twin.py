@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
-from tfdist.training import first_step
+from tfdist.training import early_variables
 from tfdist.training.adapted import follow_variables
 from tfdist.training.keras_api import layers_in, set_learning_rate, variables_in
 from tfdist.training.metrics import state_of
@@ -67,10 +67,10 @@ class Twin:
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
         one_x, one_y = (tf.nest.map_structure(lambda t: t[:1], part) for part in (x, y))
         y_pred = model(one_x, training=False)
-        first_step.make_metrics(model, y_pred, one_y)
-        first_step.make_slots(model)
+        early_variables.make_metrics(model, y_pred, one_y)
+        early_variables.make_slots(model)
         with self._engine.scope():
-            first_step.make_metrics(twin, y_pred, one_y)
+            early_variables.make_metrics(twin, y_pred, one_y)
             twin.optimizer.build(twin.trainable_variables)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())

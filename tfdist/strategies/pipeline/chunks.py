@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.graph import Call
+from tfdist.training.layer_calls import Call
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
-from tfdist.training.graph import crossing_bytes
 from tfdist.training.keras_api import variables_in
+from tfdist.training.layer_calls import crossing_bytes
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.gradients import activity_losses
-from tfdist.training.graph import Call, Graph, inputs_of
 from tfdist.training.keras_api import mask_of, variables_in, with_mask
+from tfdist.training.layer_calls import Call, Graph, inputs_of
 from tfdist.training.logits import logits_of
 
 _NAME = "tfdist_frozen_{}"

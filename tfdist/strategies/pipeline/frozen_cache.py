@@ -22,7 +22,7 @@ from rich.progress import track
 from tfdist.errors import ModelError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.reading.reader import Records
-from tfdist.strategies.pipeline import tables
+from tfdist.strategies.pipeline import kept_outputs
 from tfdist.strategies.pipeline.frozen import Frozen, same
 from tfdist.training.feed import Feed
 
@@ -126,9 +126,9 @@ class KeptRecords:
             first = self._kept(next(self._source_batches(self._fill_rows)))
             self._check(first)
             flat = [np.asarray(leaf) for leaf in tf.nest.flatten(first)]
-            columns = tables.Columns(
+            columns = kept_outputs.Columns(
                 self.num_records,
-                tuple(tables.Column(leaf.shape[1:], leaf.dtype.name) for leaf in flat),
+                tuple(kept_outputs.Column(leaf.shape[1:], leaf.dtype.name) for leaf in flat),
             )
             self._filled = (of_model, first, self._arrays(columns, of_model))
         return self._filled[1:]
@@ -137,30 +137,30 @@ class KeptRecords:
     def _fill_rows(self) -> int:
         return min(_FILL_ROWS, self.num_records)
 
-    def _arrays(self, columns: tables.Columns, of_model: str) -> list[np.ndarray]:
+    def _arrays(self, columns: kept_outputs.Columns, of_model: str) -> list[np.ndarray]:
         if self._cache.folder is None:
-            tables.check_fits(columns, None)
-            arrays = tables.in_memory(columns)
+            kept_outputs.check_fits(columns, None)
+            arrays = kept_outputs.in_memory(columns)
             self._fill(arrays, columns, "in memory")
             return arrays
         self._cache.folder.mkdir(exist_ok=True)
         name = _hash(of_model, self._fingerprint(), str(self._training), str(self.num_records))
         folder = self._cache.folder / f"frozen-{name}"
-        arrays = tables.opened(folder, columns)
+        arrays = kept_outputs.opened(folder, columns)
         if arrays is not None and not self._are_right(arrays):
             shutil.rmtree(folder)
             arrays = None
         if arrays is None:
-            tables.check_fits(columns, self._cache.folder)
-            with tables.written(folder, columns) as written:
+            kept_outputs.check_fits(columns, self._cache.folder)
+            with kept_outputs.written(folder, columns) as written:
                 self._fill(written, columns, f"in {folder}")
-            arrays = tables.opened(folder, columns)
+            arrays = kept_outputs.opened(folder, columns)
             assert arrays is not None, folder
         else:
             print(f"tfdist: the outputs of frozen layers are read from {folder}", flush=True)
         return arrays
 
-    def _fill(self, arrays: list[np.ndarray], columns: tables.Columns, where: str) -> None:
+    def _fill(self, arrays: list[np.ndarray], columns: kept_outputs.Columns, where: str) -> None:
         print(
             f"tfdist: keeping the outputs of the layers up to '{self._cache.frozen.last}' "
             f"{where}: {columns.num_records:,} records of {columns.record_bytes / 1e3:,.1f} "

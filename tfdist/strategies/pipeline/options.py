@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies.pipeline import partition, schedule, tables
+from tfdist.strategies.pipeline import cut_options, kept_outputs, schedule
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
 RECOMPUTE = ("none", "blocks")
@@ -43,8 +43,8 @@ class Options:
             chunks_per_stage=self.chunks_per_stage,
         )
         for what, chosen, known in (
-            ("optimize", self.optimize, partition.GOALS),
-            ("balance", self.balance, partition.SOURCES),
+            ("optimize", self.optimize, cut_options.GOALS),
+            ("balance", self.balance, cut_options.SOURCES),
             ("batch_norm", self.batch_norm, BATCH_NORMS),
             ("recompute", self.recompute or "none", RECOMPUTE),
         ):
@@ -59,8 +59,8 @@ class Options:
         self._check_cache()
 
     def _check_cache(self) -> None:
-        if self.frozen_cache is not None and self.frozen_cache not in tables.KINDS:
-            raise unknown_choice("frozen_cache", self.frozen_cache, tables.KINDS)
+        if self.frozen_cache is not None and self.frozen_cache not in kept_outputs.KINDS:
+            raise unknown_choice("frozen_cache", self.frozen_cache, kept_outputs.KINDS)
         if self.frozen_cache is not None and self.freeze_until is None:
             raise OptionError(
                 "frozen_cache must go with freeze_until, which names the layers whose outputs it "

@@ -10,15 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies.pipeline import partition, schedule
+from tfdist.strategies.pipeline import cut_options, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
 from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
-from tfdist.training.graph import Call, Graph, crossing_bytes, normalizes
+from tfdist.training.balanced_cuts import balance
 from tfdist.training.keras_api import follow_trainable, variables_in
-from tfdist.training.partition import balance
+from tfdist.training.layer_calls import Call, Graph, crossing_bytes, normalizes
 from tfdist.training.randomness import is_seeded
 
 # Costs of memory need a number of rows, and a model tells none: Keras' default batch.
@@ -124,7 +124,7 @@ def find_named(graph: Graph, options: Options) -> Named:
     graph = graph.with_first(frozen)
     cuts = None
     if options.cut_names is not None:
-        cuts = partition.cuts_after(
+        cuts = cut_options.cuts_after(
             [_resolved(graph, name, "cut_after") for name in options.cut_names], len(graph.calls)
         )
     if options.frozen_cache is not None:
@@ -196,7 +196,7 @@ def make_plan(
     check_model(model, calls, options.batch_norm)
     if options.recomputes:
         _refuse_other_numbers(calls)
-    partition.check_enough(len(calls), options.parts, options.stages, model.name)
+    cut_options.check_enough(len(calls), options.parts, options.stages, model.name)
     cuts = named.cuts
     if cuts is None:
         cuts = _balanced(calls, options, len(named.frozen), measured)

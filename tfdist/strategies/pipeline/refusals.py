@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.strategies.pipeline.norms import masked_norm_error
-from tfdist.training.graph import Call, normalizes
 from tfdist.training.keras_api import layers_in, mask_of
+from tfdist.training.layer_calls import Call, normalizes
 from tfdist.training.randomness import drawing_layers
 from tfdist.training.refusals import refuse_nadam, refuse_own_loss, refuse_own_steps, refuse_xla
 

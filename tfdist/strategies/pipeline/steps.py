@@ -19,8 +19,8 @@ from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_statistics import move_statistics
 from tfdist.training.gradients import Sums, weight_losses
-from tfdist.training.graph import Graph, inputs_of
 from tfdist.training.keras_api import loss_anew
+from tfdist.training.layer_calls import Graph, inputs_of
 from tfdist.training.losses import is_sum
 from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
 

@@ -135,8 +135,8 @@ class Pipeline(OneProcessStrategy):
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training.graph import graph_of
         from tfdist.training.install import install
+        from tfdist.training.layer_calls import graph_of
         from tfdist.training.precision import check_follows, policy
         from tfdist.training.randomness import install as install_randomness
         from tfdist.training.text import warn_of_padding

@@ -46,7 +46,7 @@ def choose_gpu(gpus: Sequence[str], local_rank: int) -> str | None:
 
 SPEC = Spec(
     name="horovod",
-    path="tfdist.strategies.horovod:Horovod",
+    path="tfdist.strategies.horovod.strategy:Horovod",
     summary="one process per GPU or core, over MPI or Gloo",
     launchers=("mpi", "gloo"),
     is_elastic=True,
@@ -112,7 +112,7 @@ class Horovod(DataParallel):
         if place.elastic_workers is None:
             hvd.init()
         else:
-            from tfdist.strategies.horovod_elastic import Driver, meet
+            from tfdist.strategies.horovod.elastic import Driver, meet
 
             self._driver = Driver(place.driver)
             meet(hvd, self._driver)
@@ -122,7 +122,7 @@ class Horovod(DataParallel):
                 received=f"{hvd.size()} ranks, where {place.launcher} names {place.world_size}",
                 mend="Use tfdist launch --hosts, srun --mpi=pmix, or strategy 'multi_worker'",
             )
-        from tfdist.strategies.horovod_ring import World
+        from tfdist.strategies.horovod.ring import World
 
         self._hvd, self._world = hvd, World(hvd.size(), hvd.rank())
         self._take_devices(place)
@@ -167,8 +167,8 @@ class Horovod(DataParallel):
         return tuple(found)
 
     def connect(self) -> Collective:
-        from tfdist.strategies.horovod_elastic import ElasticRing
-        from tfdist.strategies.horovod_ring import Ring
+        from tfdist.strategies.horovod.elastic import ElasticRing
+        from tfdist.strategies.horovod.ring import Ring
 
         assert self._hvd is not None, "start() comes first"
         options = {

@@ -47,7 +47,7 @@ def check_place(place: Topology) -> None:
 
 SPEC = Spec(
     name="multi_worker",
-    path="tfdist.strategies.multi_worker:MultiWorker",
+    path="tfdist.strategies.multi_worker.strategy:MultiWorker",
     summary="one process per machine or core, connected by TensorFlow, in step",
     launchers=("tasks",),
     engine="multi-worker",
@@ -99,7 +99,7 @@ class MultiWorker(DataParallel):
         self._collective: Any = None
 
     def start(self) -> None:
-        from tfdist.strategies.multi_worker_tasks import Tasks, connect
+        from tfdist.strategies.multi_worker.workers import Tasks, connect
 
         place = topology.current()
         check_place(place)

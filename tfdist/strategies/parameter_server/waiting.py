@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.parameter_server.lines import Lines, Task
+from tfdist.strategies.parameter_server.connections import Lines, Task
 
 _TICK_S = 0.2
 # A dead task's line ends a moment before or after gRPC's own error about it, and a stopped one may

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
-from tfdist.strategies.horovod_ring import Ring, World
+from tfdist.strategies.horovod.ring import Ring, World
 from tfdist.training.elastic import ElasticCollective
 
 

@@ -1,4 +1,4 @@
-"""A Gloo job on this machine alone: ``python -m tfdist.launch.gloo_here WORKERS -- COMMAND...``.
+"""A Gloo job on this machine alone: ``python -m tfdist.launch.gloo_local WORKERS -- COMMAND...``.
 
 horovodrun itself passes the whole environment in the argument of a shell, for all users to see, and
 the server at which its ranks meet believes whoever calls, on all interfaces. Here ranks know each

@@ -1,0 +1,1 @@
+"""One process for each GPU or core, over MPI or Gloo: Horovod."""

@@ -1,0 +1,1 @@
+"""Workers on one or several machines, connected by TensorFlow."""
