@@ -56,6 +56,11 @@ def test_a_name_is_of_one_strategy():
         register(Spec(name="single", path="here:Other", summary="another one"))
 
 
+def test_a_launcher_is_a_known_one():
+    with pytest.raises(OptionError, match=r"launcher of strategy 'x'.*'ssh'.*mpi, gloo, tasks"):
+        Spec(name="x", path="x:X", summary="", launchers=("ssh",))
+
+
 def test_options_are_read_as_literals_or_words():
     pairs = ["compression=fp16", "accumulate_steps=2", "warmup_epochs=0.5", "threads=none"]
     assert parse_options("horovod", pairs) == {

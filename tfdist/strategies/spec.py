@@ -6,8 +6,13 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfdist.errors import unknown_choice
+
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
+
+
+LAUNCHERS = ("mpi", "gloo", "tasks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,9 @@ class Spec:
             quite the same.
         engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
         sagemaker: key of the SageMaker SDK's distribution; None for one process.
+
+    Raises:
+        OptionError: there is no such launcher.
     """
 
     name: str
@@ -37,6 +45,11 @@ class Spec:
     is_asynchronous: bool = False
     engine: str | None = None
     sagemaker: str | None = None
+
+    def __post_init__(self) -> None:
+        for launcher in self.launchers:
+            if launcher not in LAUNCHERS:
+                raise unknown_choice(f"launcher of strategy '{self.name}'", launcher, LAUNCHERS)
 
     @property
     def has_controllers(self) -> bool:
