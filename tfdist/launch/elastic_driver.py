@@ -62,7 +62,7 @@ class Worker(TaggedProcess):
 
     It has two pipes: on one it tells that it waits ("r") and has met ("m"), on the other it gets
     the variables of its rank, and the word that others wait to join or that one is lost
-    (``strategies.horovod_elastic.Driver``).
+    (``strategies.horovod.elastic.Driver``).
     """
 
     def __init__(self, name: str, number: int, command: list[str], env: dict[str, str]):
