@@ -18,9 +18,10 @@ demo: setup
 
 # A worker for each core, four at most: each holds TensorFlow, and starts processes that do. A file
 # stays on one worker, which runs its expensive fixtures once; tests/conftest.py orders the files.
-# The last option wins: PYTEST_ARGS="-n 0" runs all in one process.
+# The last option wins: PYTEST_ARGS="-n 0" runs all in one process. The tests start a thousand
+# processes, which keep what Python has compiled even where the variable says otherwise.
 test: setup
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
 
 lint: setup

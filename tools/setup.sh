@@ -9,7 +9,7 @@ VENV=$PWD/$VENV
 STAMP=$VENV/.tfdist-setup
 VARIABLES=$VENV/.tfdist-horovod-variables
 CACHE=$PWD/.cache
-LOG=$CACHE/setup.log
+LOG=$CACHE/setup-$LANE.log
 # The variables that change how Horovod is built; others only matter when it runs.
 BUILD_VARIABLES='^HOROVOD_(WITH|WITHOUT|GPU|CPU_OPERATIONS|NCCL|CUDA|ROCM|ALLOW|BUILD|MPICXX|CCL)'
 PIP=("$VENV/bin/python" -m pip --disable-pip-version-check)
@@ -70,7 +70,7 @@ wanted_stamp() {
 logged() {
     if ! "$@" >>"$LOG" 2>&1; then
         tail -n 20 "$LOG" >&2
-        fail "failed: $1 $2 ... (all of its output: .cache/setup.log)"
+        fail "failed: $1 $2 ... (all of its output: .cache/setup-$LANE.log)"
     fi
 }
 
@@ -100,18 +100,23 @@ install_packages() {
     # --no-deps: the lists are complete, and tensorflow-federated's own pins cannot be resolved. Nor
     # does it know of Python 3.12, though its wheel is one of any Python 3.
     logged "${PIP[@]}" install --no-deps -r requirements/build.txt
-    logged "${PIP[@]}" install --no-deps --no-build-isolation --ignore-requires-python "${lists[@]}"
+    logged "${PIP[@]}" install --no-deps --no-build-isolation --ignore-requires-python --no-compile \
+        "${lists[@]}"
     # The toolkit is built with Python.h, which Debian has in python3.11-dev; TensorFlow brings it too.
     (
         packages=("$VENV"/lib/python3.*/site-packages)
         export CPATH=${packages[0]}/tensorflow/include/external/local_config_python/python_include
         logged "${PIP[@]}" install --no-deps --no-build-isolation -r requirements/toolkit.txt
     )
+    # On all cores, where pip takes one. A file for another Python fails, as pip lets it.
+    "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib >>"$LOG" 2>&1 || true
 }
 
 install_tfdist() {
     say "installing tfdist, editable"
-    logged "${PIP[@]}" install --no-deps --no-build-isolation --editable .
+    # The set-up of the other lane may be at the same folder.
+    logged flock "$CACHE/editable.lock" \
+        "${PIP[@]}" install --no-deps --no-build-isolation --editable .
 }
 
 install_horovod() {

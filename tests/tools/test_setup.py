@@ -17,6 +17,7 @@ case "$*" in
     *ensurepip*) ;;
     "-m venv --clear "*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; echo venv >>"$FAKE_LOG" ;;
     *" --version") ;;
+    "-m compileall "*) ;;
     "-m tfdist install horovod --wheels "*)
         echo "horovod $(env | grep -o '^HOROVOD_.*' | LC_ALL=C sort | tr '\\n' ' ')" >>"$FAKE_LOG"
         [ "${FAKE_FAILURE:-}" != horovod ] ;;
