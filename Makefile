@@ -8,7 +8,7 @@ VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
 BIN := $(VENV)/bin
 export LANE VENV PYTHON
 
-.PHONY: setup demo test lint bench
+.PHONY: setup demo test lint bench docs
 
 setup:
 	@tools/setup.sh
@@ -31,3 +31,8 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks
+
+# A warning is an error, as a link that leads nowhere.
+docs: setup
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs: docs/_build/index.html"

@@ -26,7 +26,7 @@ _LONGEST_FIRST = (
     "training/test_options.py",
     "training/test_fit.py",
     "conformance/test_proof.py",
-    "training/test_misfits.py",
+    "training/test_data_errors.py",
     "notebooks/test_notebooks.py",
     "strategies/pipeline/test_pipeline.py",
     "strategies/test_horovod_elastic.py",

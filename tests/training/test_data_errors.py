@@ -1,4 +1,4 @@
-"""Data and models that do not fit each other or a strategy; see misfit_scenarios.py, too."""
+"""Data and models that do not fit each other or a strategy; see data_error_scenarios.py, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scenarios import Job
 # The first scenario of a job waits for all, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(580)
 layers = tf.keras.layers
-_FILE = Path(__file__).with_name("misfit_scenarios.py")
+_FILE = Path(__file__).with_name("data_error_scenarios.py")
 _NAMES = tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE))
 _OF_ONE = ("one_batch_is_divided", "constants_follow_what_is_restored", "refusals_are_one_line")
 _OF_WORKERS = (
@@ -61,7 +61,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
 @pytest.mark.parametrize(
     ("strategy", "name"), [(strategy, name) for strategy, names in _RUN.items() for name in names]
 )
-def test_misfit(strategy, name, jobs):
+def test_data_error(strategy, name, jobs):
     jobs[strategy].check(name)
 
 
