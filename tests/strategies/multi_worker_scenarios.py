@@ -44,6 +44,26 @@ def variables_are_of_the_named_engine(strategy, folder):
 
 
 @scenario
+def a_program_enters_it_again(strategy, folder):
+    """Two blocks, each with two models, on one connection: the weights are the same each time."""
+    found = []
+    for _ in range(2):
+        with tfdist.strategy("multi_worker", stall_timeout_s=3) as again:
+            for _ in range(2):
+                keras.utils.set_random_seed(0)
+                model = again.build(model_fn)
+                model.fit(again.dataset((X, Y), global_batch_size=8), verbose=0)
+                found.append(model.get_weights())
+    for weights in found[1:]:
+        for one, other in zip(weights, found[0], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+    with pytest.raises(
+        OptionError, match=r"workers are connected once, but found \('ring', None\)"
+    ):
+        tfdist.strategy("multi_worker", communication="ring").start()
+
+
+@scenario
 def a_model_made_outside_is_cloned(strategy, folder):
     model = strategy.build(model_fn())
     assert type(model.distribute_strategy) is tf.distribute.MultiWorkerMirroredStrategy

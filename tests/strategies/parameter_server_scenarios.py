@@ -13,7 +13,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import DataError, ModelError
+from tfdist.errors import DataError, ModelError, OptionError
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -76,6 +76,12 @@ def variables_lie_on_the_servers_and_large_ones_are_divided(strategy, folder):
     assert len(twin.weights) > len(model.weights)
     assert len(model.get_weights()) == 8
     assert model.get_weights()[0].shape == (5, 8)
+
+
+@scenario
+def a_program_enters_it_once(strategy, folder):
+    with pytest.raises(OptionError, match="must enter strategy 'parameter_server' once"):
+        tfdist.strategy("parameter_server").start()
 
 
 @scenario

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfdist.errors import LaunchError
+from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import replica_sum
 from tfdist.strategies.step_watch import StepWatch
@@ -21,6 +21,8 @@ from tfdist.topology import Topology
 from tfdist.training import keras_api
 from tfdist.training.collective import Collective
 
+# This process's connection, and what it was asked for: TensorFlow makes one, which ends with it.
+_connection: tuple[tuple[Any, ...], tf.distribute.MultiWorkerMirroredStrategy] | None = None
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
 
@@ -32,7 +34,26 @@ def connect(
 
     Raises:
         LaunchError: some did not within ``timeout_s``.
+        OptionError: this process has connected with other options before.
     """
+    global _connection
+    asked = (place, communication, bytes_per_pack)
+    if _connection is None:
+        _connection = asked, _connected(*asked, timeout_s=timeout_s)
+    before, strategy = _connection
+    if before != asked:
+        raise OptionError(
+            "strategy 'multi_worker' must have the same communication and bytes_per_pack each time "
+            "that a program enters it, for its workers are connected once",
+            received=f"{asked[1:]} after {before[1:]}",
+            mend="Give the same options, or start another program",
+        )
+    return strategy
+
+
+def _connected(
+    place: Topology, communication: str, bytes_per_pack: int | None, *, timeout_s: float
+) -> tf.distribute.MultiWorkerMirroredStrategy:
     implementation = {
         "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
         "ring": tf.distribute.experimental.CommunicationImplementation.RING,

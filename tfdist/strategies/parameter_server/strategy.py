@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
@@ -44,6 +44,7 @@ class ParameterServer(Strategy):
     """
 
     name = "parameter_server"
+    _was_entered: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -86,7 +87,8 @@ class ParameterServer(Strategy):
 
         Raises:
             SystemExit: on workers and parameter servers, with code 0, when the chief has ended.
-            OptionError: TF_CONFIG describes no chief, workers and parameter servers.
+            OptionError: TF_CONFIG describes no chief, workers and parameter servers; or this
+                process has entered the strategy before.
             LaunchError: a task did not come up, or the chief has died.
         """
         place = topology.current()
@@ -97,6 +99,14 @@ class ParameterServer(Strategy):
                 received=f"a process without {' and '.join(missing)} in its TF_CONFIG",
                 mend="Start it with tfdist launch --strategy parameter_server --workers 2 --ps 1",
             )
+        if ParameterServer._was_entered:
+            raise OptionError(
+                "a program must enter strategy 'parameter_server' once, for its workers and servers "
+                "end when the chief leaves it",
+                received="another time",
+                mend="Do all that needs them within one 'with tfdist.strategy(...)'",
+            )
+        ParameterServer._was_entered = True
         from tfdist.strategies.parameter_server.cluster import Cluster, serve, take_devices
 
         config = take_devices(place, self._threads)
