@@ -45,8 +45,8 @@ def connect(
         raise OptionError(
             "strategy 'multi_worker' must have the same communication and bytes_per_pack each time "
             "that a program enters it, for its workers are connected once",
-            received=f"{asked[1:]} after {before[1:]}",
-            mend="Give the same options, or start another program",
+            received=f"communication={communication!r}, bytes_per_pack={bytes_per_pack}",
+            mend=f"Give {before[1]!r} and {before[2]} as before, or start another program",
         )
     return strategy
 

@@ -101,8 +101,8 @@ class ParameterServer(Strategy):
             )
         if ParameterServer._was_entered:
             raise OptionError(
-                "a program must enter strategy 'parameter_server' once, for its workers and servers "
-                "end when the chief leaves it",
+                "a program must enter strategy 'parameter_server' once, for its workers and "
+                "servers end when the chief leaves it",
                 received="another time",
                 mend="Do all that needs them within one 'with tfdist.strategy(...)'",
             )
