@@ -136,7 +136,7 @@ class _Training:
 
     def rank_process(self, rank: int) -> psutil.Process:
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            is_rank = process.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]
+            is_rank = process.cmdline()[1:3] == ["-m", "tfdist.runs.train_rank"]
             if is_rank and topology.from_environ(process.environ()).rank == rank:
                 return process
         raise AssertionError(f"no rank {rank}")

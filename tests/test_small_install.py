@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.aws import evaluation
-from tfdist.cli.run_folder import RunFolder
-from tfdist.cli.train import _draw
+from tfdist.runs.training import draw
 from tfdist.errors import EngineMissingError
 from tfdist.records import charts
+from tfdist.runs.folder import RunFolder
 
 _RUN = """
 import json, sys
@@ -103,7 +103,7 @@ def test_a_training_says_that_it_draws_no_curves(without_matplotlib, tmp_path):
         writer = csv.DictWriter(file, row)
         writer.writeheader()
         writer.writerow(row)
-    told = _draw(folder, "single", ["loss"])
+    told = draw(folder, "single", ["loss"])
     assert told.startswith("none: matplotlib must be installed for charts")
     assert "'tfdist[plots]'" in told
     assert not folder.curves.exists()

@@ -20,6 +20,7 @@ _LAZY = {
     "errors": ("tfdist.errors", None),
     "strategy": ("tfdist.strategies", "strategy"),
     "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
+    "train": ("tfdist.runs.training", "train"),
     "verify": ("tfdist.equivalence", "verify"),
     "export": ("tfdist.export", None),
     "notebook_launch": ("tfdist.launch.notebook", "notebook_launch"),

@@ -57,6 +57,18 @@ class LaunchError(TfdistError):
     """Processes that could not be started, or that did not end as they should."""
 
 
+class RankFailedError(LaunchError):
+    """A rank that ended as it should not, and its job with it.
+
+    Attributes:
+        exit_code: that of the rank which failed first.
+    """
+
+    def __init__(self, reason: str, exit_code: int):
+        super().__init__("every rank must reach its end", received=reason)
+        self.exit_code = exit_code
+
+
 class CheckpointError(TfdistError):
     """A checkpoint that is missing, damaged, or of another model."""
 

@@ -10,8 +10,8 @@ import mutations
 from fuzzing import Target, Wrong
 
 from tfdist.cli import run_files
-from tfdist.cli.curves import draw
-from tfdist.cli.run_folder import RunFolder
+from tfdist.runs.curves import draw
+from tfdist.runs.folder import RunFolder
 
 _CONFIG = {
     "model": "model.py:model_fn",

@@ -81,7 +81,7 @@ def test_workers_and_servers_reach_the_weights_of_one_process(plain, model_file,
         assert json.loads((folder / "metrics.json").read_text())["strategy"] == name
         weights[name] = saved_weights.read(Path(folder, "model.keras"))
         if name == "multi_worker":
-            assert "because --workers 2 was asked for, and horovod is not" in done.stdout
+            assert "because 2 workers were asked for, and horovod is not" in done.stdout
     for name in ("multi_worker", "parameter_server"):
         assert weights[name].keys() == weights["single"].keys()
         for key, value in weights["single"].items():

@@ -59,7 +59,7 @@ def shards(records, traces, tmp_path) -> Path:
 
 def ranks_among(processes: list[psutil.Process]) -> dict[int, psutil.Process]:
     """Returns rank -> its own process, of those that have begun."""
-    begun = [p for p in processes if p.cmdline()[1:3] == ["-m", "tfdist.cli.train_rank"]]
+    begun = [p for p in processes if p.cmdline()[1:3] == ["-m", "tfdist.runs.train_rank"]]
     return {topology.from_environ(p.environ()).rank: p for p in begun}
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import click
 
 from tfdist import topology
-from tfdist.launch import jobs, restarts, supervisor
+from tfdist.launch import jobs, restarts
+from tfdist.launch.lines import announce_restart, complain, show
+from tfdist.launch.supervisor import Job
 
 _EXIT_BROKEN_PIPE = 141
 
@@ -112,7 +114,7 @@ def command(
 
     warn_without_srun(workers, hosts)
 
-    def make_job(attempt: int) -> supervisor.Job:
+    def make_job(attempt: int) -> Job:
         return jobs.job_for(
             strategy or jobs.of_several(),
             list(script),
@@ -151,21 +153,3 @@ def warn_without_srun(workers: int | None, hosts: str | None) -> None:
             "--workers or --hosts",
             err=True,
         )
-
-
-def show(rank: int | None, stream: str, text: str) -> None:
-    """Prints one line with its rank; the launcher's own words without one, on stderr."""
-    prefix = "" if rank is None else f"[{rank}] "
-    click.echo(f"{prefix}{text}", err=rank is None or stream == "stderr")
-
-
-def announce_restart(number: int, of: int, reason: str) -> None:
-    """Says on stderr that a job starts again, and why."""
-    click.echo(f"tfdist: {reason}; starting all again, restart {number} of {of}", err=True)
-
-
-def complain(outcome: supervisor.Outcome) -> None:
-    """Says on stderr which rank failed first, with its last lines."""
-    click.echo(f"tfdist: {outcome.reason}; its last lines:", err=True)
-    for line in outcome.last_lines:
-        show(outcome.failed_rank, "stderr", line)

@@ -12,7 +12,13 @@ import click
 
 from tfdist import __version__
 from tfdist.compat import check_versions
-from tfdist.errors import DivergedError, TfdistError, cannot_write, unknown_choice
+from tfdist.errors import (
+    DivergedError,
+    RankFailedError,
+    TfdistError,
+    cannot_write,
+    unknown_choice,
+)
 
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 1
@@ -88,6 +94,8 @@ def main() -> None:
     except click.ClickException as error:
         _complain(error.format_message())
         code = EXIT_USER_ERROR
+    except RankFailedError as error:  # Its last lines were shown.
+        code = error.exit_code
     except DivergedError as error:
         _complain(str(error))
         code = EXIT_DIVERGED

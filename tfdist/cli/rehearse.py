@@ -12,12 +12,15 @@ from typing import Any
 
 import click
 
-from tfdist.cli import ranks, saved_weights
+from tfdist.cli import saved_weights
 from tfdist.cli.console import stdout
-from tfdist.cli.ranks import Where, model_option, seed_option, where_options
-from tfdist.cli.run_folder import RunFolder
-from tfdist.cli.train import shown, training_config
-from tfdist.errors import LaunchError, OptionError, unknown_choice
+from tfdist.cli.process_options import model_option, seed_option, where_options
+from tfdist.cli.train import shown
+from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_choice
+from tfdist.runs import ranks
+from tfdist.runs.folder import RunFolder
+from tfdist.runs.ranks import Where
+from tfdist.runs.training import RANK, training_config
 from tfdist.strategies import spec_of
 from tfdist.training import model_path
 
@@ -129,9 +132,9 @@ def command(
         try:
             restarts = 0 if where.min_workers else len(faults)
             _train(broken, where, story, "" if as_json else "with faults", restarts)
-        except (LaunchError, click.exceptions.Exit) as error:
+        except LaunchError as error:
             difference = None
-            if isinstance(error, LaunchError):
+            if not isinstance(error, RankFailedError):  # Whose last lines were shown.
                 click.echo(f"tfdist: {error}", err=True)
         else:
             difference = saved_weights.largest_difference(
@@ -273,7 +276,7 @@ def _train(
                 show.take(rank, event)
 
         ranks.run(
-            "tfdist.cli.train_rank",
+            RANK,
             config,
             where,
             on_event,

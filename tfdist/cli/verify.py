@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli import ranks
 from tfdist.cli.console import stdout
-from tfdist.cli.ranks import Where, model_option, seed_option, where_options
-from tfdist.cli.train import find_splits
+from tfdist.cli.process_options import model_option, seed_option, where_options
+from tfdist.runs import ranks
+from tfdist.runs.ranks import Where
+from tfdist.runs.training import find_splits
 from tfdist.training import model_path
 
 _EPILOG = """\b
@@ -62,7 +63,7 @@ def command(
             "report": str(Path(folder, "report.json")),
         }
         with stdout().status("training on the strategy, and on one device"):
-            ranks.run("tfdist.cli.verify_rank", config, where, lambda rank, event: None)
+            ranks.run("tfdist.runs.verify_rank", config, where, lambda rank, event: None)
         if not where.is_chief:
             return 0
         return _print_report(json.loads(Path(config["report"]).read_text()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tfdist import topology
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REGISTRY",
     "Spec",
+    "check_options",
     "known_options",
     "names_of",
     "register",
@@ -65,12 +67,20 @@ def strategy(name: str, **options: Any) -> Strategy:
         if topology.current().is_chief:
             print(f"tfdist: strategy '{name}', because {reason}", flush=True)
     cls = strategy_class(name)
-    known = known_options(name)
+    check_options(name, options)
+    check_versions()
+    return cls(**options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Raises:
+    OptionError: the strategy ``name`` has no option of one of these names; there are none of
+        "auto", which chooses later.
+    """
+    known = {} if name == "auto" else known_options(name)
     for option in options:
         if option not in known:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
-    check_versions()
-    return cls(**options)
 
 
 def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,38 @@ def check(model: str) -> None:
         )
     if place.endswith(".py") and not Path(place).is_file():
         raise ModelError("the file of a model must exist", received=f"no file {place}")
+
+
+def of(model: Any) -> str:
+    """Returns the name by which another process finds ``model``: a name, or a function.
+
+    Raises:
+        ModelError: no other process can import it, as a function of a notebook's cell.
+    """
+    if isinstance(model, str):
+        check(model)
+        return model
+    name = getattr(model, "__qualname__", "")
+    module = sys.modules.get(getattr(model, "__module__", None) or "")
+    if not callable(model) or getattr(module, name, None) is not model:
+        raise _not_importable(f"{name or type(model).__name__!r}, which is not one of a module")
+    if module.__name__ != "__main__":
+        return f"{module.__name__}:{name}"
+    try:
+        file = inspect.getsourcefile(model)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        raise _not_importable(f"{name} of a notebook or an interactive session")
+    return f"{file}:{name}"
+
+
+def _not_importable(found: str) -> ModelError:
+    return ModelError(
+        "the function of a model must stand in a file or module, for other processes import it",
+        received=found,
+        mend="Write it into a file, as with %%writefile model.py, and give 'model.py:NAME'",
+    )
 
 
 def load(model: str) -> Any:

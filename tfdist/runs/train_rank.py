@@ -1,4 +1,4 @@
-"""One rank of ``tfdist train``. Run as ``python -m tfdist.cli.train_rank CONFIG``."""
+"""One rank of ``tfdist train``. Run as ``python -m tfdist.runs.train_rank CONFIG``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import tfdist
-from tfdist.cli import ranks
-from tfdist.cli.run_files import read_history, write_history, write_json
-from tfdist.cli.run_folder import RunFolder
+from tfdist.runs import ranks
+from tfdist.runs.files import read_history, write_history, write_json
+from tfdist.runs.folder import RunFolder
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cli.run_files import read_config, read_history, write_json
-from tfdist.cli.run_folder import MARK, RunFolder
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
+from tfdist.runs.files import read_config, read_history, write_json
+from tfdist.runs.folder import MARK, RunFolder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -277,7 +277,7 @@ def test_a_start_that_fails_leaves_what_was_there(tmp_path, exists):
 def test_a_second_training_names_the_first(run):
     """Which lets go when it is killed, whatever it has started."""
     hold = (
-        "import subprocess, sys; from tfdist.cli.run_folder import RunFolder\n"
+        "import subprocess, sys; from tfdist.runs.folder import RunFolder\n"
         f"with RunFolder({str(run)!r}).taken({CONFIG!r}, resume=True):\n"
         "    if os.fork() == 0: time.sleep(30); os._exit(0)\n"
         "    left = subprocess.Popen(['sleep', '30'], stdout=subprocess.DEVNULL)\n"

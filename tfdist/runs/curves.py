@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tfdist.cli.run_files import replacing
+from tfdist.runs.files import replacing
 from tfdist.records import charts
 
 

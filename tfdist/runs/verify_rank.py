@@ -1,4 +1,4 @@
-"""One rank of ``tfdist verify``. Run as ``python -m tfdist.cli.verify_rank CONFIG``."""
+"""One rank of ``tfdist verify``. Run as ``python -m tfdist.runs.verify_rank CONFIG``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import tfdist
-from tfdist.cli import ranks
-from tfdist.cli.run_files import write_json
+from tfdist.runs import ranks
+from tfdist.runs.files import write_json
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
 from tfdist.training import model_path

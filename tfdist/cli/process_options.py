@@ -1,0 +1,119 @@
+"""The command-line options of all verbs that train: which strategy, and on which processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tfdist.cli.launch import elastic_options, ps_option, warn_without_srun
+from tfdist.launch import jobs
+from tfdist.runs.ranks import Where, chosen
+from tfdist.strategies import REGISTRY, parse_options
+
+model_option = click.option(
+    "--model",
+    required=True,
+    metavar="FILE.py:NAME",
+    help="A function that returns a compiled Keras model.",
+)
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of weights and order."
+)
+
+
+max_restarts_option = click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="R",
+    help="When a process is lost: end all, start all again, and go on from the last checkpoint.",
+)
+
+
+def where_options(command: Callable) -> Callable:
+    """Adds the command-line options of ``Where``; the command receives ``where``."""
+
+    def gathered(
+        strategy: str,
+        option: tuple[str, ...],
+        workers: int | None,
+        ps: int | None,
+        hosts: str | None,
+        controller: str | None,
+        min_workers: int | None,
+        max_workers: int | None,
+        host_discovery: str | None,
+        start_timeout_s: float,
+        stall_timeout_s: float,
+        **rest: Any,
+    ) -> Any:
+        strategy, note = chosen(strategy, workers)
+        if note is not None:
+            click.echo(note)
+        warn_without_srun(workers, hosts)
+        where = Where(
+            strategy=strategy,
+            options=parse_options(strategy, option),
+            workers=workers,
+            ps=ps,
+            hosts=hosts,
+            controller=controller,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            host_discovery=host_discovery,
+            start_timeout_s=start_timeout_s,
+            stall_timeout_s=stall_timeout_s,
+        )
+        return command(where=where, **rest)
+
+    gathered.__doc__ = command.__doc__
+    gathered.__click_params__ = getattr(command, "__click_params__", [])
+    seconds = click.FloatRange(min=0, min_open=True)
+    for decorate in (
+        click.option(
+            "--stall-timeout",
+            "stall_timeout_s",
+            type=seconds,
+            default=300.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Longest silence of a running job.",
+        ),
+        click.option(
+            "--start-timeout",
+            "start_timeout_s",
+            type=seconds,
+            default=120.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Until every process must have started.",
+        ),
+        elastic_options,
+        click.option(
+            "--controller",
+            type=click.Choice(jobs.CONTROLLERS),
+            help="What starts and connects the processes of horovod.  [default: mpi]",
+        ),
+        click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
+        ps_option,
+        click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
+        click.option(
+            "-o",
+            "option",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
+            "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
+        ),
+        click.option(
+            "--strategy",
+            default="auto",
+            show_default=True,
+            help=f"How to train: {', '.join(REGISTRY)}, or auto.",
+        ),
+    ):
+        gathered = decorate(gathered)
+    return gathered
