@@ -26,7 +26,7 @@ _ALSO: dict[tuple[str, str], Places] = {
 #: Errors made of a message that was read elsewhere: what a graph or another process has said.
 _OF_WHOLE_MESSAGES = {
     ("tfdist.records.reading.graph_checks", "failed_check"),
-    ("tfdist.cli.ranks", "tell_mistake"),
+    ("tfdist.runs.ranks", "tell_mistake"),
 }
 #: Calls whose ``mend`` or ``received`` is no error's.
 _NO_ERRORS = {"Engine", "Finding", "replace"}
