@@ -9,6 +9,7 @@ from tfdist.compat import check_versions
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.registry import (
     REGISTRY,
+    check_takes_keras,
     known_options,
     names_of,
     register,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REGISTRY",
     "Spec",
+    "check_takes_keras",
     "known_options",
     "names_of",
     "register",
@@ -56,7 +58,8 @@ def strategy(name: str, **options: Any) -> Strategy:
 
     Raises:
         OptionError: the name or an option is unknown; the message lists the known ones.
-        EngineMissingError: the TensorFlow or the Keras here is not one that tfdist runs on.
+        EngineMissingError: the TensorFlow or the Keras here is not one that tfdist, or this
+            strategy, runs on.
     """
     if name == "auto":
         from tfdist.strategies.auto import choose
@@ -70,6 +73,7 @@ def strategy(name: str, **options: Any) -> Strategy:
         if option not in known:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
     check_versions()
+    check_takes_keras(name)
     return cls(**options)
 
 

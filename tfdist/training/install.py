@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm
+from tfdist.training import batch_norm, keras_api
 from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
 from tfdist.training.compiled import on_compile
@@ -23,7 +23,12 @@ from tfdist.training.feed import Feed
 from tfdist.training.metrics import MergedResults
 from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
-from tfdist.training.refusals import refuse_late_slots, refuse_own_steps, refuse_xla
+from tfdist.training.refusals import (
+    refuse_late_slots,
+    refuse_on_keras_3,
+    refuse_own_steps,
+    refuse_xla,
+)
 from tfdist.training.scaling import Scaling
 from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
@@ -55,6 +60,7 @@ def install(
     model.get_metrics_result = MergedResults(model, collective)
     shares = collective.shares_batches
     is_elastic = isinstance(collective, ElasticCollective)
+    refuse_on_keras_3(is_elastic=is_elastic, options=options)
     if is_elastic:
         refuse_late_slots(model)
     if shares or options.changes_the_step:
@@ -64,6 +70,8 @@ def install(
             model, "replicas that divide them" if shares else "microbatches or a second pass"
         )
         warn_of_padding(model, is_chief=collective.is_chief)
+        keras_api.keep_losses_apart(model)
+        keras_api.build_nothing_from_data(model)
         batch_norm.install(model, collective, synchronized=options.sync_batch_norm)
         steps = SharedSteps(model, collective, options)
         model.train_step = steps.train_step
