@@ -340,6 +340,7 @@ def _train_reference(
         epochs=epochs,
         steps_per_epoch=feed.steps_per_epoch,
         callbacks=callbacks,
+        shuffle=False,  # The feed does.
         verbose=0,
     )
     return history.history

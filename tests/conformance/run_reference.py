@@ -53,7 +53,7 @@ class OneDevice(observed.Side):
         early_variables.make_slots(model)
         early_variables.make_known_metrics(model, feed.records.element_spec)
         return model.fit(
-            batches, epochs=epochs, steps_per_epoch=steps, verbose=0, **options
+            batches, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0, **options
         ).history
 
     def evaluate(self, model: Any, data: tuple) -> dict[str, float]:

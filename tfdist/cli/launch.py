@@ -10,6 +10,7 @@ import click
 
 from tfdist import topology
 from tfdist.launch import jobs, restarts, supervisor
+from tfdist.strategies import check_takes_keras
 
 _EXIT_BROKEN_PIPE = 141
 
@@ -110,11 +111,13 @@ def command(
     given, it runs the script as that rank.
     """
 
+    name = strategy or jobs.of_several()
+    check_takes_keras(name)
     warn_without_srun(workers, hosts)
 
     def make_job(attempt: int) -> supervisor.Job:
         return jobs.job_for(
-            strategy or jobs.of_several(),
+            name,
             list(script),
             workers=workers,
             ps=ps,

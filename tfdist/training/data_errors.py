@@ -25,6 +25,8 @@ _SHAPES_DIFFER = re.compile(
 _LOSS_SHAPES = re.compile(
     r"Shapes \(.*\) and \(.*\) are incompatible|must have the same shape|Dimensions must be equal"
 )
+# Those of Keras 3, which names no file.
+_LOSS_SHAPES_OF_KERAS_3 = re.compile(r"Arguments? `(?:target|output)`.* must have ")
 
 
 def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
@@ -145,6 +147,7 @@ def explain_loss_error(
     outputs = tf.nest.flatten(getattr(model, "output", None))
     text = str(error)
     is_of_a_loss = "keras/src/losses.py" in text and _LOSS_SHAPES.search(text)
+    is_of_a_loss = is_of_a_loss or _LOSS_SHAPES_OF_KERAS_3.search(text)
     # A user's own loss knows itself what it refuses.
     if not is_of_a_loss or not all(map(is_keras_own, losses)):
         return None

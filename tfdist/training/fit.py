@@ -387,6 +387,7 @@ class Runs:
     def _prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
+        keras_api.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
         if self._divides and self._collective.is_chief and self._tried is not model.loss:
@@ -408,8 +409,9 @@ class Runs:
         if begun_at is None:
             optimizer_state = keras_api.variables_of(model.optimizer)
             scale = keras_api.loss_scale_state(model.optimizer)
-            known = [*keras_api.variables_in(model), *optimizer_state, *scale]
-            self._collective.broadcast(known)
+            seeds = keras_api.seeds_in(model)
+            weights = keras_api.variables_in(model)
+            self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
         if self._scale is not None:

@@ -121,3 +121,21 @@ def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
             received=f"{found} with Keras {tf.keras.__version__}",
             mend=f"Set {VARIABLE}=1, or leave it out",
         )
+
+
+def refuse_steps_within_steps(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer (of Keras 3) asks in a step whether to update; tf.distribute's
+        replicas cannot meet within the answer.
+    """
+    optimizer = keras_api.inner_of(model.optimizer)
+    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    found = [name for name in names if getattr(optimizer, name, None)]
+    is_shared = model.distribute_strategy.num_replicas_in_sync > 1
+    if keras_api.IS_KERAS_3 and is_shared and found:
+        raise ModelError(
+            "the optimizer of several replicas must update in each step",
+            received=f"{found[0]}={getattr(optimizer, found[0])}",
+            mend="Leave it out (accumulate_steps of the strategy accumulates gradients), or use "
+            "strategy 'horovod'",
+        )

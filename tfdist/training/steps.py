@@ -72,6 +72,7 @@ class SharedSteps:
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
+                keras_api.on_replica(self._replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
@@ -84,9 +85,12 @@ class SharedSteps:
     def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:
         if self._recomputation is None:
             return contextlib.nullcontext()
-        # Neither ranks nor the replicas of one process are to drop the same units.
+        return self._recomputation.of(self._replica(), microbatch)
+
+    def _replica(self) -> Any:
+        """Returns another number on each: neither ranks nor replicas are to drop the same units."""
         here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return self._recomputation.of(self._collective.process + here, microbatch)
+        return self._collective.process + here
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,6 +12,8 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.training.keras_api.tensors import all_raw
 from tfdist.training.keras_api.version import IS_KERAS_3
+
+_running = threading.local()  # Replicas of one process run in threads of their own.
 
 
 def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
@@ -29,6 +32,16 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     Keras 3 wraps its variables into its own, which no engine knows.
     """
     return [weight for weight in all_raw(layer.weights) if isinstance(weight, tf.Variable)]
+
+
+def is_built(model: tf.keras.Model) -> bool:
+    """Whether the weights of ``model`` are there.
+
+    Keras 3 takes a model of its own class for built whose layers are not.
+    """
+    if not IS_KERAS_3 or getattr(model, "inputs", None):
+        return model.built
+    return model.built and all(layer.built for layer in layers_in(model))
 
 
 def has_graph(model: Any) -> bool:
@@ -154,6 +167,52 @@ def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:
     Keras 2 does so in its fused kernel, which Keras 3 does not have.
     """
     return bool(getattr(layer, "fused", False))
+
+
+def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns what the random numbers of layers are drawn from, and counts them, in Keras 3."""
+    return [generator.state.value for generator in _generators_in(model)]
+
+
+def draw_by_replica(model: tf.keras.Model) -> None:
+    """Has the layers of ``model`` draw other random numbers on each replica; see ``on_replica``.
+
+    In Keras 3 the seeds are variables, which are the same on all replicas.
+    """
+    for generator in _generators_in(model):
+        if "next" not in vars(generator):
+            generator.next = _by_replica(generator.next)
+
+
+@contextlib.contextmanager
+def on_replica(number: Callable[[], Any]) -> Iterator[None]:
+    """Encloses a forward pass in training on a replica; the first draws what one device does.
+
+    Args:
+        number: returns that of the replica, int or int32 [].
+    """
+    _running.replica = number
+    try:
+        yield
+    finally:
+        del _running.replica
+
+
+def _generators_in(model: tf.keras.Model) -> list[Any]:
+    if not IS_KERAS_3:
+        return []
+    return [generator for layer in layers_in(model) for generator in layer._seed_generators]
+
+
+def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def next_seed(*args: Any, **options: Any) -> tf.Tensor:
+        seed = draw(*args, **options)
+        if not hasattr(_running, "replica"):
+            return seed
+        replica = tf.cast(_running.replica(), seed.dtype)
+        return seed + tf.stack([replica, tf.zeros_like(replica)])
+
+    return next_seed
 
 
 def keep_losses_apart(model: tf.keras.Model) -> None:

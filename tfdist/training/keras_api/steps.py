@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import OptionError
 from tfdist.training.keras_api.version import IS_KERAS_3
 
 
@@ -21,6 +22,19 @@ def steps_per_execution(model: tf.keras.Model) -> int:
     """Returns how many steps Keras' loop counts for one call of a step function."""
     steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
     return 1 if steps is None else int(steps)
+
+
+def check_executions(model: tf.keras.Model, steps: int) -> None:
+    """Raises:
+    OptionError: an execution of several steps would go on into the next epoch, as in Keras 3.
+    """
+    if IS_KERAS_3 and steps % model.steps_per_execution:
+        raise OptionError(
+            "steps_per_execution must divide the steps of an epoch with Keras 3, which would take "
+            "the rest from the next one",
+            received=f"steps_per_execution={model.steps_per_execution} and {steps} steps",
+            mend="Compile the model with another number",
+        )
 
 
 def forget_functions(model: tf.keras.Model) -> None:
