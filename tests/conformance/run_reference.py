@@ -1,6 +1,7 @@
 """Runs cases with plain Keras on one device and writes what it observes; once for all rows.
 
-Usage: python run_reference.py CASES_JSON OUT_NPZ
+Usage: python run_reference.py CASES_JSON BATCHES_JSON OUT_NPZ; BATCHES_JSON: see
+conformance_observed.BATCHES.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ def _first(data: Any) -> Any:
     return data
 
 
-def main(wanted: str, out: str) -> None:
+def main(wanted: str, formed: str, out: str) -> None:
     one_device = OneDevice()
     results: dict[str, dict[str, observed.Observed]] = {}
     known: dict[str, observed.Observed] = {}  # Without steps: alike however those are formed.
-    for one_device.batches in observed.BATCHES:
+    for one_device.batches in json.loads(formed):
         of_cases = results[one_device.batches] = {}
         for case in json.loads(wanted):
             of_cases[case] = known.get(case) or observed.observe(one_device, case)
