@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from tfdist import topology
+from tfdist.compat import refuse_keras_3
 from tfdist.launch import jobs, restarts, supervisor
 from tfdist.strategies import check_takes_keras
 
@@ -48,6 +49,16 @@ def elastic_options(command: Callable) -> Callable:
     ):
         command = decorate(command)
     return command
+
+
+def check_keras(strategy: str, *, is_elastic: bool) -> None:
+    """Raises:
+    EngineMissingError: Keras 3 was chosen, and the job needs Keras 2.
+    """
+    if strategy != "auto":  # Which chooses one that takes either.
+        check_takes_keras(strategy)
+    if is_elastic:
+        refuse_keras_3("an elastic job")
 
 
 @click.command(
@@ -112,7 +123,7 @@ def command(
     """
 
     name = strategy or jobs.of_several()
-    check_takes_keras(name)
+    check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
     warn_without_srun(workers, hosts)
 
     def make_job(attempt: int) -> supervisor.Job:

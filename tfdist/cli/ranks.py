@@ -18,6 +18,7 @@ import click
 from tfdist.cli import user_errors
 from tfdist.cli.launch import (
     announce_restart,
+    check_keras,
     complain,
     elastic_options,
     ps_option,
@@ -26,7 +27,7 @@ from tfdist.cli.launch import (
 )
 from tfdist.errors import LaunchError, ModelError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
-from tfdist.strategies import REGISTRY, check_takes_keras, parse_options
+from tfdist.strategies import REGISTRY, parse_options
 from tfdist.topology import Topology
 
 _USER_ERROR = 2
@@ -119,8 +120,7 @@ def where_options(command: Callable) -> Callable:
             strategy = jobs.of_several()
             why = "" if strategy == "horovod" else ", and horovod is not installed"
             click.echo(f"strategy '{strategy}', because --workers {workers} was asked for{why}")
-        if strategy != "auto":  # Which chooses one that does.
-            check_takes_keras(strategy)
+        check_keras(strategy, is_elastic=any((min_workers, max_workers, host_discovery)))
         warn_without_srun(workers, hosts)
         where = Where(
             strategy=strategy,

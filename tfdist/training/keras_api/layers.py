@@ -233,9 +233,6 @@ class _OfThread:
     def __init__(self) -> None:
         self._kept = threading.local()
 
-    def __reduce__(self) -> Any:  # A copy begins without losses.
-        return _OfThread, ()
-
     def _own(self) -> list[Any]:
         if not hasattr(self._kept, "losses"):
             self._kept.losses = []

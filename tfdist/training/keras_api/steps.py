@@ -14,13 +14,12 @@ from tfdist.training.keras_api.version import IS_KERAS_3
 
 def count_step(model: tf.keras.Model, kind: str) -> None:
     """Counts a step as Keras' own do, for callbacks that ask; ``kind``: train, test or predict."""
-    if not IS_KERAS_3:  # Which counts none.
-        getattr(model, f"_{kind}_counter").assign_add(1)
+    getattr(model, f"_{kind}_counter").assign_add(1)
 
 
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Returns how many steps Keras' loop counts for one call of a step function."""
-    steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
+    steps = model._steps_per_execution
     return 1 if steps is None else int(steps)
 
 
@@ -44,8 +43,7 @@ def forget_functions(model: tf.keras.Model) -> None:
 
 def forget_validation(model: tf.keras.Model) -> None:
     """Has Keras begin the next validation anew: it keeps its data when one was broken off."""
-    if not IS_KERAS_3:  # Which begins each fit without.
-        model._eval_data_handler = None
+    model._eval_data_handler = None
 
 
 def follow_trainable(model: tf.keras.Model) -> None:

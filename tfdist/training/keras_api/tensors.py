@@ -28,8 +28,6 @@ def with_mask(tensor: Any, mask: tf.Tensor | None) -> Any:
 
 def casts(variable: Any) -> bool:
     """Whether mixed precision has wrapped ``variable`` into one that casts when it is read."""
-    if IS_KERAS_3:  # The layers cast, not the variables.
-        return False
     return isinstance(variable, keras_source("mixed_precision.autocast_variable").AutoCastVariable)
 
 
@@ -55,7 +53,7 @@ def saved(part: Any) -> Any:
     In Keras 3 neither tells TensorFlow of variables that it keeps in lists, as Adam does its
     slots. There all are named by their order.
     """
-    if not IS_KERAS_3 or isinstance(part, tf.Variable):
+    if not IS_KERAS_3:
         return part
     of_metrics = {id(v) for metric in getattr(part, "metrics", []) for v in metric.variables}
     return tf.train.Checkpoint(
