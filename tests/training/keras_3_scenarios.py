@@ -196,6 +196,19 @@ def what_is_not_exact_is_refused(strategy, folder):
 
 
 @scenario
+def a_model_that_is_compiled_anew(strategy, folder):
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    model = strategy.build(mlp)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    assert set(model.fit(feed, verbose=0).history) == {"loss", "accuracy", "learning_rate"}
+    elsewhere = keras.optimizers.SGD(0.1)
+    with pytest.raises(TfdistError, match="SGD made outside of it"):
+        model.compile(elsewhere, "sparse_categorical_crossentropy")
+    with pytest.raises(TfdistError, match="SGD made outside of it"):
+        strategy.build(lambda: mlp(optimizer=lambda: elsewhere))
+
+
+@scenario
 def a_file_that_keras_3_does_not_write(strategy, folder):
     model = strategy.build(mlp)
     with pytest.raises(TfdistError, match=r"\.keras or \.h5"):

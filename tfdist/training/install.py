@@ -17,7 +17,7 @@ from tfdist.errors import ModelError
 from tfdist.training import batch_norm, keras_api
 from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
-from tfdist.training.compiled import on_compile
+from tfdist.training.compiled import check_scope, on_compile
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
 from tfdist.training.metrics import MergedResults
@@ -57,6 +57,7 @@ def install(
         by_hand: what a user's own loop over the model's optimizer means on this strategy, or the
             error that it is; None tells it from the replicas.
     """
+    check_scope(model)
     options = options or StepOptions()
     model.get_metrics_result = MergedResults(model, collective)
     shares = collective.shares_batches

@@ -17,6 +17,19 @@ def inner_of(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def compiling(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Returns what encloses a compilation: Keras 3 does not enter the scope of ``model`` itself."""
+    return model.distribute_strategy.scope() if IS_KERAS_3 else contextlib.nullcontext()
+
+
+def is_of_another_scope(optimizer: Any, model: tf.keras.Model) -> bool:
+    """Whether ``optimizer`` has variables for other replicas than those of ``model``.
+
+    An optimizer of Keras 3 has variables from the beginning, and keeps the strategy of then.
+    """
+    return IS_KERAS_3 and inner_of(optimizer)._distribution_strategy != model.distribute_strategy
+
+
 def variables_of(optimizer: Any) -> list[tf.Variable]:
     """Returns the variables of ``optimizer``, that of a loss scale of Keras 3 included."""
     variables = optimizer.variables
