@@ -13,7 +13,7 @@ def model_fn() -> keras.Model:
             layers.Conv2D(32, 3, padding="same", use_bias=False),
             layers.BatchNormalization(momentum=0.9),
             layers.Activation("gelu"),
-            layers.AveragePooling2D(),
+            layers.AveragePooling2D(2),
             layers.Conv2D(64, 3, padding="same", use_bias=False),
             layers.BatchNormalization(momentum=0.9),
             layers.Activation("gelu"),

@@ -37,6 +37,7 @@ _LONGEST_FIRST = (
     "faults/test_stalls.py",
     "strategies/federated/test_federated.py",
     "training/test_keras_correctness.py",
+    "training/test_keras_3.py",
     "strategies/mesh/test_mesh.py",
     "cli/test_rehearse.py",
     "cli/test_aws.py",

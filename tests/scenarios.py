@@ -55,6 +55,7 @@ class Job:
     launch: str | None = None
     timeout_s: float = 560
     only: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
     _results: list[dict[str, str]] | None = None
     _output: str = ""
 
@@ -76,7 +77,7 @@ class Job:
         script += self.only
         done = subprocess.run(
             [*launcher, sys.executable, *script],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"} | self.env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

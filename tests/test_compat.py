@@ -83,20 +83,33 @@ def test_a_library_that_ends_the_process_is_heard_of():
 
 
 def versions_of(
-    monkeypatch, tensorflow: str | None, keras: str | None, variable: str | None
+    monkeypatch,
+    tensorflow: str | None,
+    keras_2: str | None,
+    variable: str | None,
+    keras_3: str | None = "3.15.1",
 ) -> None:
-    found = {"tensorflow": tensorflow, "tf-keras": keras}
+    found = {"tensorflow": tensorflow, "tf-keras": keras_2, "keras": keras_3}
     monkeypatch.setattr(versions, "_version", found.get)
     monkeypatch.setattr(versions, "sys", type("NothingImported", (), {"modules": {}}))
     monkeypatch.setattr(versions.os, "environ", {versions.VARIABLE: variable} if variable else {})
 
 
 @pytest.mark.parametrize(
-    "found", [("2.14.1", None, None), ("2.15.1", None, None), ("2.21.0", "2.21.0", "1")]
+    ("found", "is_keras_3"),
+    [
+        (("2.14.1", None, None, "2.14.0"), False),
+        (("2.15.1", None, "0", "2.15.0"), False),
+        (("2.21.0", "2.21.0", "1"), False),
+        (("2.21.0", None, "0"), True),
+        (("2.21.0", "2.21.0", "False"), True),
+    ],
 )
-def test_what_tfdist_runs_on_is_taken(monkeypatch, found):
+def test_what_tfdist_runs_on_is_taken(monkeypatch, found, is_keras_3):
     versions_of(monkeypatch, *found)
     versions.check_versions()
+    assert versions.uses_keras_3() == is_keras_3
+    assert versions.keras_version().startswith("3." if is_keras_3 else "2.")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,9 @@ def test_what_tfdist_runs_on_is_taken(monkeypatch, found):
         (("2.22.0rc0", "2.22.0", "1"), ["found 2.22.0rc0"]),
         (("2.21.0", None, None), ["tf_keras 2.21", "found none", "'tf_keras~=2.21.0'"]),
         (("2.21.0", "2.20.1", "1"), ["tf_keras 2.21", "found 2.20.1"]),
-        (("2.21.0", "2.21.0", "0"), ["TF_USE_LEGACY_KERAS must be 1", "found '0'"]),
+        (("2.21.0", "2.21.0", "2"), ["TF_USE_LEGACY_KERAS must be 1", "found '2'"]),
+        (("2.21.0", "2.21.0", "0", None), ["must have Keras 3 installed", "found none"]),
+        (("2.21.0", "2.21.0", "0", "2.15.0"), ["must have Keras 3 installed", "keras 2.15.0"]),
     ],
 )
 def test_what_it_does_not_run_on_is_one_line(monkeypatch, found, words):
@@ -128,8 +143,25 @@ def test_keras_3_that_is_in_use_is_one_line():
         "except TfdistError as error: print(error)\n"
     )
     environ = {key: value for key, value in os.environ.items() if key != versions.VARIABLE}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environ, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program(program, environ)
     assert done.stdout.startswith("tf.keras must be Keras 2 (tf_keras), but found Keras 3"), done
+
+
+def test_keras_2_that_is_in_use_is_one_line():
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("this TensorFlow has no Keras 3 (the modern lane tries it)")
+    program = (
+        "import os; import tensorflow as tf; tf.keras.Model\n"
+        f"os.environ['{versions.VARIABLE}'] = '0'\n"
+        "from tfdist.compat import check_versions; from tfdist.errors import TfdistError\n"
+        "try: check_versions()\n"
+        "except TfdistError as error: print(error)\n"
+    )
+    done = run_program(program, os.environ | {versions.VARIABLE: "1"})
+    assert done.stdout.startswith("tf.keras must be Keras 3, but found Keras 2 (tf_keras)"), done
+
+
+def run_program(program: str, environ: dict[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
+    )

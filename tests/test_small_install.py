@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.aws import evaluation
-from tfdist.runs.training import draw
 from tfdist.errors import EngineMissingError
 from tfdist.records import charts
 from tfdist.runs.folder import RunFolder
+from tfdist.runs.training import draw
 
 _RUN = """
 import json, sys

@@ -234,16 +234,15 @@ def _unexplained(report: Report) -> str:
 def _compare_once(
     model_fn: Any, feed: Feed, strategy: Strategy, epochs: int, tolerance: float
 ) -> Report:
-    import tensorflow as tf
-
     from tfdist.strategies.base import clone
+    from tfdist.training.keras_api import restart_names
     from tfdist.training.precision import policy
 
     # Layers without a name of their own get the same in both, so that options can name them.
-    tf.keras.backend.reset_uids()
+    restart_names()
     with policy(strategy.precision):
         reference = _independent(model_fn)
-    tf.keras.backend.reset_uids()
+    restart_names()
     model = strategy.build(model_fn)
     is_changed = _shapes(model) != _shapes(reference)
     if is_changed:  # The strategy has replaced layers: one device trains what is left, too.
@@ -300,14 +299,16 @@ def _loss(model: tf.keras.Model, data: Any) -> float:
 def _floatx(dtype: str) -> Iterator[None]:
     import tensorflow as tf
 
+    from tfdist.training.keras_api import set_policy
+
     before, policy = tf.keras.backend.floatx(), tf.keras.mixed_precision.global_policy()
     tf.keras.backend.set_floatx(dtype)
-    tf.keras.mixed_precision.set_global_policy(None)  # It follows floatx.
+    set_policy(None)  # It follows floatx.
     try:
         yield
     finally:
         tf.keras.backend.set_floatx(before)
-        tf.keras.mixed_precision.set_global_policy(None if policy.name == before else policy)
+        set_policy(None if policy.name == before else policy)
 
 
 def _independent(model_fn: Any) -> tf.keras.Model:
@@ -339,6 +340,7 @@ def _train_reference(
         epochs=epochs,
         steps_per_epoch=feed.steps_per_epoch,
         callbacks=callbacks,
+        shuffle=False,  # The feed does.
         verbose=0,
     )
     return history.history
@@ -349,20 +351,22 @@ def _layer_differences(
 ) -> tuple[LayerDifference, ...]:
     import tensorflow as tf
 
+    from tfdist.training.keras_api import path_of, raw
     from tfdist.training.metrics import state_of
 
     largest: dict[str, float] = {}
     sizes: dict[str, int] = {}
     # A model's own metrics are among its weights; each process has its part of them.
     of_metrics = {variable.ref() for variable in state_of(reference)}
-    for variable, value in zip(reference.weights, weights, strict=True):
+    for weight, value in zip(reference.weights, weights, strict=True):
+        variable = raw(weight)
         # A vocabulary is no variable.
         if not isinstance(variable, tf.Variable) or variable.ref() in of_metrics:
             continue
         expected = variable.numpy()
         if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
             continue
-        layer = variable.name.rpartition("/")[0] or variable.name
+        layer = path_of(weight).rpartition("/")[0] or path_of(weight)
         difference = float(np.max(np.abs(expected - value)))
         largest[layer] = float(np.fmax(largest.get(layer, 0.0), difference))
         if np.isnan(difference):

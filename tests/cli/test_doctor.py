@@ -46,6 +46,7 @@ def test_json_is_complete(doctor_with):
     told = json.loads(result.stdout)
     assert (told["ok"], told["gpus"]) == (False, ["/gpu:0"])
     assert told["lane"] in ("classic", "modern")
+    assert told["keras"].startswith("2.")
     assert [engine["ok"] for engine in told["engines"]] == [True, False]
     assert told["engines"][1]["mend"] == "Run `make setup`"
 

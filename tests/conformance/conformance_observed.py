@@ -62,7 +62,7 @@ class Side(abc.ABC):
         model.set_weights(start)
         for variable in model.optimizer.variables:
             if "learning_rate" not in variable.name:
-                variable.assign(np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
+                variable.assign(np.zeros(variable.shape, variable.numpy().dtype))
         return model
 
     def fresh(self, model_fn: Any) -> tuple[Any, list[np.ndarray]]:
@@ -132,9 +132,9 @@ def _save(side: Side, model: str) -> Observed:
 
 def _weights(model: Any) -> Observed:
     """A metric that a model keeps is among its weights, but no part of what is trained."""
-    of_metrics = {v.ref() for metric in model.metrics for v in metric.variables}
+    of_metrics = {id(v) for metric in model.metrics for v in metric.variables}
     pairs = zip(model.weights, model.get_weights(), strict=True)
-    return {"weights": flat([value for weight, value in pairs if weight.ref() not in of_metrics])}
+    return {"weights": flat([value for weight, value in pairs if id(weight) not in of_metrics])}
 
 
 def _history(history: dict) -> Observed:

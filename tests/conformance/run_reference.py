@@ -1,6 +1,7 @@
 """Runs cases with plain Keras on one device and writes what it observes; once for all rows.
 
-Usage: python run_reference.py CASES_JSON OUT_NPZ
+Usage: python run_reference.py CASES_JSON BATCHES_JSON OUT_NPZ; BATCHES_JSON: see
+conformance_observed.BATCHES.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class OneDevice(observed.Side):
         early_variables.make_slots(model)
         early_variables.make_known_metrics(model, feed.records.element_spec)
         return model.fit(
-            batches, epochs=epochs, steps_per_epoch=steps, verbose=0, **options
+            batches, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0, **options
         ).history
 
     def evaluate(self, model: Any, data: tuple) -> dict[str, float]:
@@ -91,11 +92,11 @@ def _first(data: Any) -> Any:
     return data
 
 
-def main(wanted: str, out: str) -> None:
+def main(wanted: str, formed: str, out: str) -> None:
     one_device = OneDevice()
     results: dict[str, dict[str, observed.Observed]] = {}
     known: dict[str, observed.Observed] = {}  # Without steps: alike however those are formed.
-    for one_device.batches in observed.BATCHES:
+    for one_device.batches in json.loads(formed):
         of_cases = results[one_device.batches] = {}
         for case in json.loads(wanted):
             of_cases[case] = known.get(case) or observed.observe(one_device, case)

@@ -18,6 +18,8 @@ import conformance_observed as observed
 import numpy as np
 import pytest
 
+from tfdist.compat.keras import VARIABLE
+from tfdist.compat.versions import lane
 from tfdist.strategies import REGISTRY
 
 TOLERANCE = 1e-5
@@ -41,6 +43,8 @@ class Row:
         models: that the row is for; another row of the same strategy has the others.
         leaves_out: pattern of cases that mean nothing on this strategy -> why.
         refuses: pattern of cases that it refuses -> what the error says.
+        keras: 2, or 3 for both it and the one device.
+        only: the cases of which it has all that it does not leave out.
     """
 
     strategy: str
@@ -51,6 +55,8 @@ class Row:
     models: tuple[str, ...] = cases.MODELS
     leaves_out: Mapping[str, str] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
+    keras: int = 2
+    only: tuple[str, ...] = cases.CASES
 
     @property
     def cases(self) -> list[str]:
@@ -65,10 +71,11 @@ class Row:
         return _matching(self.refuses, case)
 
     def _of_models(self) -> list[str]:
-        return [case for case in cases.CASES if case.split("-")[1] in self.models]
+        return [case for case in self.only if case.split("-")[1] in self.models]
 
     def __str__(self) -> str:
-        return self.strategy if self.models == cases.MODELS else f"{self.strategy} {self.models[0]}"
+        more = "" if self.models == cases.MODELS else f" {self.models[0]}"
+        return f"{self.strategy}{more}{'' if self.keras == 2 else ' keras 3'}"
 
 
 def _matching(patterns: Mapping[str, str], case: str) -> str | None:
@@ -160,6 +167,74 @@ ROWS = (
     ),
 )
 
+#: What Keras 3 computes otherwise than Keras 2: losses, metrics and gradients of replicas,
+#: BatchNormalization, its loops and its files. Data and optimizers it has in common.
+_OF_KERAS_3 = (
+    "train-mlp-tail_of_1-adam",
+    "train-mlp-tail_of_1-global_clipnorm",
+    "train-convnet-tail_of_1-adam",
+    "train-two_inputs-weights-adam",
+    "train-dict_outputs-tail_of_1-rmsprop",
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "train-list_outputs-tail_of_1-adamw",
+    "train-saturated-tail_of_1-momentum",
+    "train-own_loss-tail_of_1-momentum",
+    "train-super_loss-tail_of_1-adam",
+    "evaluate-mlp",
+    "evaluate-dict_outputs",
+    "predict-two_inputs",
+    "predict-list_outputs",
+    "class_weight-mlp-weights-adam",
+    "train_step-mlp",
+    "resume-convnet",
+    "save-convnet",
+)
+#: One replica takes Keras' own steps: what is left is what surrounds them.
+_OF_KERAS_3_ALONE = (
+    "evaluate-dict_outputs",
+    "predict-list_outputs",
+    "class_weight-mlp-weights-adam",
+    "train_step-mlp",
+    "resume-convnet",
+    "save-convnet",
+)
+_OF_OUTPUTS = {
+    "evaluate-dict_outputs": "Keras 3 shows an output's mean loss of batches, which have other rows"
+}
+if lane() == "modern":
+    ROWS += (
+        Row(strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE),
+        Row(
+            strategy="mirrored",
+            options={"devices": 2},
+            num_replicas=2,
+            refuses=_own_step("mirrored"),
+            keras=3,
+            only=_OF_KERAS_3,
+        ),
+        Row(
+            strategy="horovod",
+            options={"stall_timeout_s": 20},
+            launcher=_launched("horovod", workers=2),
+            num_replicas=2,
+            batches="two_processes",
+            leaves_out=_OF_OUTPUTS,
+            refuses=_own_step("horovod"),
+            keras=3,
+            only=_OF_KERAS_3,
+        ),
+        Row(
+            strategy="multi_worker",
+            launcher=_launched("multi_worker", workers=2),
+            num_replicas=2,
+            batches="two_processes",
+            leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
+            refuses=_own_step("multi_worker"),
+            keras=3,
+            only=_OF_KERAS_3,
+        ),
+    )
+
 
 #: What tests of the reference alone look at.
 _ALWAYS = (
@@ -170,24 +245,42 @@ _ALWAYS = (
 
 
 @pytest.fixture(scope="module")
-def wanted(request: pytest.FixtureRequest) -> list[str]:
-    """The cases that this run of pytest asks for, by -k for instance, in the order of all."""
+def wanted(request: pytest.FixtureRequest) -> dict[int, list[str]]:
+    """The cases that this run of pytest asks of each Keras, by -k for instance, in the order of
+    all."""
     here = [item for item in request.session.items if item.path == request.path]
     params = [item.callspec.params for item in here if hasattr(item, "callspec")]
-    asked = {of_test["case"] for of_test in params if "case" in of_test} | set(_ALWAYS)
-    return [case for case in cases.CASES if case in asked]
+    asked = {2: set(_ALWAYS), 3: set()}
+    for of_test in params:
+        if "case" in of_test:
+            asked[of_test["row"].keras].add(of_test["case"])
+    return {keras: [case for case in cases.CASES if case in of] for keras, of in asked.items()}
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, wanted: list[str]) -> Path:
-    """What plain Keras does on one device: run once, compared with every row."""
-    out = tmp_path_factory.mktemp("reference") / "reference.npz"
-    _run(["run_reference.py", json.dumps(wanted), out], out)
-    return out
+def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, list[str]]):
+    """Runs plain Keras on one device, when a row of it is asked for; compared with every row."""
+    done: dict[int, Path] = {}
+
+    def of(keras: int) -> Path:
+        if keras not in done:
+            done[keras] = tmp_path_factory.mktemp("reference") / "reference.npz"
+            formed = {row.batches for row in ROWS if row.keras == keras}
+            what = [json.dumps(wanted[keras]), json.dumps(sorted(formed)), done[keras]]
+            _run(["run_reference.py", *what], done[keras], keras=keras)
+        return done[keras]
+
+    return of
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, reference: Path, wanted: list[str]):
+def reference(references) -> Path:
+    """What Keras 2 does on one device."""
+    return references(2)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, references, wanted: dict[int, list[str]]):
     """Runs the cases of a row in one job, when the first of them is asked for."""
     done: dict[str, dict] = {}
 
@@ -195,21 +288,24 @@ def results(tmp_path_factory: pytest.TempPathFactory, reference: Path, wanted: l
         if str(row) not in done:
             done[str(row)] = {}  # A job that failed is not run once more for each case.
             out = tmp_path_factory.mktemp(row.strategy) / "results.json"
-            its_own = [case for case in row.cases if case in wanted]
+            its_own = [case for case in row.cases if case in wanted[row.keras]]
             what = [row.strategy, json.dumps(row.options), json.dumps(its_own)]
-            _run(["run_cases.py", *what, reference, row.batches, out], out, row.launcher)
+            how = [references(row.keras), row.batches, out]
+            _run(["run_cases.py", *what, *how], out, row.launcher, keras=row.keras)
             done[str(row)] = json.loads(out.read_text())
         return done[str(row)]
 
     return of
 
 
-def _run(script: list[str | Path], out: Path, launcher: tuple[str, ...] = ()) -> None:
+def _run(
+    script: list[str | Path], out: Path, launcher: tuple[str, ...] = (), *, keras: int
+) -> None:
     """Runs a script of this folder, which must write ``out``."""
     name, *arguments = script
     finished = subprocess.run(
         [*launcher, sys.executable, *map(str, (Path(__file__).with_name(name), *arguments))],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | ({VARIABLE: "0"} if keras == 3 else {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -234,9 +330,16 @@ def test_every_registered_strategy_has_a_row():
 
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
-        rows = [row for row in ROWS if row.strategy == name]
+        rows = [row for row in ROWS if row.strategy == name and row.keras == 2]
         told = [case for row in rows for case in (*row.cases, *row.left_out)]
         assert sorted(told) == sorted(cases.CASES)
+
+
+@pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3")
+def test_every_strategy_that_takes_keras_3_has_a_row_of_it():
+    assert {row.strategy for row in ROWS if row.keras == 3} == {
+        name for name, spec in REGISTRY.items() if spec.takes_keras_3
+    }
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

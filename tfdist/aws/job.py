@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
-from tfdist.compat import import_tensorflow
+from tfdist.compat import import_tensorflow, refuse_keras_3
 from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.strategies import REGISTRY
 
@@ -64,6 +64,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     place = topology.current()
     if options.tflite != "none":
         _exporter()  # Not after hours of training.
+    refuse_keras_3("a job on SageMaker")
     import_tensorflow()
     strategy = _strategy(options)
     from tfdist.training import model_path

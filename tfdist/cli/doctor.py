@@ -8,7 +8,7 @@ import platform
 
 import click
 
-from tfdist.compat.versions import lane
+from tfdist.compat.versions import keras_version, lane
 from tfdist.launch import engines
 
 
@@ -43,6 +43,7 @@ def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
     return {
         "ok": all(finding.ok for finding in findings),
         "lane": lane(),
+        "keras": keras_version(),
         "python": platform.python_version(),
         "gpus": gpus,
         "engines": [{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings],
@@ -67,8 +68,8 @@ def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
         )
     console = stdout()
     console.print(table)
-    told = f"lane {lane()}; Python {platform.python_version()}; GPUs: {', '.join(gpus) or 'none'}"
-    console.print(f"\n{told}")
+    told = (f"lane {lane()}", f"Keras {keras_version()}", f"Python {platform.python_version()}")
+    console.print(f"\n{'; '.join(told)}; GPUs: {', '.join(gpus) or 'none'}")
     for finding in findings:
         if not finding.ok:
             problem = finding.problem.rstrip(".")

@@ -112,11 +112,13 @@ def command(
     given, it runs the script as that rank.
     """
 
+    name = strategy or jobs.of_several()
+    jobs.check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
     warn_without_srun(workers, hosts)
 
     def make_job(attempt: int) -> Job:
         return jobs.job_for(
-            strategy or jobs.of_several(),
+            name,
             list(script),
             workers=workers,
             ps=ps,

@@ -11,7 +11,7 @@ import sys
 import click
 
 from tfdist import __version__
-from tfdist.compat import check_versions
+from tfdist.compat import check_versions, refuse_keras_3
 from tfdist.errors import (
     DivergedError,
     RankFailedError,
@@ -46,6 +46,8 @@ _VERBS = {
 # All others use TensorFlow, or have ranks or containers that do: the wrong one is told before they
 # begin.
 _MENDING = ("install", "doctor")
+# Their files and their containers are those of Keras 2.
+_OF_KERAS_2 = ("export", "aws")
 
 
 class _LazyVerbs(click.Group):
@@ -69,6 +71,8 @@ class _LazyVerbs(click.Group):
                 raise unknown_choice("command", args[0], list(_VERBS))
             if args[0] not in _MENDING and not {"-h", "--help"} & set(args):
                 check_versions()
+                if args[0] in _OF_KERAS_2:
+                    refuse_keras_3(f"tfdist {args[0]}")
         return super().resolve_command(ctx, args)
 
 

@@ -53,6 +53,7 @@ def where_options(command: Callable) -> Callable:
         strategy, note = chosen(strategy, workers)
         if note is not None:
             click.echo(note)
+        jobs.check_keras(strategy, is_elastic=any((min_workers, max_workers, host_discovery)))
         warn_without_srun(workers, hosts)
         where = Where(
             strategy=strategy,

@@ -1,7 +1,7 @@
 """Keras 2, whose name is ``keras`` with TensorFlow 2.14 and 2.15, and ``tf_keras`` with later ones.
 
-Since TensorFlow 2.16 ``tf.keras`` is Keras 3, whose fit under MultiWorkerMirroredStrategy raises
-(keras#20585) and which knows no parameter servers (keras#18624).
+Since TensorFlow 2.16 ``tf.keras`` is Keras 3, unless a variable of the environment says otherwise.
+Keras 3 knows no parameter servers (keras#18624), so tfdist takes Keras 2 unless it is told not to.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from collections.abc import MutableMapping
 from types import ModuleType
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
+#: What TensorFlow takes for a wish of Keras 2.
+KERAS_2 = ("1", "true", "True")
+#: What tfdist takes for a wish of Keras 3; nothing at all may be an oversight.
+KERAS_3 = ("0", "false", "False")
 _ROOTS = ("keras", "tf_keras")
 
 

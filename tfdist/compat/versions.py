@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tfdist.compat.keras import VARIABLE
+from tfdist.compat.keras import KERAS_2, KERAS_3, VARIABLE
 from tfdist.errors import EngineMissingError
 
 OLDEST, NEWEST = (2, 14), (2, 21)
@@ -20,8 +20,8 @@ def check_versions() -> None:
     """Checks TensorFlow and Keras, without importing what is not imported yet.
 
     Raises:
-        EngineMissingError: TensorFlow or its Keras 2 is missing, or of a version that tfdist does
-            not know; or Keras 3 is in use already.
+        EngineMissingError: TensorFlow or the Keras that is asked for is missing, or of a version
+            that tfdist does not know; or the other Keras is in use already.
     """
     text = tensorflow_version()
     if text is None:
@@ -58,15 +58,79 @@ def lane() -> str:
     return "modern" if minor_version(text) >= _FIRST_WITH_KERAS_3 else "classic"
 
 
+def uses_keras_3() -> bool:
+    """Whether ``tf.keras`` is Keras 3, or would be; where ``check_versions`` finds no fault."""
+    text = tensorflow_version()
+    is_modern = text is not None and minor_version(text) >= _FIRST_WITH_KERAS_3
+    return is_modern and os.environ.get(VARIABLE) not in KERAS_2
+
+
+def keras_version() -> str | None:
+    """Returns the version of the Keras that ``tf.keras`` is or would be; None without one."""
+    return _version("tf-keras" if lane() == "modern" and not uses_keras_3() else "keras")
+
+
+def refuse_keras_3(what: str, *, otherwise: str = "") -> None:
+    """Raises:
+    EngineMissingError: Keras 3 was chosen.
+
+    Args:
+        what: needs Keras 2, for people.
+        otherwise: what else could be done.
+    """
+    if uses_keras_3():
+        raise EngineMissingError(
+            f"{what} must have models of Keras 2",
+            received=f"Keras {keras_version()}, by {VARIABLE}={os.environ.get(VARIABLE)}",
+            mend=f"Set {VARIABLE}=1{otherwise}",
+        )
+
+
 def _check_keras(wanted: str) -> None:
+    if os.environ.get(VARIABLE) in KERAS_3:
+        _check_keras_3()
+    else:
+        _check_keras_2(wanted)
+
+
+def _check_keras_3() -> None:
+    found = _version("keras")
+    if found is None or minor_version(found) < (3, 0):
+        raise EngineMissingError(
+            f"{VARIABLE}={os.environ[VARIABLE]} must have Keras 3 installed",
+            received=f"keras {found}" if found else "none",
+            mend=f"Run pip install 'keras>=3', or set {VARIABLE}=1",
+        )
+    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        raise EngineMissingError(
+            "Keras 3 must run on TensorFlow",
+            received=f"KERAS_BACKEND={os.environ['KERAS_BACKEND']}",
+            mend="Unset it",
+        )
+    imported = sys.modules.get("tensorflow")
+    if imported is not None and imported.keras.Model.__module__.startswith("tf_keras."):
+        raise EngineMissingError(
+            "tf.keras must be Keras 3",
+            received="Keras 2 (tf_keras), which was in use before tfdist was imported",
+            mend=f"Set {VARIABLE}={os.environ[VARIABLE]} before the program starts",
+        )
+    if imported is not None and imported.keras.backend.backend() != "tensorflow":
+        raise EngineMissingError(
+            "Keras 3 must run on TensorFlow",
+            received=f"the backend {imported.keras.backend.backend()}",
+            mend="Set KERAS_BACKEND=tensorflow",
+        )
+
+
+def _check_keras_2(wanted: str) -> None:
     mend = f"Run pip install 'tf_keras~={wanted}.0'"
     found = _version("tf-keras")
     if found is None or _written(minor_version(found)) != wanted:
         rule = f"TensorFlow {wanted} must have tf_keras {wanted} (Keras 2) beside it"
         raise EngineMissingError(rule, received=found or "none", mend=mend)
-    if os.environ.get(VARIABLE) not in ("1", "true", "True"):
+    if os.environ.get(VARIABLE) not in KERAS_2:
         raise EngineMissingError(
-            f"{VARIABLE} must be 1, for tfdist trains models of Keras 2 (tf_keras)",
+            f"{VARIABLE} must be 1 for models of Keras 2 (tf_keras), or 0 for those of Keras 3",
             received=repr(os.environ.get(VARIABLE)),
             mend=f"Unset it, or set {VARIABLE}=1",
         )

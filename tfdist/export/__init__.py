@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 
+from tfdist.compat import refuse_keras_3
+
 _LAZY = {
     "tflite": "tfdist.export.exporting",
     "QUANTIZATIONS": "tfdist.export.kinds",
@@ -23,6 +25,7 @@ __all__ = list(_LAZY)
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist.export' has no attribute {name!r}")
+    refuse_keras_3("tfdist.export")
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

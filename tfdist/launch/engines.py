@@ -6,9 +6,10 @@ import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tfdist.compat.versions import ASKED
+from tfdist.compat.keras import VARIABLE
+from tfdist.compat.versions import ASKED, uses_keras_3
 from tfdist.errors import TfdistError
 from tfdist.launch import jobs, local, mpi, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
@@ -148,6 +149,8 @@ def probe(engine: Engine, *, run: bool) -> Finding:
             job = engine.ranks(command, workers=2, **timeouts)
         else:
             job = local.job(command, **timeouts)
+        if _is_of_keras_2(engine):
+            job = replace(job, env={**job.env, VARIABLE: "1"})
         outcome = supervisor.run(
             job,
             on_line=lambda rank, stream, text: None,
@@ -163,6 +166,12 @@ def probe(engine: Engine, *, run: bool) -> Finding:
     if failure is not None:
         finding.problem, finding.mend = failure, engine.mend
     return finding
+
+
+def _is_of_keras_2(engine: Engine) -> bool:
+    """Whether Keras 3 was chosen, and the strategies on ``engine`` take Keras 2 alone."""
+    specs = [spec for spec in REGISTRY.values() if engine.name in (spec.engine, spec.name)]
+    return uses_keras_3() and bool(specs) and not any(spec.takes_keras_3 for spec in specs)
 
 
 def _note(finding: Finding, event: dict) -> None:

@@ -6,10 +6,11 @@ import importlib.util
 import os
 
 from tfdist import topology
+from tfdist.compat import refuse_keras_3
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
-from tfdist.strategies import Spec, names_of, spec_of
+from tfdist.strategies import Spec, check_takes_keras, names_of, spec_of
 from tfdist.topology import Topology
 
 # What a ``Spec`` calls a launcher -> what builds its job.
@@ -38,6 +39,16 @@ def standing(
         return None
     place = topology.current()
     return place if place.world_size > 1 else None
+
+
+def check_keras(strategy: str, *, is_elastic: bool) -> None:
+    """Raises:
+    EngineMissingError: Keras 3 was chosen, and the job needs Keras 2.
+    """
+    if strategy != "auto":  # Which chooses one that takes either.
+        check_takes_keras(strategy)
+    if is_elastic:
+        refuse_keras_3("an elastic job")
 
 
 def job_for(

@@ -207,10 +207,12 @@ def train(config: dict[str, Any]) -> None:
         if "test" in config["splits"]:
             data = dataset("test", False)
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
+        from tfdist.training.keras_api import metric_names
+
         with _writing():
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
-            summary = _summary(config, strategy, model.metrics_names, report, test)
+            summary = _summary(config, strategy, metric_names(model), report, test)
             write_json(folder.metrics, summary)
             folder.replace_earlier()  # Where no epoch was worth a checkpoint.
     emit({"event": "done", "long": True})  # Engines take seconds to part.

@@ -10,6 +10,7 @@ from tfdist.compat import check_versions
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.registry import (
     REGISTRY,
+    check_takes_keras,
     known_options,
     names_of,
     register,
@@ -28,6 +29,7 @@ __all__ = [
     "REGISTRY",
     "Spec",
     "check_options",
+    "check_takes_keras",
     "known_options",
     "names_of",
     "register",
@@ -58,7 +60,8 @@ def strategy(name: str, **options: Any) -> Strategy:
 
     Raises:
         OptionError: the name or an option is unknown; the message lists the known ones.
-        EngineMissingError: the TensorFlow or the Keras here is not one that tfdist runs on.
+        EngineMissingError: the TensorFlow or the Keras here is not one that tfdist, or this
+            strategy, runs on.
     """
     if name == "auto":
         from tfdist.strategies.auto import choose
@@ -69,15 +72,17 @@ def strategy(name: str, **options: Any) -> Strategy:
     cls = strategy_class(name)
     check_options(name, options)
     check_versions()
+    check_takes_keras(name)
     return cls(**options)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
     """Raises:
-    OptionError: the strategy ``name`` has no option of one of these names; there are none of
-        "auto", which chooses later.
+    OptionError: the strategy ``name`` has no option of one of these names; "auto" chooses later.
     """
-    known = {} if name == "auto" else known_options(name)
+    if name == "auto":
+        return
+    known = known_options(name)
     for option in options:
         if option not in known:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
@@ -101,9 +106,5 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
         except (ValueError, SyntaxError):
             words = {"true": True, "false": False, "none": None}
             options[key] = words.get(text.lower(), text)
-    if name != "auto":
-        known = known_options(name)
-        for key in options:
-            if key not in known:
-                raise unknown_choice(f"option of strategy '{name}'", key, sorted(known))
+    check_options(name, options)
     return options

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, OptionError, cannot_write
 from tfdist.topology import Topology
 
@@ -24,6 +25,8 @@ _SAVED_MODEL = {
     *("saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"),
     "assets.extra",
 }
+
+_FILES_OF_KERAS_3 = (".keras", ".h5")
 
 _Self = TypeVar("_Self", bound="Strategy")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
@@ -137,6 +140,7 @@ def called(model_fn: Any) -> tf.keras.Model:
     import tensorflow as tf
 
     from tfdist.training.compiled import check_optimizer
+    from tfdist.training.keras_api import is_built
 
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
@@ -161,11 +165,12 @@ def called(model_fn: Any) -> tf.keras.Model:
             mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
         )
     check_optimizer(model)
-    if not model.built:
+    if not is_built(model):
         raise ModelError(
             "a model must know its input shape before a strategy can build it",
             received=f"model '{model.name}', not built",
-            mend="Begin it with keras.Input(shape), or call model.build(input_shape)",
+            mend="Begin it with keras.Input(shape), or call model.build(input_shape)"
+            + (", or model(keras.Input(shape))" if uses_keras_3() else ""),
         )
     return model
 
@@ -193,9 +198,17 @@ def clone(model: tf.keras.Model) -> tf.keras.Model:
 
 def check_folder(path: str | os.PathLike) -> None:
     """Raises:
-    OptionError: the folder that a model is to be saved in does not exist.
+    OptionError: the folder that a model is to be saved in does not exist, or Keras 3 would not
+        write a file of that name.
     """
     target = Path(path)
+    if uses_keras_3() and target.suffix not in _FILES_OF_KERAS_3:
+        raise OptionError(
+            "a saved model must be a file .keras or .h5 with Keras 3",
+            received=str(target),
+            mend=f"Name it {target.with_suffix('.keras').name}, or write a SavedModel: "
+            "model.export(folder)",
+        )
     if not target.parent.is_dir():
         raise OptionError(
             "the folder of a saved model must exist",

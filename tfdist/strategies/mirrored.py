@@ -53,7 +53,9 @@ class _Mirrors(OneProcess):
         return replica_sum(tensor)
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        from tfdist.training.keras_api import apply_sum
+
+        apply_sum(optimizer, gradients, variables)
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         # One element for each replica in turn: the feed has divided the global batch already.
@@ -64,6 +66,7 @@ SPEC = Spec(
     name="mirrored",
     path="tfdist.strategies.mirrored:Mirrored",
     summary="all GPUs of one machine (or logical CPUs), in one process",
+    takes_keras_3=True,
     engine="mirrored",
 )
 

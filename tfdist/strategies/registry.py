@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfdist.compat import refuse_keras_3
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.federated.spec import SPEC as FEDERATED
 from tfdist.strategies.horovod.strategy import SPEC as HOROVOD
@@ -89,6 +90,16 @@ def spec_of(name: str) -> Spec:
     if name not in REGISTRY:
         raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
     return REGISTRY[name]
+
+
+def check_takes_keras(name: str) -> None:
+    """Raises:
+    OptionError: no such strategy.
+    EngineMissingError: it trains models of Keras 2 alone, and Keras 3 was chosen.
+    """
+    if not spec_of(name).takes_keras_3:
+        others = ", ".join(names_of(lambda spec: spec.takes_keras_3))
+        refuse_keras_3(f"strategy '{name}'", otherwise=f", or use one of {others}")
 
 
 def names_of(having: Callable[[Spec], object]) -> list[str]:

@@ -32,6 +32,7 @@ SPEC = Spec(
     name="single",
     path="tfdist.strategies.single:Single",
     summary="one device; what all others must equal",
+    takes_keras_3=True,
     engine="tensorflow",
 )
 

@@ -29,6 +29,7 @@ class Spec:
         has_servers: whether there are parameter servers beside the workers.
         is_asynchronous: whether workers take steps of their own, so that two trainings are never
             quite the same.
+        takes_keras_3: whether it trains models of Keras 3, too.
         engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
         sagemaker: key of the SageMaker SDK's distribution; None for one process.
 
@@ -43,6 +44,7 @@ class Spec:
     is_elastic: bool = False
     has_servers: bool = False
     is_asynchronous: bool = False
+    takes_keras_3: bool = False
     engine: str | None = None
     sagemaker: str | None = None
 

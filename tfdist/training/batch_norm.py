@@ -19,7 +19,7 @@ from tfdist.errors import ModelError
 from tfdist.training.batch_statistics import local_sums, move_statistics, normalized
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
-from tfdist.training.keras_api import layers_in
+from tfdist.training.keras_api import all_raw, keeps_unbiased_variance, layers_in
 
 # The forward pass that is being traced. Replicas of one process are traced in threads of their
 # own, which take turns.
@@ -120,11 +120,22 @@ def install(model: tf.keras.Model, collective: Collective, *, synchronized: bool
             have those of all even then.
     """
     for layer in layers_of(model):
+        if getattr(layer, "renorm", False):  # Of Keras 3.
+            raise ModelError(
+                "BatchNormalization must normalize with the statistics of the batch where that is "
+                "divided among replicas or microbatches",
+                received=f"layer '{layer.name}' with renorm=True",
+                mend="Leave renorm out, or use strategy 'single'",
+            )
         layer.call = _Shared(layer, collective, synchronized or _asks_for_all(layer)).as_method()
 
 
 def _asks_for_all(layer: tf.keras.layers.BatchNormalization) -> bool:
     return bool(getattr(layer, "synchronized", False))
+
+
+def _ignores_masks(layer: tf.keras.layers.BatchNormalization) -> bool:
+    return keeps_unbiased_variance(layer)  # Both are ways of Keras' fused code.
 
 
 class _Shared:
@@ -148,7 +159,7 @@ class _Shared:
             if not self._layer.trainable:
                 training = False
             if training is True and getattr(_running, "now", None) is not None:
-                if mask is not None and not self._layer.fused:  # Keras' fused code ignores it too.
+                if mask is not None and not _ignores_masks(self._layer):
                     raise ModelError(
                         "BatchNormalization must not follow a mask where a batch is divided among "
                         "replicas or microbatches",
@@ -190,12 +201,12 @@ class _Shared:
 
 def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
     """Gives all replicas the mean of the moving statistics that each has moved by itself."""
-    moving = [
+    moving = all_raw(
         variable
         for layer in layers_of(model)
         if layer.trainable and not _asks_for_all(layer)
         for variable in (layer.moving_mean, layer.moving_variance)
-    ]
+    )
     if not moving:
         return
     dtype = moving[0].dtype

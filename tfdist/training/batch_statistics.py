@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.keras_api import keeps_unbiased_variance, raw
+
 Layer = tf.keras.layers.BatchNormalization
 
 
@@ -95,12 +97,13 @@ def normalized(
 def move_statistics(layer: Layer, total: tf.Tensor) -> None:
     """Moves the layer's moving mean and variance towards the statistics in ``total``."""
     mean_deviation, variance, count = _moments(layer.moving_mean.shape.num_elements(), total)
-    # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
-    kept_variance = variance * count / tf.maximum(count - 1, 1) if layer.fused else variance
+    is_unbiased = keeps_unbiased_variance(layer)
+    kept_variance = variance * count / tf.maximum(count - 1, 1) if is_unbiased else variance
     mean = mean_deviation + _center(layer)
     # Of a microbatch without rows on any replica there is nothing to move by.
     part = tf.where(count > 0, tf.cast(1.0 - layer.momentum, count.dtype), 0)
-    for moving, value in ((layer.moving_mean, mean), (layer.moving_variance, kept_variance)):
+    for kept, value in ((layer.moving_mean, mean), (layer.moving_variance, kept_variance)):
+        moving = raw(kept)
         moving.assign_sub((moving - tf.reshape(value, moving.shape)) * part)
 
 

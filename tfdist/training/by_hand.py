@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
+from tfdist.training.keras_api import IS_KERAS_3
 
 _running = 0
 
@@ -49,15 +50,20 @@ class Watch:
         """Watches ``optimizer`` from now on."""
         if "apply_gradients" in vars(optimizer):
             return
+        self._over(optimizer, "apply_gradients")
+        if IS_KERAS_3:
+            self._over(optimizer, "apply")
+
+    def _over(self, optimizer: Any, method: str) -> None:
         watch = self
 
         @tf.autograph.experimental.do_not_convert
-        def apply_gradients(self: Any, *args: Any, **options: Any) -> Any:
+        def apply(self: Any, *args: Any, **options: Any) -> Any:
             watch.notice()
-            return type(self).apply_gradients(self, *args, **options)
+            return getattr(type(self), method)(self, *args, **options)
 
         # Bound, so that a copy of the optimizer applies its own.
-        optimizer.apply_gradients = types.MethodType(apply_gradients, optimizer)
+        setattr(optimizer, method, types.MethodType(apply, optimizer))
 
     def notice(self) -> None:
         if _running or self._has_warned:

@@ -173,7 +173,7 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             self.callbacks.remove(watcher)
         self._watchers = list(watchers)
         for watcher in watchers:
-            self.append(watcher)
+            self.callbacks.append(watcher)
             watcher.set_model(self.model)
         if watchers:  # Keras has asked before them whether anyone wants to hear of batches.
             self._should_call_train_batch_hooks = True

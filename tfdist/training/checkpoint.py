@@ -22,6 +22,7 @@ from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_writ
 from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.collective import Collective
 from tfdist.training.folder_lock import FolderLock
+from tfdist.training.keras_api import saved
 from tfdist.training.stateful import stateful_layers
 
 # A writer that is being ended, as after the SIGKILL of its command, is waited for.
@@ -117,8 +118,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = _State(data)
+        parts = {"model": model, **collective.saving.beside(model)}
         checkpoint = tf.train.Checkpoint(
-            model=model, state=self._state.trackable(), **collective.saving.beside(model)
+            state=self._state.trackable(), **{name: saved(part) for name, part in parts.items()}
         )
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.keras_api import compiling, is_of_another_scope
 
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 
@@ -34,14 +35,29 @@ def check_optimizer(model: tf.keras.Model) -> None:
     )
 
 
+def check_scope(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer has variables for other replicas than the model.
+    """
+    if is_of_another_scope(model.optimizer, model):
+        raise ModelError(
+            "an optimizer must be made where the model is, in the scope of its strategy",
+            received=f"{type(model.optimizer).__name__} made outside of it",
+            mend="Make it in the function that makes the model; to compile anew, give its name, or "
+            "make it within model.distribute_strategy.scope()",
+        )
+
+
 def on_compile(model: tf.keras.Model, then: Callable[[], None]) -> None:
     """Calls ``then`` whenever ``model`` is compiled anew."""
     compile_model = model.compile
 
     @functools.wraps(compile_model)
     def compiled(*args: Any, **options: Any) -> None:
-        compile_model(*args, **options)
+        with compiling(model):
+            compile_model(*args, **options)
         check_optimizer(model)
+        check_scope(model)
         then()
 
     model.compile = compiled

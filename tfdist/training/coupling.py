@@ -15,7 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training.keras_api import layers_in, loss_anew
+from tfdist.training.keras_api import (
+    compiled_loss,
+    compiled_losses,
+    compute_loss,
+    layers_in,
+    loss_anew,
+    other_compiled_loss,
+)
 from tfdist.training.losses import (
     AsOnOneDevice,
     has_own_compute_loss,
@@ -69,7 +76,9 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     if has_own_compute_loss(model):
         x = _made_up(element_spec[0])
         with _without_metrics(model):
-            couples = _couples(lambda *part: model.compute_loss(*part, None), x, y, y_pred)
+            couples = _couples(
+                lambda *part: compute_loss(model, *part, None, training=True), x, y, y_pred
+            )
         return ["the loss of compute_loss"] if couples else []
     return [
         f"loss '{name_of(loss)}'"
@@ -87,7 +96,7 @@ def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, An
         labels = dict(y)
     else:
         labels = dict(zip(outputs, tf.nest.flatten(y), strict=False))
-    compiled = model.loss
+    compiled = compiled_losses(model)
     if not isinstance(compiled, Mapping):
         each = compiled if isinstance(compiled, (list, tuple)) else [compiled] * len(outputs)
         compiled = dict(zip(outputs, each, strict=False))
@@ -167,7 +176,7 @@ def _made_up(spec: Any, *, probabilities: bool = False) -> Any:
 
     def rows(leaf: Any) -> tf.Tensor:
         shape = [_ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
-        if not leaf.dtype.is_floating:
+        if not tf.as_dtype(leaf.dtype).is_floating:
             return tf.cast(rng.integers(0, 2, shape), leaf.dtype)
         values = rng.uniform(0.1, 0.9, shape)
         if probabilities and len(shape) > 1 and shape[-1] > 1:
@@ -180,14 +189,14 @@ def _made_up(spec: Any, *, probabilities: bool = False) -> Any:
 @contextlib.contextmanager
 def _without_metrics(model: tf.keras.Model) -> Iterator[None]:
     """Encloses a call of ``compute_loss`` that leaves no trace in a metric."""
-    compiled = model.compiled_loss
+    compiled = compiled_loss(model)
     keras = compiled.whole if isinstance(compiled, AsOnOneDevice) else compiled
-    model.compiled_loss = loss_anew(keras, model.output_names)
-    try:
-        with _updates_replaced(model.metrics, lambda _: lambda *args, **options: None):
-            yield
-    finally:
-        model.compiled_loss = compiled
+    anew = None if keras is None else loss_anew(keras, model.output_names)
+    with (
+        other_compiled_loss(model, anew),
+        _updates_replaced(model.metrics, lambda _: lambda *args, **options: None),
+    ):
+        yield
 
 
 @contextlib.contextmanager

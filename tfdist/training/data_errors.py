@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
+from tfdist.training.keras_api import compiled_losses, input_names
 from tfdist.training.losses import is_keras_own, name_of
 
 _LABEL_OUT_OF_RANGE = re.compile(
@@ -24,6 +25,8 @@ _SHAPES_DIFFER = re.compile(
 _LOSS_SHAPES = re.compile(
     r"Shapes \(.*\) and \(.*\) are incompatible|must have the same shape|Dimensions must be equal"
 )
+# Those of Keras 3, which names no file.
+_LOSS_SHAPES_OF_KERAS_3 = re.compile(r"Arguments? `(?:target|output)`.* must have ")
 
 
 def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
@@ -38,7 +41,7 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
     expected = getattr(model, "inputs", None)
     if not expected:  # A model of a class of its own: only its call knows.
         return
-    names = list(model.input_names)
+    names = input_names(model)
     x = element_spec[0]
     if isinstance(x, Mapping):
         missing = [name for name in names if name not in x]
@@ -57,11 +60,12 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
             received=f"{len(given)} features",
         )
     for name, spec, tensor in zip(names, given, expected, strict=True):
-        if not _fits(spec.shape[1:], tensor.shape[1:]):
+        wanted = tf.TensorShape(tensor.shape)[1:]
+        if not _fits(spec.shape[1:], wanted):
             raise DataError(
-                f"records for input '{name}' of the model must have shape {list(tensor.shape[1:])}",
+                f"records for input '{name}' of the model must have shape {list(wanted)}",
                 received=f"shape {list(spec.shape[1:])}",
-                mend=_mend(spec.shape[1:], tensor.shape[1:]),
+                mend=_mend(spec.shape[1:], wanted),
             )
 
 
@@ -95,7 +99,7 @@ def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
     own = ("train_step", "test_step", "compute_loss")
     if any(getattr(type(model), name) is not getattr(tf.keras.Model, name) for name in own):
         return  # It knows itself what it needs.
-    losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
+    losses = [loss for loss in tf.nest.flatten(compiled_losses(model)) if loss is not None]
     if losses and len(element_spec) == 1:
         raise DataError(
             "data for a model that is compiled with a loss must have labels",
@@ -139,10 +143,11 @@ def explain_loss_error(
     Args:
         element_spec: see ``check_inputs``.
     """
-    losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
+    losses = [loss for loss in tf.nest.flatten(compiled_losses(model)) if loss is not None]
     outputs = tf.nest.flatten(getattr(model, "output", None))
     text = str(error)
     is_of_a_loss = "keras/src/losses.py" in text and _LOSS_SHAPES.search(text)
+    is_of_a_loss = is_of_a_loss or _LOSS_SHAPES_OF_KERAS_3.search(text)
     # A user's own loss knows itself what it refuses.
     if not is_of_a_loss or not all(map(is_keras_own, losses)):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.keras_api import build_metrics
+from tfdist.training import keras_api
 from tfdist.training.losses import uses_compiled_loss
 
 _METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -19,8 +19,7 @@ _METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 def make_slots(model: tf.keras.Model) -> None:
     """Makes the variables of the optimizer; legacy optimizers make theirs in the first step."""
     with model.distribute_strategy.scope():
-        if hasattr(model.optimizer, "build"):
-            model.optimizer.build(model.trainable_variables)
+        keras_api.build(model.optimizer, model.trainable_variables)
 
 
 def make_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
@@ -31,11 +30,17 @@ def make_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
         y_pred: its outputs, symbolic ones too.
         y: labels, or tf.TensorSpec of labels, [batch, ...].
     """
+    make_loss(model, y_pred)
+    if not keras_api.IS_KERAS_3 and not model.compiled_metrics.built:
+        keras_api.build_metrics(model.compiled_metrics, y_pred, y)
+
+
+def make_loss(model: tf.keras.Model, y_pred: Any) -> None:
+    """Makes the variables of compiled losses; of Keras 3 ``make_known_metrics`` has made all."""
+    if keras_api.IS_KERAS_3:
+        return
     if not model.compiled_loss.built and uses_compiled_loss(model):
         model.compiled_loss.build(y_pred)
-    metrics = model.compiled_metrics
-    if not metrics.built:
-        build_metrics(metrics, y_pred, y)
 
 
 def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
@@ -44,6 +49,10 @@ def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
+    if keras_api.IS_KERAS_3:  # It finds outputs and steps out by itself.
+        with model.distribute_strategy.scope():
+            keras_api.build_all(model, element_spec)
+        return
     symbolic = getattr(model, "output", None)  # Models of their own class have none.
     is_keras_own = all(
         getattr(type(model), method) is getattr(tf.keras.Model, method) for method in _METHODS

@@ -32,6 +32,7 @@ from tfdist.training.keras_api import (
     forget_validation,
     loss_scale_state,
     variables_in,
+    variables_of,
 )
 
 # More losses than this without a commit between them have a cause in the step itself.
@@ -337,10 +338,9 @@ class Survival:
         self._history.history = {name: list(v) for name, v in self._notes.history.items()}
 
     def _variables(self) -> list[tf.Variable]:
-        variables = self._model.optimizer.variables
-        optimizer_state = variables() if callable(variables) else variables
-        scale = loss_scale_state(self._model.optimizer)
-        return [*variables_in(self._model), *optimizer_state, *scale]
+        optimizer = self._model.optimizer
+        scale = loss_scale_state(optimizer)
+        return [*variables_in(self._model), *variables_of(optimizer), *scale]
 
 
 def repeat(

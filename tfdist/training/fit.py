@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
-from tfdist.training import by_hand, coupling, early_variables, tracing
+from tfdist.training import by_hand, coupling, early_variables, keras_api, tracing
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
@@ -28,7 +28,6 @@ from tfdist.training.data_errors import (
 )
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
-from tfdist.training.keras_api import loss_scale_state, variables_in
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 
@@ -75,7 +74,7 @@ class Runs:
 
     def fit(self, x: Any = None, *args: Any, **options: Any) -> tf.keras.callbacks.History:
         with by_hand.training():
-            return self._fit(x, _by_name(tf.keras.Model.fit, args) | options)
+            return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
 
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         if self._is_plain_keras(x) and not self._needs_feed(options):
@@ -93,7 +92,7 @@ class Runs:
         return self._fit_feed(feed, **options)
 
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
-        options = _by_name(tf.keras.Model.evaluate, args) | options
+        options = by_name(tf.keras.Model.evaluate, args) | options
         if options.get("_use_cached_eval_dataset"):  # The validation of a fit.
             with self._model.get_metrics_result.without_carried():
                 return self._keras_evaluate(x, **options)
@@ -102,7 +101,7 @@ class Runs:
         return self._mended(self._evaluate_feed, self._as_feed(x, options), options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
-        options = _by_name(tf.keras.Model.predict, args) | options
+        options = by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
             return self._keras_predict(x, **options)
         return self._mended(self._predict_feed, self._as_feed(x, options), options)
@@ -258,8 +257,10 @@ class Runs:
             feeds = [feed]
             if validation_data is not None:
                 validation = self._validation_feed(validation_data)
-                options["validation_data"] = self._batches(validation, 0, 1)
-                options["validation_steps"] = validation.steps_per_epoch
+                steps = validation.steps_per_epoch
+                batches = self._batches(validation, 0, 1)
+                options["validation_data"] = keras_api.repeatable(batches, steps)
+                options["validation_steps"] = steps
                 feeds.append(validation)
 
             def run(first: int, last: int, skip_steps: int = 0) -> None:
@@ -274,6 +275,7 @@ class Runs:
                     initial_epoch=first,
                     steps_per_epoch=feed.steps_per_epoch - skip_steps,
                     callbacks=chain,
+                    shuffle=False,  # The feed does; Keras 3 would warn that it cannot.
                     **options,
                 )
 
@@ -385,6 +387,7 @@ class Runs:
     def _prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
         """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
         model = self._model
+        keras_api.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
         if self._divides and self._collective.is_chief and self._tried is not model.loss:
@@ -404,10 +407,11 @@ class Runs:
             start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
             keepers[0].before_writing = getattr(feed.records, "confirm", None)
         if begun_at is None:
-            variables = model.optimizer.variables
-            optimizer_state = variables() if callable(variables) else variables
-            scale = loss_scale_state(model.optimizer)
-            self._collective.broadcast([*variables_in(model), *optimizer_state, *scale])
+            optimizer_state = keras_api.variables_of(model.optimizer)
+            scale = keras_api.loss_scale_state(model.optimizer)
+            seeds = keras_api.seeds_in(model)
+            weights = keras_api.variables_in(model)
+            self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
         if self._scale is not None:
@@ -460,7 +464,7 @@ class Runs:
         return 1 if verbose == "auto" else verbose
 
 
-def _by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
+def by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:
     """Returns positional arguments after ``x`` of one of Keras' loops by their names."""
     names = list(inspect.signature(method).parameters)[2:]
     return dict(zip(names, args, strict=False))

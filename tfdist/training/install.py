@@ -14,16 +14,22 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm
+from tfdist.training import batch_norm, keras_api
 from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
-from tfdist.training.compiled import on_compile
+from tfdist.training.compiled import check_scope, on_compile
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
 from tfdist.training.metrics import MergedResults
 from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
-from tfdist.training.refusals import refuse_late_slots, refuse_own_steps, refuse_xla
+from tfdist.training.refusals import (
+    refuse_late_slots,
+    refuse_on_keras_3,
+    refuse_own_steps,
+    refuse_steps_within_steps,
+    refuse_xla,
+)
 from tfdist.training.scaling import Scaling
 from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
@@ -51,26 +57,31 @@ def install(
         by_hand: what a user's own loop over the model's optimizer means on this strategy, or the
             error that it is; None tells it from the replicas.
     """
+    check_scope(model)
     options = options or StepOptions()
     model.get_metrics_result = MergedResults(model, collective)
     shares = collective.shares_batches
+    check = _check_step if shares or options.changes_the_step else None
     is_elastic = isinstance(collective, ElasticCollective)
+    refuse_on_keras_3(is_elastic=is_elastic, options=options)
     if is_elastic:
         refuse_late_slots(model)
-    if shares or options.changes_the_step:
+    if check is not None:
         refuse_own_steps(model, strategy_name)
-        refuse_xla(model)
+        check(model)
         refuse_stateful(
             model, "replicas that divide them" if shares else "microbatches or a second pass"
         )
         warn_of_padding(model, is_chief=collective.is_chief)
+        keras_api.keep_losses_apart(model)
+        keras_api.draw_by_replica(model)
+        keras_api.build_nothing_from_data(model)
         batch_norm.install(model, collective, synchronized=options.sync_batch_norm)
         steps = SharedSteps(model, collective, options)
         model.train_step = steps.train_step
         if shares:
             model.test_step = steps.test_step
             model.predict_step = steps.predict_step
-    check = refuse_xla if shares or options.changes_the_step else None
     divides = divides or shares or options.accumulate_steps > 1
     runs = RunsAndBatches(
         model, collective, scaling, strategy_name, dataset, check, divides=divides
@@ -88,6 +99,11 @@ def install(
             aside = collective.reads_together
             setattr(model, name, _written_aside(save) if aside else _by_chief(save, collective))
     return model
+
+
+def _check_step(model: tf.keras.Model) -> None:
+    refuse_xla(model)
+    refuse_steps_within_steps(model)
 
 
 def _watch_compiling(

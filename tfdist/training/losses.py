@@ -7,8 +7,8 @@ the sum is the loss of one device. That holds for every loss of that form, a use
 ``compute_loss`` included.
 
 Nobody else may scale. So Keras' own division by its count of replicas is undone where it happens
-(``AsOnOneDevice``), and a metric that is told one number a batch, as in ``compute_loss`` or
-``add_metric``, counts it with the same factor (``counted_as``).
+(``AsOnOneDevice``, in Keras 3 ``keras_api.undivided``), and a metric that is told one number a
+batch, as in ``compute_loss`` or ``add_metric``, counts it with the same factor (``counted_as``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
+from tfdist.training import keras_api
 
+_MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
 _step = threading.local()  # Replicas of one process run in threads of their own.
 
 
@@ -50,9 +52,9 @@ class AsOnOneDevice:
 
 def as_on_one_device(model: tf.keras.Model) -> None:
     """Lets the losses and metrics of ``model`` know what a step owns; once for each compilation."""
-    if not isinstance(model.compiled_loss, AsOnOneDevice):
+    if not keras_api.IS_KERAS_3 and not isinstance(model.compiled_loss, AsOnOneDevice):
         model.compiled_loss = AsOnOneDevice(model.compiled_loss)
-    compiled = {id(m) for m in (*model.compiled_loss.metrics, *model.compiled_metrics.metrics)}
+    compiled = {id(metric) for metric in keras_api.row_counters(model)}
     for metric in model.metrics:
         mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
         is_told_numbers = (
@@ -88,7 +90,8 @@ def counted_as(part: tf.Tensor) -> Iterator[None]:
     before = getattr(_step, "part", None)
     _step.part = part
     try:
-        yield
+        with keras_api.undivided():
+            yield
     finally:
         _step.part = before
 
@@ -155,7 +158,7 @@ def is_sum(model: tf.keras.Model) -> bool:
     """
     reductions = {
         getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO)
-        for loss in tf.nest.flatten(model.loss)
+        for loss in tf.nest.flatten(keras_api.compiled_losses(model))
         if loss is not None
     }
     kinds = {str(reduction) for reduction in reductions}
@@ -164,6 +167,12 @@ def is_sum(model: tf.keras.Model) -> bool:
             "a compiled loss must reduce over the rows of a batch",
             received="a loss with reduction='none'",
             mend="Compile with reduction='sum_over_batch_size' or 'sum'",
+        )
+    if _MEAN_OF_WEIGHTED in kinds:
+        raise ModelError(
+            "a compiled loss must be a mean over the rows of a batch, or a sum, to be divided",
+            received=f"a loss with reduction='{_MEAN_OF_WEIGHTED}'",
+            mend="Compile with reduction='sum_over_batch_size', or use strategy 'single'",
         )
     sums = tf.keras.losses.Reduction.SUM in kinds
     if sums and len(kinds) > 1:
@@ -188,8 +197,7 @@ def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
     Sums and means then go the same way from here on, and Keras reports the loss of one device.
     """
     rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    factor = tf.math.divide_no_nan(of, rows * replicas)
+    factor = tf.math.divide_no_nan(of, rows * keras_api.loss_divisor())
     if sample_weight is None:
         return factor
     return tf.nest.map_structure(

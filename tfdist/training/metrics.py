@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.collective import Collective
+from tfdist.training.keras_api import all_raw
 
 
 def state_of(model: tf.keras.Model) -> list[tf.Variable]:
     """Returns the variables of all metrics, the loss included, in a fixed order."""
-    return [variable for metric in model.metrics for variable in metric.variables]
+    return all_raw(variable for metric in model.metrics for variable in metric.variables)
 
 
 class MergedResults:
@@ -36,6 +37,8 @@ class MergedResults:
         self._local_results = model.get_metrics_result
         #: State of steps that this process has not seen: those before a resumed fit's first.
         self.carried: Any | None = None
+        #: What the last results were called.
+        self.names: list[str] = []
         self._step = threading.local()  # Replicas of one process run in threads of their own.
 
     @contextlib.contextmanager
@@ -61,11 +64,13 @@ class MergedResults:
             return self._local_results()
         variables = state_of(self._model)
         local = [variable.numpy() for variable in variables]
-        _assign(variables, self.merged_state())
+        self._assign(variables, self.merged_state())
         try:
-            return {name: _as_numpy(value) for name, value in self._local_results().items()}
+            results = {name: _as_numpy(value) for name, value in self._local_results().items()}
+            self.names = list(results)
+            return results
         finally:
-            _assign(variables, local)
+            self._assign(variables, local)
 
     def merged_state(self) -> list[np.ndarray]:
         """Returns the state of all metrics added up over processes, and over a resumed epoch."""
@@ -78,11 +83,24 @@ class MergedResults:
             a + c.reshape(a.shape).astype(a.dtype) for a, c in zip(merged, carried, strict=True)
         ]
 
+    def _assign(self, variables: list[tf.Variable], values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            if np.issubdtype(value.dtype, np.integer):
+                self._assign_whole(variable, value)
+            else:
+                variable.assign(value)
+
+    def _assign_whole(self, variable: tf.Variable, value: np.ndarray) -> None:
+        """Assigns counts in whole numbers.
+
+        TensorFlow gives each replica its part of a sum, and whole numbers lose what is left over.
+        """
+        strategy, collective = self._model.distribute_strategy, self._collective
+        is_first = collective.is_chief or not collective.reads_together
+        for replica, part in enumerate(strategy.experimental_local_results(variable)):
+            has_all = is_first and replica == 0
+            part.assign(value if has_all else np.zeros_like(value))
+
 
 def _as_numpy(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
-
-
-def _assign(variables: list[tf.Variable], values: list[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

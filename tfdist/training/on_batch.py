@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.training import by_hand, early_variables
+from tfdist.training import by_hand, early_variables, keras_api
 from tfdist.training.data_errors import check_labels
 from tfdist.training.feed import Feed
-from tfdist.training.fit import Runs
+from tfdist.training.fit import Runs, by_name
 
 
 class RunsAndBatches(Runs):
@@ -29,16 +28,9 @@ class RunsAndBatches(Runs):
         self._keras_predict_on_batch = model.predict_on_batch
         self._prepared_as: Any = None  # The loss of the compilation that the ranks agree on.
 
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict[int, float] | None = None,
-        reset_metrics: bool = True,
-        return_dict: bool = False,
-    ) -> Any:
+    def train_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:
         """See ``Model.train_on_batch``; the results are those of all rows."""
+        options = by_name(tf.keras.Model.train_on_batch, args) | options
         _refuse_feed(x, "train_on_batch", "fit")
         if self._scale is not None:
             raise OptionError(
@@ -49,41 +41,32 @@ class RunsAndBatches(Runs):
             )
         with by_hand.training():
             if self._is_plain_keras(x):
-                return self._keras_train_on_batch(
-                    x, y, sample_weight, class_weight, reset_metrics, return_dict
-                )
-            feed = self._one_batch("train_on_batch", x, y, sample_weight)
-            feed = feed.weighted_by_class(class_weight)
-            model = self._model
-            if self._prepared_as is not model.compiled_loss:
+                return self._keras_train_on_batch(x, **options)
+            feed = self._one_batch("train_on_batch", x, options)
+            feed = feed.weighted_by_class(options.pop("class_weight", None))
+            compiled = keras_api.compiled_loss(self._model)
+            if self._prepared_as is not compiled:
                 self._prepare(feed, [])
-                self._prepared_as = model.compiled_loss
-            return self._step(feed, model.make_train_function, reset_metrics, return_dict)
+                self._prepared_as = keras_api.compiled_loss(self._model)
+            return self._step(feed, "train", **options)
 
-    def test_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        reset_metrics: bool = True,
-        return_dict: bool = False,
-    ) -> Any:
+    def test_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:
         """See ``Model.test_on_batch``; the results are those of all rows."""
+        options = by_name(tf.keras.Model.test_on_batch, args) | options
         _refuse_feed(x, "test_on_batch", "evaluate")
         if self._is_plain_keras(x):
-            return self._keras_test_on_batch(x, y, sample_weight, reset_metrics, return_dict)
-        feed = self._one_batch("test_on_batch", x, y, sample_weight)
-        return self._step(feed, self._model.make_test_function, reset_metrics, return_dict)
+            return self._keras_test_on_batch(x, **options)
+        return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
 
     def predict_on_batch(self, x: Any) -> Any:
         """See ``Model.predict_on_batch``; one prediction for each row, on every process."""
         _refuse_feed(x, "predict_on_batch", "predict")
         if self._is_plain_keras(x):
             return self._keras_predict_on_batch(x)
-        return self._predict_feed(self._one_batch("predict_on_batch", x), verbose=0)
+        return self._predict_feed(self._one_batch("predict_on_batch", x, {}), verbose=0)
 
-    def _one_batch(self, method: str, x: Any, y: Any = None, sample_weight: Any = None) -> Feed:
-        """Returns the rows as one global batch.
+    def _one_batch(self, method: str, x: Any, options: dict) -> Feed:
+        """Returns the rows as one global batch; takes labels and weights out of ``options``.
 
         Raises:
             ModelError: processes may be lost, and only a loop can be mended.
@@ -96,7 +79,7 @@ class RunsAndBatches(Runs):
                 received=method,
                 mend="Call one of these",
             )
-        arrays = self._arrays(x, {"y": y, "sample_weight": sample_weight})
+        arrays = self._arrays(x, options)
         rows = len(tf.nest.flatten(arrays)[0])
         size = max(rows, self._collective.num_replicas)
         feed = self._dataset(arrays, global_batch_size=size, training=False)
@@ -113,7 +96,7 @@ class RunsAndBatches(Runs):
         return feed
 
     def _step(
-        self, feed: Feed, make: Callable[[], Callable], reset_metrics: bool, return_dict: bool
+        self, feed: Feed, kind: str, *, reset_metrics: bool = True, return_dict: bool = False
     ) -> Any:
         model = self._model
         check_labels(model, feed.records.element_spec)
@@ -125,7 +108,7 @@ class RunsAndBatches(Runs):
             for watcher in watchers:
                 watcher.on_train_batch_begin(0)
             with model.distribute_strategy.scope():
-                make()(batches)
+                keras_api.step_function(model, kind)(batches)
             found = model.get_metrics_result()  # Of all processes; those of the step are not.
             for watcher in watchers:
                 watcher.on_train_batch_end(0)
@@ -134,7 +117,7 @@ class RunsAndBatches(Runs):
         }
         if return_dict:
             return results
-        known = [name for name in model.metrics_names if name in results]
+        known = [name for name in keras_api.metric_names(model) if name in results]
         listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
         return listed[0] if len(listed) == 1 else listed
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import layers_in
+from tfdist.training.keras_api import layers_in, set_policy
 
 
 @contextlib.contextmanager
@@ -26,12 +26,12 @@ def policy(precision: str | None) -> Iterator[None]:
         yield
         return
     before = tf.keras.mixed_precision.global_policy()
-    tf.keras.mixed_precision.set_global_policy(precision)
+    set_policy(precision)
     try:
         yield
     finally:
         # A policy that was not set follows floatx.
-        tf.keras.mixed_precision.set_global_policy(None if before.name == floatx else before)
+        set_policy(None if before.name == floatx else before)
 
 
 def check_follows(model: tf.keras.Model, precision: str | None) -> None:

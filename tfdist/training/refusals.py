@@ -6,7 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
+from tfdist.compat.keras import VARIABLE
+from tfdist.errors import ModelError, OptionError
+from tfdist.training import keras_api
+from tfdist.training.options import StepOptions
 
 _K = tf.keras.optimizers
 #: Each element's update depends on that element alone, so a part of a weight is updated like the
@@ -55,6 +58,7 @@ def refuse_xla(model: tf.keras.Model) -> None:
     """Raises:
     ModelError: the model is compiled with ``jit_compile=True``.
     """
+    keras_api.resolve_xla(model)
     if model.jit_compile:
         raise ModelError(
             "a model whose step several devices or processes share must be compiled without XLA",
@@ -99,4 +103,39 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
             "step",
             received=f"the legacy optimizer {name}",
             mend=f"Compile with tf.keras.optimizers.{name}",
+        )
+
+
+def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
+    """Raises:
+    OptionError: what tfdist does with models of Keras 2 alone.
+    """
+    if not keras_api.IS_KERAS_3:
+        return
+    found = "an elastic job" if is_elastic else None
+    if options.recomputes:
+        found = f"recompute={options.recompute!r}"
+    if found is not None:
+        raise OptionError(
+            "elastic jobs and recompute must have a model of Keras 2",
+            received=f"{found} with Keras {tf.keras.__version__}",
+            mend=f"Set {VARIABLE}=1, or leave it out",
+        )
+
+
+def refuse_steps_within_steps(model: tf.keras.Model) -> None:
+    """Raises:
+    ModelError: the optimizer (of Keras 3) asks in a step whether to update; tf.distribute's
+        replicas cannot meet within the answer.
+    """
+    optimizer = keras_api.inner_of(model.optimizer)
+    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    found = [name for name in names if getattr(optimizer, name, None)]
+    is_shared = model.distribute_strategy.num_replicas_in_sync > 1
+    if keras_api.IS_KERAS_3 and is_shared and found:
+        raise ModelError(
+            "the optimizer of several replicas must update in each step",
+            received=f"{found[0]}={getattr(optimizer, found[0])}",
+            mend="Leave it out (accumulate_steps of the strategy accumulates gradients), or use "
+            "strategy 'horovod'",
         )

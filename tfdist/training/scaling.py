@@ -14,7 +14,7 @@ import tensorflow as tf
 import wrapt
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.training.keras_api import given_learning_rate
+from tfdist.training.keras_api import given_learning_rate, rate_of_last_step
 
 RULES = ("linear", "sqrt")
 
@@ -125,11 +125,7 @@ class EffectiveLearningRate(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None:
-            optimizer = self.model.optimizer
-            rate = optimizer.learning_rate
-            # Legacy optimizers give the schedule itself.
-            rate = rate(optimizer.iterations) if callable(rate) else rate
-            logs["learning_rate"] = float(_value(rate))
+            logs["learning_rate"] = float(_value(rate_of_last_step(self.model.optimizer)))
 
 
 def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:

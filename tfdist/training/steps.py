@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import early_variables, losses
+from tfdist.training import early_variables, keras_api, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import added, when_known
@@ -72,23 +72,25 @@ class SharedSteps:
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
+                keras_api.on_replica(self._replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
             loss = self._loss(x, y, y_pred, sample_weight, share, valid)
+            keras_api.show_loss(self._model, loss, share[0])
             loss = self._weigh(loss, share)
-        if hasattr(optimizer, "compute_gradients"):  # It also undoes a loss scale.
-            gradients = [g for g, _ in optimizer.compute_gradients(loss, variables, tape)]
-        else:
-            gradients = tape.gradient(loss, variables)
+        gradients = keras_api.gradients_of(optimizer, loss, variables, tape)
         return gradients, self._metrics(x, y, y_pred, sample_weight, share)
 
     def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:
         if self._recomputation is None:
             return contextlib.nullcontext()
-        # Neither ranks nor the replicas of one process are to drop the same units.
+        return self._recomputation.of(self._replica(), microbatch)
+
+    def _replica(self) -> Any:
+        """Returns another number on each: neither ranks nor replicas are to drop the same units."""
         here = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return self._recomputation.of(self._collective.process + here, microbatch)
+        return self._collective.process + here
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
@@ -96,7 +98,8 @@ class SharedSteps:
         with losses.counted_as(_part(share)):
             y_pred = self._model(x, training=False)
             x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
-            self._loss(x, y, y_pred, sample_weight, share)
+            loss = self._loss(x, y, y_pred, sample_weight, share, training=False)
+            keras_api.show_loss(self._model, loss, share[0])
         return self._metrics(x, y, y_pred, sample_weight, share)
 
     def predict_step(self, data: Any) -> Any:
@@ -113,13 +116,13 @@ class SharedSteps:
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
         with model.get_metrics_result.within_step():
-            own_kinds = _are_keras_own(model.compiled_metrics.metrics, model.compute_metrics)
+            own_kinds = _are_keras_own(keras_api.compiled_metrics(model), model.compute_metrics)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
             if own_kinds or own_results:
                 return model.compute_metrics(x, y, y_pred, sample_weight)
 
             def update() -> tf.Tensor:  # Results are for after it: replicas meet in them.
-                model.compiled_metrics.update_state(y, y_pred, sample_weight)
+                keras_api.update_metrics(model, y, y_pred, sample_weight)
                 return tf.constant(True)
 
             early_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
@@ -134,6 +137,8 @@ class SharedSteps:
         sample_weight: Any,
         share: tf.Tensor,
         valid: list[Any] | None = None,
+        *,
+        training: bool = True,
     ) -> tf.Tensor:
         model = self._model
         is_own = losses.has_own_compute_loss(model)
@@ -147,13 +152,12 @@ class SharedSteps:
             )
 
         def loss() -> tf.Tensor:
-            return model.compute_loss(x, y, y_pred, sample_weight)
+            return keras_api.compute_loss(model, x, y, y_pred, sample_weight, training=training)
 
-        if not is_own and _are_keras_own(tf.nest.flatten(model.loss), model.compute_loss):
+        compiled = tf.nest.flatten(keras_api.compiled_losses(model))
+        if not is_own and _are_keras_own(compiled, model.compute_loss):
             return loss()
-        # Variables cannot be made within a branch.
-        if losses.uses_compiled_loss(model) and not model.compiled_loss.built:
-            model.compiled_loss.build(y_pred)
+        early_variables.make_loss(model, y_pred)  # Variables cannot be made within a branch.
         dtype = full_type(_dtype_of(y_pred))
         own = losses.explained(loss)
         # Of no rows, a user's own mean would be NaN.

@@ -50,6 +50,7 @@ SPEC = Spec(
     summary="one process per GPU or core, over MPI or Gloo",
     launchers=("mpi", "gloo"),
     is_elastic=True,
+    takes_keras_3=True,
     engine="horovod",
     sagemaker="mpi",
 )

@@ -50,6 +50,7 @@ SPEC = Spec(
     path="tfdist.strategies.multi_worker.strategy:MultiWorker",
     summary="one process per machine or core, connected by TensorFlow, in step",
     launchers=("tasks",),
+    takes_keras_3=True,
     engine="multi-worker",
     sagemaker="multi_worker_mirrored_strategy",
 )

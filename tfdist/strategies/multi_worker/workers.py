@@ -115,26 +115,11 @@ class Tasks(Collective):
     # Models -------------------------------------------------------------------------------------
 
     def prepare(self, model: tf.keras.Model) -> None:
-        """Keeps Keras' loops from reducing over workers what only this one needs in a step."""
-        # Keras would add up the logs of all workers in each step; the bar shows this one's.
-        model.distribute_reduction_method = "first"
+        """Has Keras' loops leave to this worker what only it needs: the bar shows its results.
 
-        def make_predict_function(force: bool = False) -> Callable:
-            def predict(iterator: Any) -> Any:
-                def run(data: Any) -> Any:
-                    outputs = model.predict_step(data)
-                    keras_api.count_step(model, "predict")
-                    return outputs
-
-                outputs = self.strategy.run(run, args=(next(iterator),))
-                return tf.nest.map_structure(self._own_rows, outputs)
-
-            if force or model.predict_function is None:
-                model.predict_function = tf.function(predict, reduce_retracing=True)
-            return model.predict_function
-
-        # Keras would gather each batch from all workers; the loop gathers them once, in order.
-        model.make_predict_function = make_predict_function
+        Predictions of all workers are gathered once, in order, when the loop is over.
+        """
+        keras_api.reduce_nothing(model, self.strategy, self._own_rows)
 
     def _own_rows(self, value: Any) -> tf.Tensor:
         return tf.concat(self.strategy.experimental_local_results(value), axis=0)
@@ -145,7 +130,7 @@ class Tasks(Collective):
         return replica_sum(tensor)
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        keras_api.apply_sum(optimizer, gradients, variables)
 
     # Between steps ------------------------------------------------------------------------------
 
@@ -225,22 +210,9 @@ class Tasks(Collective):
             variable.assign(value)
 
 
-class _OwnBatches(tf.distribute.DistributedDataset):
+class _OwnBatches(keras_api.Batches):
     """This worker's batches as they are.
 
     TensorFlow's own wrapper asks all workers before each batch whether there is one more, which
     takes several milliseconds; here they have agreed on the number of steps before.
     """
-
-    def __init__(self, dataset: tf.data.Dataset):
-        self._dataset = dataset
-
-    def __iter__(self) -> Any:
-        return iter(self._dataset)
-
-    @property
-    def element_spec(self) -> Any:
-        return self._dataset.element_spec
-
-    def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
-        return self._dataset.reduce(initial_state, reduce_func)

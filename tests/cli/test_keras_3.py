@@ -1,0 +1,79 @@
+"""The command line where the user has chosen Keras 3: what trains, and what is refused first."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfdist.compat.keras import VARIABLE
+from tfdist.compat.versions import lane
+from tfdist.strategies import REGISTRY
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3"),
+]
+_OF_KERAS_2 = [name for name, spec in REGISTRY.items() if not spec.takes_keras_3]
+
+
+@pytest.fixture
+def run(run_cli, shell_environ):
+    def run_with_keras_3(*arguments: object, **more: str):
+        return run_cli(*arguments, env=shell_environ | {VARIABLE: "0"} | more)
+
+    return run_with_keras_3
+
+
+def test_a_training_is_resumed_on_ranks(run, shards, model_file, tmp_path):
+    where = ("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run")
+    how = ("--strategy", "horovod", "--workers", 2, "--global-batch-size", 64)
+    done = run("train", *where, *how, "--epochs", 2)
+    assert done.returncode == 0, done.stderr
+    done = run("train", *where, *how, "--epochs", 3, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("epoch 3/3")
+    summary = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert (summary["epochs"], summary["replicas"]) == (3, 2)
+    for part in ("train", "validation", "test"):
+        assert set(summary[part]) == {"loss", "accuracy"}
+
+    # A checkpoint of Keras 3 is none of Keras 2.
+    done = run("train", *where, *how, "--epochs", 4, "--resume", **{VARIABLE: "1"})
+    assert done.returncode == 2
+    assert "must be resumed by the model that wrote it" in done.stderr
+
+
+def _one_line(done) -> str:
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"{VARIABLE}=1" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("strategy", _OF_KERAS_2)
+def test_other_strategies_are_refused_before_they_begin(run, strategy, model_file, tmp_path):
+    where = ("--model", f"{model_file}:mlp", "--data", "nowhere", "--output", tmp_path / "run")
+    told = _one_line(run("train", *where, "--strategy", strategy))
+    assert f"strategy '{strategy}' must have models of Keras 2" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("export", "nowhere.keras", "out.tflite"),
+        ("aws", "pipeline", "--dry-run"),
+        ("launch", "--strategy", "pipeline", "--", "nothing"),
+        ("launch", "--min-workers", 1, "--", "nothing"),
+    ],
+)
+def test_other_verbs_are_refused_before_they_begin(run, verb):
+    assert "must have models of Keras 2" in _one_line(run(*verb))
+
+
+def test_another_backend_is_refused(run):
+    done = run("inspect", "nowhere", KERAS_BACKEND="jax")
+    assert done.returncode == 2
+    assert "Keras 3 must run on TensorFlow, but found KERAS_BACKEND=jax" in done.stderr

@@ -1,0 +1,237 @@
+"""What Keras 3 does otherwise than Keras 2 where several replicas share a batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import TfdistError
+
+ROWS, GLOBAL_BATCH_SIZE = 53, 12
+layers = keras.layers
+_rng = np.random.default_rng(0)
+X = _rng.normal(size=(ROWS, 6)).astype(np.float32)
+Y = _rng.integers(0, 3, ROWS)
+
+
+def mlp(
+    *more: Callable[[], Any],
+    kind: type[keras.Model] = keras.Model,
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),
+    loss: Callable[[], Any] = keras.losses.SparseCategoricalCrossentropy,
+    **options: Any,
+) -> keras.Model:
+    inputs = keras.Input((6,))
+    x = layers.Dense(16, "tanh", activity_regularizer="l2")(inputs)
+    for layer in more:
+        x = layer()(x)
+    x = layers.Dense(16, "gelu", activity_regularizer="l2")(x)
+    model = kind(inputs, layers.Dense(3, "softmax")(x))
+    model.compile(optimizer(), loss(), metrics=["accuracy"], **options)
+    return model
+
+
+def check_exact(strategy: Any, model_fn: Callable[[], keras.Model]) -> None:
+    report = tfdist.verify(
+        model_fn, (X, Y), strategy, steps=10, global_batch_size=GLOBAL_BATCH_SIZE
+    )
+    assert report is None or report.exact, report
+    assert report is None or report.num_replicas == 2
+
+
+def check_refused(strategy: Any, model_fn: Callable[[], keras.Model], words: str) -> None:
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    with pytest.raises(TfdistError, match=words) as refusal:
+        strategy.build(model_fn).fit(feed, verbose=0)
+    assert "\n" not in str(refusal.value)
+
+
+@scenario
+def losses_of_layers_stay_with_their_replica(strategy, folder):
+    """Replicas wait for each other in BatchNormalization, when half of the losses are added."""
+    check_exact(strategy, lambda: mlp(layers.BatchNormalization))
+
+
+@scenario
+def a_loss_object_that_compute_loss_calls(strategy, folder):
+    class OwnLoss(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            own = keras.losses.SparseCategoricalCrossentropy()(y, y_pred)
+            return own + 0.1 * tf.reduce_mean(tf.square(y_pred))
+
+    check_exact(strategy, lambda: mlp(kind=OwnLoss))
+
+
+@scenario
+def a_loss_that_is_a_sum(strategy, folder):
+    check_exact(
+        strategy,
+        lambda: mlp(loss=lambda: keras.losses.SparseCategoricalCrossentropy(reduction="sum")),
+    )
+
+
+@scenario
+def a_model_of_its_own_class(strategy, folder):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]
+
+        def call(self, x, training=False):
+            self.add_loss(1e-2 * tf.reduce_mean(tf.square(x)))
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    def model_fn(*, is_called: bool = True) -> keras.Model:
+        model = Own()
+        if is_called:
+            model(keras.Input((6,)))
+        else:
+            model.built = True
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    check_exact(strategy, model_fn)
+    check_refused(strategy, lambda: model_fn(is_called=False), "must know its input shape")
+
+
+@scenario
+def constraints_and_clipping(strategy, folder):
+    check_exact(
+        strategy,
+        lambda: mlp(
+            lambda: layers.Dense(16, kernel_constraint="max_norm"),
+            optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.05),
+        ),
+    )
+
+
+@scenario
+def executions_of_several_steps(strategy, folder):
+    check_exact(strategy, lambda: mlp(steps_per_execution=5))
+    check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
+
+
+@scenario
+def single_batches(strategy, folder):
+    reference = mlp()
+    model = strategy.build(mlp)
+    model.set_weights(reference.get_weights())
+    for _ in range(3):
+        found = model.train_on_batch(X, Y, return_dict=True)
+        expected = reference.train_on_batch(X, Y, return_dict=True)
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert model.test_on_batch(X, Y) == pytest.approx(reference.test_on_batch(X, Y), abs=1e-5)
+    np.testing.assert_allclose(model.predict_on_batch(X), reference.predict_on_batch(X), atol=1e-5)
+
+
+@scenario
+def dropout_draws_other_numbers_on_each_replica(strategy, folder):
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((64,))
+        outputs = layers.Dense(1, use_bias=False, kernel_initializer="zeros")(
+            layers.Dropout(0.5)(inputs)
+        )
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model = strategy.build(model_fn)
+    rows = np.ones((2, 64), np.float32), np.ones((2, 1), np.float32)
+    model.fit(strategy.dataset(rows, global_batch_size=2), verbose=0)
+    # A weight has moved by the rows, none, one or both, in which its input was not dropped.
+    assert len(np.unique(model.get_weights()[0].round(6))) == 3
+
+
+@scenario
+def a_resumed_fit_draws_what_the_unbroken_one_did(strategy, folder):
+    class Break(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def fit(name: str, *callbacks: Any, **options: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        model = strategy.build(lambda: mlp(lambda: layers.Dropout(0.3)))
+        keep = tfdist.Checkpoints(folder / name, **options)
+        stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+        feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(feed, epochs=5, callbacks=[keep, stop, *callbacks], verbose=0)
+        return model.get_weights()
+
+    unbroken = fit("unbroken")
+    broken = fit("broken", Break())
+    resumed = fit("broken", resume=True)
+    for expected, before, found in zip(unbroken, broken, resumed, strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert np.any(before != expected)
+
+
+@scenario
+def what_is_not_exact_is_refused(strategy, folder):
+    weighted = "mean_with_sample_weight"
+    refused = {
+        "renorm=True": lambda: mlp(lambda: layers.BatchNormalization(renorm=True)),
+        "jit_compile=True": lambda: mlp(jit_compile=True),
+        weighted: lambda: mlp(
+            loss=lambda: keras.losses.SparseCategoricalCrossentropy(reduction=weighted)
+        ),
+        "gradient_accumulation_steps=2": lambda: mlp(
+            optimizer=lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)
+        ),
+        "labels of shape": lambda: mlp(loss=keras.losses.CategoricalCrossentropy),
+    }
+    for words, model_fn in refused.items():
+        check_refused(strategy, model_fn, words)
+
+
+@scenario
+def a_model_that_is_compiled_anew(strategy, folder):
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    model = strategy.build(mlp)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    assert set(model.fit(feed, verbose=0).history) == {"loss", "accuracy", "learning_rate"}
+    elsewhere = keras.optimizers.SGD(0.1)
+    with pytest.raises(TfdistError, match="SGD made outside of it"):
+        model.compile(elsewhere, "sparse_categorical_crossentropy")
+    with pytest.raises(TfdistError, match="SGD made outside of it"):
+        strategy.build(lambda: mlp(optimizer=lambda: elsewhere))
+
+
+@scenario
+def a_file_that_keras_3_does_not_write(strategy, folder):
+    model = strategy.build(mlp)
+    with pytest.raises(TfdistError, match=r"\.keras or \.h5"):
+        strategy.save(model, folder / "saved")
+    assert not list(folder.glob("saved*"))
+
+
+@scenario
+def a_gradient_that_overflows_on_one_replica(strategy, folder):
+    """It skips the update on all. Only for mixed_float16."""
+
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model = strategy.build(model_fn)
+    before = model.get_weights()
+    x, y = X[:GLOBAL_BATCH_SIZE].copy(), Y[:GLOBAL_BATCH_SIZE, None]
+    x[-1] = np.inf  # Of the second replica, where records keep their order.
+    feed = strategy.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, training=False)
+    model.fit(feed, verbose=0)
+    for found, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert int(model.optimizer.iterations.numpy()) == 0

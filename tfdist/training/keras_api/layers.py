@@ -1,0 +1,248 @@
+"""Layers, what they keep, and the graph that a model is of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.training.keras_api.tensors import all_raw
+from tfdist.training.keras_api.version import IS_KERAS_3
+
+_running = threading.local()  # Replicas of one process run in threads of their own.
+
+
+def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
+    """Returns ``layer`` and all layers inside of it or of a model, at any depth.
+
+    ``layer.submodules`` would fail on recurrent layers with dropout, whose cache of masks it
+    cannot walk through; Keras' own walk has no public name.
+    """
+    return list(layer._flatten_layers())
+
+
+def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
+    """Returns the weights of ``layer`` that are variables.
+
+    Keras counts a vocabulary among the weights of a lookup layer: a table, which has no shape.
+    Keras 3 wraps its variables into its own, which no engine knows.
+    """
+    return [weight for weight in all_raw(layer.weights) if isinstance(weight, tf.Variable)]
+
+
+def is_built(model: tf.keras.Model) -> bool:
+    """Whether the weights of ``model`` are there.
+
+    Keras 3 takes a model of its own class for built whose layers are not.
+    """
+    if not IS_KERAS_3 or getattr(model, "inputs", None):
+        return model.built
+    return model.built and all(layer.built for layer in layers_in(model))
+
+
+def has_graph(model: Any) -> bool:
+    """Whether ``model`` is a Functional or Sequential model that knows its graph of layers."""
+    return bool(getattr(model, "_is_graph_network", False))
+
+
+def nodes_of(model: tf.keras.Model) -> list[Any]:
+    """Returns the calls of layers in the graph of ``model``, in an order in which they can run.
+
+    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_kwargs`` and ``map_arguments``.
+    """
+    by_depth = model._nodes_by_depth
+    depths = sorted(by_depth, reverse=True)
+    return [node for depth in depths for node in by_depth[depth] if not node.is_input]
+
+
+def num_readers(model: tf.keras.Model, symbol: Any) -> int:
+    """Returns how often the graph of ``model`` reads a symbolic tensor, its outputs included."""
+    return model._tensor_usage_count[str(id(symbol))]
+
+
+def nested_inputs(model: tf.keras.Model) -> Any:
+    """Returns the symbolic inputs in the structure in which the model takes them."""
+    return model._nested_inputs
+
+
+def nested_outputs(model: tf.keras.Model) -> Any:
+    """Returns the symbolic outputs in the structure in which the model gives them."""
+    return model._nested_outputs
+
+
+def flat_inputs(model: tf.keras.Model, x: Any) -> list[Any]:
+    """Returns ``x``, in any structure that the model takes, in the order of ``model.inputs``."""
+    return list(tf.nest.flatten(model._flatten_to_reference_inputs(x)))
+
+
+def conformed_inputs(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
+    """Returns ``x`` flat, cast and reshaped as Keras does before it calls the layers."""
+    pairs = zip(flat_inputs(model, x), model.inputs, strict=True)
+    return [model._conform_to_reference_input(tensor, symbol) for tensor, symbol in pairs]
+
+
+def is_operator(layer: Any) -> bool:
+    """Whether ``layer`` stands for an operation that a user wrote on symbolic tensors."""
+    kinds = keras_source("layers.core.tf_op_layer")
+    return isinstance(layer, (kinds.TFOpLambda, kinds.SlicingOpLambda))
+
+
+def is_slicing(layer: Any) -> bool:
+    """Whether that operation is a slice, as ``x[:, 0]``."""
+    return isinstance(layer, keras_source("layers.core.tf_op_layer").SlicingOpLambda)
+
+
+def casts_inputs(layer: tf.keras.layers.Layer) -> bool:
+    """Whether ``layer`` casts floating inputs to its compute dtype."""
+    return layer._autocast
+
+
+def random_generator(layer: tf.keras.layers.Layer) -> Any | None:
+    """Returns the object that all random numbers of ``layer`` come from, None without one."""
+    return getattr(layer, "_random_generator", None)
+
+
+def num_added_losses(layer: tf.keras.layers.Layer) -> int:
+    """Returns how many losses ``layer`` itself adds, those of regularizers included."""
+    return len(layer._callable_losses)
+
+
+def merged(layer: tf.keras.layers.Layer, inputs: list[tf.Tensor]) -> tf.Tensor:
+    """Returns what a layer as Add or Maximum makes of inputs whose shapes are equal."""
+    return layer._merge_function(inputs)
+
+
+def causal_padding(layer: tf.keras.layers.Layer, x: tf.Tensor) -> list[list[int]]:
+    """Returns what a Conv1D with ``padding="causal"`` gives to ``tf.pad`` before it convolves."""
+    return layer._compute_causal_padding(x)
+
+
+class Attention(NamedTuple):
+    """The parts of a MultiHeadAttention.
+
+    Attributes:
+        projections: the layers that make query, key and value; kernels [features, heads, size].
+        output: the layer after them; kernel [heads, size, features].
+        num_heads: how many.
+        key_dim: size of a head's query and key.
+        use_bias: whether these layers have biases.
+        dropout: rate at which attention is dropped.
+        axes: of the input that attention is over; None for all between batch and features.
+    """
+
+    projections: tuple[Any, Any, Any]
+    output: Any
+    num_heads: int
+    key_dim: int
+    use_bias: bool
+    dropout: float
+    axes: tuple[int, ...] | None
+
+
+def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
+    """Returns the parts of ``layer``, which must have been called."""
+    return Attention(
+        projections=(layer._query_dense, layer._key_dense, layer._value_dense),
+        output=layer._output_dense,
+        num_heads=layer._num_heads,
+        key_dim=layer._key_dim,
+        use_bias=layer._use_bias,
+        dropout=layer._dropout,
+        axes=layer._attention_axes,
+    )
+
+
+def input_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the inputs, by which a dict of features is read; Keras 3 has no list."""
+    return [symbol.name for symbol in model.inputs] if IS_KERAS_3 else list(model.input_names)
+
+
+def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:
+    """Whether ``layer`` moves its variance by the unbiased one of a batch.
+
+    Keras 2 does so in its fused kernel, which Keras 3 does not have.
+    """
+    return bool(getattr(layer, "fused", False))
+
+
+def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
+    """Returns what the random numbers of layers are drawn from, and counts them, in Keras 3."""
+    return [generator.state.value for generator in _generators_in(model)]
+
+
+def draw_by_replica(model: tf.keras.Model) -> None:
+    """Has the layers of ``model`` draw other random numbers on each replica; see ``on_replica``.
+
+    In Keras 3 the seeds are variables, which are the same on all replicas.
+    """
+    for generator in _generators_in(model):
+        if "next" not in vars(generator):
+            generator.next = _by_replica(generator.next)
+
+
+@contextlib.contextmanager
+def on_replica(number: Callable[[], Any]) -> Iterator[None]:
+    """Encloses a forward pass in training on a replica; the first draws what one device does.
+
+    Args:
+        number: returns that of the replica, int or int32 [].
+    """
+    _running.replica = number
+    try:
+        yield
+    finally:
+        del _running.replica
+
+
+def _generators_in(model: tf.keras.Model) -> list[Any]:
+    if not IS_KERAS_3:
+        return []
+    return [generator for layer in layers_in(model) for generator in layer._seed_generators]
+
+
+def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def next_seed(*args: Any, **options: Any) -> tf.Tensor:
+        seed = draw(*args, **options)
+        if not hasattr(_running, "replica"):
+            return seed
+        replica = tf.cast(_running.replica(), seed.dtype)
+        return seed + tf.stack([replica, tf.zeros_like(replica)])
+
+    return next_seed
+
+
+def keep_losses_apart(model: tf.keras.Model) -> None:
+    """Has the losses that layers add belong to the thread of the replica that added them.
+
+    Keras 3 keeps them in a list of the layer, and empties that when a replica begins its forward
+    pass. Replicas that wait for each other within it would take each other's for their own.
+    """
+    if IS_KERAS_3:
+        for layer in layers_in(model):
+            if not isinstance(layer._losses, _OfThread):
+                layer._losses = _OfThread()
+
+
+class _OfThread:
+    """What Keras does with a list of losses, on one of each thread's own."""
+
+    def __init__(self) -> None:
+        self._kept = threading.local()
+
+    def _own(self) -> list[Any]:
+        if not hasattr(self._kept, "losses"):
+            self._kept.losses = []
+        return self._kept.losses
+
+    def extend(self, losses: Iterable[Any]) -> None:
+        self._own().extend(losses)
+
+    def clear(self) -> None:
+        self._own().clear()
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._own()[place]

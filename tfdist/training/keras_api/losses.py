@@ -1,0 +1,161 @@
+"""Compiled losses and metrics, and how Keras counts replicas in them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.training.keras_api.version import IS_KERAS_3
+
+_step = threading.local()  # Replicas of one process run in threads of their own.
+
+
+def compiled_losses(model: tf.keras.Model) -> Any:
+    """Returns the losses that ``model`` was compiled with, as they were given; None without.
+
+    Without, ``model.loss`` is a method in Keras 3.
+    """
+    return None if IS_KERAS_3 and model._compile_loss is None else model.loss
+
+
+def compiled_loss(model: tf.keras.Model) -> Any:
+    """Returns what computes the compiled losses of ``model``; None without (Keras 3)."""
+    return model._compile_loss if IS_KERAS_3 else model.compiled_loss
+
+
+@contextlib.contextmanager
+def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
+    """Has ``other`` compute the compiled losses of ``model``."""
+    name = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
+    before = getattr(model, name)
+    setattr(model, name, other)
+    try:
+        yield
+    finally:
+        setattr(model, name, before)
+
+
+def loss_anew(compiled: Any, output_names: list[str]) -> Any:
+    """Returns the compiled loss with metrics of its own.
+
+    No public way leads from a compiled model to its loss weights as they were given.
+    """
+    if IS_KERAS_3:
+        return type(compiled)(
+            compiled._user_loss, compiled._user_loss_weights, output_names=output_names
+        )
+    return type(compiled)(
+        compiled._user_losses, compiled._user_loss_weights, output_names=output_names
+    )
+
+
+def function_of(part: Any) -> Any:
+    """Returns the function that a loss or metric was made from, itself without one."""
+    return getattr(part, "_fn", getattr(part, "fn", part))
+
+
+def build_metrics(metrics: Any, y_pred: Any, y: Any) -> None:
+    """Makes the variables of compiled metrics.
+
+    Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
+    """
+    metrics.build(y_pred, metrics._conform_to_outputs(y_pred, y))
+
+
+def compiled_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that ``model`` was compiled with, as far as they are made."""
+    if not IS_KERAS_3:
+        return model.compiled_metrics.metrics
+    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+
+
+def row_counters(model: tf.keras.Model) -> list[Any]:
+    """Returns the compiled metrics, and those of losses that Keras tells how many rows they have.
+
+    Keras 3 counts the loss of an output by batches, where their size is not known beforehand.
+    """
+    found = compiled_metrics(model)
+    return found if IS_KERAS_3 else [*model.compiled_loss.metrics, *found]
+
+
+def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Tells the compiled metrics of a batch."""
+    metrics = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    if metrics is not None:
+        metrics.update_state(y, y_pred, sample_weight)
+
+
+def metric_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the results, those of losses first.
+
+    Keras 3 tells no names of compiled metrics: there they are those of the last results.
+    """
+    return model.get_metrics_result.names if IS_KERAS_3 else model.metrics_names
+
+
+def compute_loss(
+    model: tf.keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+) -> Any:
+    """Returns what ``compute_loss`` of ``model`` does; since Keras 3.3 it may take ``training``."""
+    if not IS_KERAS_3:
+        return model.compute_loss(x, y, y_pred, sample_weight)
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def show_loss(model: tf.keras.Model, loss: tf.Tensor, rows: tf.Tensor) -> None:
+    """Counts ``loss``, a mean over ``rows``, in what ``model`` shows as "loss".
+
+    A step of Keras 3 does so; in Keras 2 ``compute_loss`` does.
+    """
+    if IS_KERAS_3 and model._loss_tracker is not None:
+        # Of no rows, a mean may be NaN.
+        known = tf.where(rows > 0, loss, tf.zeros_like(loss))
+        model._loss_tracker.update_state(known, sample_weight=rows)
+
+
+def loss_divisor() -> int:
+    """Returns what divides a compiled loss that is a sum over rows, too, in a step of tfdist's."""
+    return 1 if IS_KERAS_3 else tf.distribute.get_strategy().num_replicas_in_sync
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[None]:
+    """Encloses the losses of one replica, which Keras 3 then does not divide by all replicas.
+
+    It does so in every loss object, those that a user's compute_loss calls included, and in what
+    layers add. In Keras 2 ``training.losses.AsOnOneDevice`` undoes it.
+    """
+    if not IS_KERAS_3:
+        yield
+        return
+    _replace_division()
+    before = getattr(_step, "is_undivided", False)
+    _step.is_undivided = True
+    try:
+        yield
+    finally:
+        _step.is_undivided = before
+
+
+def _replace_division() -> None:
+    """Has Keras 3 ask the thread that it is in; once for each process."""
+    module = keras_source("losses.loss")
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        given = getattr(module, name)
+        if not hasattr(given, "of_keras"):
+            setattr(module, name, _asking(given))
+
+
+def _asking(given: Any) -> Any:
+    def scale(value: Any) -> Any:
+        return value if getattr(_step, "is_undivided", False) else given(value)
+
+    scale.of_keras = given
+    return scale

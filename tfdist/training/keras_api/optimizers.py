@@ -1,0 +1,160 @@
+"""Optimizers: their rates, their variables, and how they apply gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.keras_api.tensors import all_raw
+from tfdist.training.keras_api.version import IS_KERAS_3
+
+
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer that one with a loss scale wraps, itself without."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def compiling(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Returns what encloses a compilation: Keras 3 does not enter the scope of ``model`` itself."""
+    return model.distribute_strategy.scope() if IS_KERAS_3 else contextlib.nullcontext()
+
+
+def is_of_another_scope(optimizer: Any, model: tf.keras.Model) -> bool:
+    """Whether ``optimizer`` has variables for other replicas than those of ``model``.
+
+    An optimizer of Keras 3 has variables from the beginning, and keeps the strategy of then.
+    """
+    return IS_KERAS_3 and inner_of(optimizer)._distribution_strategy != model.distribute_strategy
+
+
+def variables_of(optimizer: Any) -> list[tf.Variable]:
+    """Returns the variables of ``optimizer``, that of a loss scale of Keras 3 included."""
+    variables = optimizer.variables
+    return all_raw(variables() if callable(variables) else variables)
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the slots for ``variables``; legacy optimizers make theirs in the first step.
+
+    In Keras 3 a loss scale would get variables once more.
+    """
+    is_built = IS_KERAS_3 and optimizer.built
+    if hasattr(optimizer, "build") and not is_built:
+        optimizer.build(variables)
+
+
+def gradients_of(
+    optimizer: Any, loss: tf.Tensor, variables: Sequence[Any], tape: tf.GradientTape
+) -> list[Any]:
+    """Returns the gradients that ``optimizer`` applies: Keras 3 scales them until it does."""
+    if IS_KERAS_3:
+        with tape:
+            loss = optimizer.scale_loss(loss)
+        return tape.gradient(loss, variables)
+    if hasattr(optimizer, "compute_gradients"):  # It also undoes a loss scale.
+        return [g for g, _ in optimizer.compute_gradients(loss, variables, tape)]
+    return tape.gradient(loss, variables)
+
+
+def apply_sum(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Adds up ``gradients`` over the replicas of tf.distribute, and applies the sums; on each.
+
+    Keras 3 clips the gradients of each replica, and asks one of them whether they are finite,
+    before it adds them up. So here they come to it as sums.
+    """
+    if not IS_KERAS_3:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return
+    known = [gradient for gradient in gradients if gradient is not None]
+    sums = iter(tf.distribute.get_replica_context().all_reduce("SUM", known))
+    summed = [None if gradient is None else next(sums) for gradient in gradients]
+    with _as_summed(inner_of(optimizer)):
+        optimizer.apply_gradients(zip(summed, variables, strict=True))
+
+
+@contextlib.contextmanager
+def _as_summed(optimizer: Any) -> Iterator[None]:
+    """Has ``optimizer`` take gradients for sums over replicas.
+
+    Replicas are in here at the same time, each in a thread of its own, and Keras starts others: so
+    they are counted, and not known by their threads.
+    """
+    if not isinstance(optimizer._all_reduce_sum_gradients, _Reduction):
+        optimizer._all_reduce_sum_gradients = _Reduction(optimizer._all_reduce_sum_gradients)
+    reduction = optimizer._all_reduce_sum_gradients
+    reduction.num_summed += 1
+    try:
+        yield
+    finally:
+        reduction.num_summed -= 1
+
+
+class _Reduction:
+    """Keras' sum over replicas, but for gradients that are summed already."""
+
+    def __init__(self, of_keras: Callable[[Any], Any]):
+        self._of_keras = of_keras
+        self.num_summed = 0
+
+    def __call__(self, pairs: Any) -> Any:
+        return pairs if self.num_summed else self._of_keras(pairs)
+
+
+def rate_of_last_step(optimizer: Any) -> Any:
+    """Returns the learning rate that the last step was taken with: a number or a tensor."""
+    rate = optimizer.learning_rate
+    schedule = given_learning_rate(optimizer)
+    if IS_KERAS_3 and callable(schedule):  # Keras 3 tells that of the next step.
+        return schedule(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    # Legacy optimizers give the schedule itself.
+    return rate(optimizer.iterations) if callable(rate) else rate
+
+
+def given_learning_rate(optimizer: Any) -> Any:
+    """Returns the learning rate as it was given: a variable or a schedule.
+
+    ``optimizer.learning_rate`` is the current value of a schedule.
+    """
+    inner = inner_of(optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    return inner.learning_rate if rate is None else rate  # Legacy optimizers give what they have.
+
+
+def set_learning_rate(optimizer: Any, rate: tf.Variable) -> None:
+    """Has ``optimizer`` read ``rate``, in place of a schedule as well."""
+    optimizer._learning_rate = rate
+
+
+def evaluate_schedule(optimizer: Any) -> None:
+    """Brings ``optimizer.learning_rate`` to the value of its schedule at its present iteration."""
+    optimizer._compute_current_learning_rate()
+
+
+def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
+    """Returns what a dynamic loss scale consists of; empty without one."""
+    if not getattr(optimizer, "dynamic", False):
+        return []
+    return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
+
+
+def key_of(optimizer: Any, variable: tf.Variable) -> str:
+    """Returns the text by which ``optimizer`` knows ``variable``."""
+    return optimizer._var_key(variable)
+
+
+def without_decay(optimizer: Any) -> list[str]:
+    """Returns the keys of the variables that do not decay: the optimizer's own list, if any."""
+    return getattr(optimizer, "_exclude_from_weight_decay", None) or []
+
+
+@contextlib.contextmanager
+def clipped_to(optimizer: Any, gradients: list[tf.Tensor]) -> Iterator[None]:
+    """Has ``optimizer`` take ``gradients`` for what its own clipping would give."""
+    keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: gradients
+    try:
+        yield
+    finally:
+        optimizer._clip_gradients = keras_clip
