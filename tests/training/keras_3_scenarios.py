@@ -60,13 +60,14 @@ def losses_of_layers_stay_with_their_replica(strategy, folder):
     check_exact(strategy, lambda: mlp(layers.BatchNormalization))
 
 
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        own = keras.losses.SparseCategoricalCrossentropy()(y, y_pred)
+        return own + 0.1 * tf.reduce_mean(tf.square(y_pred))
+
+
 @scenario
 def a_loss_object_that_compute_loss_calls(strategy, folder):
-    class OwnLoss(keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            own = keras.losses.SparseCategoricalCrossentropy()(y, y_pred)
-            return own + 0.1 * tf.reduce_mean(tf.square(y_pred))
-
     check_exact(strategy, lambda: mlp(kind=OwnLoss))
 
 
@@ -123,15 +124,17 @@ def executions_of_several_steps(strategy, folder):
 
 @scenario
 def single_batches(strategy, folder):
-    reference = mlp()
-    model = strategy.build(mlp)
-    model.set_weights(reference.get_weights())
-    for _ in range(3):
-        found = model.train_on_batch(X, Y, return_dict=True)
-        expected = reference.train_on_batch(X, Y, return_dict=True)
-        assert found == pytest.approx(expected, abs=1e-5)
-    assert model.test_on_batch(X, Y) == pytest.approx(reference.test_on_batch(X, Y), abs=1e-5)
-    np.testing.assert_allclose(model.predict_on_batch(X), reference.predict_on_batch(X), atol=1e-5)
+    for model_fn in (mlp, lambda: mlp(kind=OwnLoss, loss=lambda: None)):
+        one_device, model = model_fn(), strategy.build(model_fn)
+        model.set_weights(one_device.get_weights())
+        for _ in range(3):
+            found = model.train_on_batch(X, Y, return_dict=True)
+            expected = one_device.train_on_batch(X, Y, return_dict=True)
+            assert found == pytest.approx(expected, abs=1e-5)
+        expected = one_device.test_on_batch(X, Y)
+        assert model.test_on_batch(X, Y) == pytest.approx(expected, abs=1e-5)
+        expected = one_device.predict_on_batch(X)
+        np.testing.assert_allclose(model.predict_on_batch(X), expected, atol=1e-5)
 
 
 @scenario

@@ -390,9 +390,10 @@ class Runs:
         keras_api.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
-        if self._divides and self._collective.is_chief and self._tried is not model.loss:
+        losses = keras_api.compiled_losses(model)
+        if self._divides and self._collective.is_chief and self._tried is not losses:
             coupling.warn(model, feed.records.element_spec)
-            self._tried = model.loss
+            self._tried = losses
         early_variables.make_slots(model)  # They must exist to be restored or sent.
         start = Start()
         keepers = keepers_among(callbacks)

@@ -26,7 +26,7 @@ class RunsAndBatches(Runs):
         self._keras_train_on_batch = model.train_on_batch
         self._keras_test_on_batch = model.test_on_batch
         self._keras_predict_on_batch = model.predict_on_batch
-        self._prepared_as: Any = None  # The loss of the compilation that the ranks agree on.
+        self._prepared_as: Any = None  # The compilation that the ranks agree on.
 
     def train_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:
         """See ``Model.train_on_batch``; the results are those of all rows."""
@@ -44,10 +44,9 @@ class RunsAndBatches(Runs):
                 return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
-            compiled = keras_api.compiled_loss(self._model)
-            if self._prepared_as is not compiled:
+            if self._prepared_as is not keras_api.compilation(self._model):
                 self._prepare(feed, [])
-                self._prepared_as = keras_api.compiled_loss(self._model)
+                self._prepared_as = keras_api.compilation(self._model)
             return self._step(feed, "train", **options)
 
     def test_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:

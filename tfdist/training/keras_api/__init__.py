@@ -35,6 +35,7 @@ from tfdist.training.keras_api.layers import (
 )
 from tfdist.training.keras_api.losses import (
     build_metrics,
+    compilation,
     compiled_loss,
     compiled_losses,
     compiled_metrics,
@@ -117,6 +118,7 @@ __all__ = [
     "causal_padding",
     "check_executions",
     "clipped_to",
+    "compilation",
     "compiled_loss",
     "compiled_losses",
     "compiled_metrics",

@@ -28,6 +28,11 @@ def compiled_loss(model: tf.keras.Model) -> Any:
     return model._compile_loss if IS_KERAS_3 else model.compiled_loss
 
 
+def compilation(model: tf.keras.Model) -> Any:
+    """Returns an object of which each compilation of ``model`` makes another one."""
+    return model._loss_tracker if IS_KERAS_3 else model.compiled_loss
+
+
 @contextlib.contextmanager
 def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
