@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tfdist.runs.files import replacing
 from tfdist.records import charts
+from tfdist.runs.files import replacing
 
 
 def draw(rows: list[dict[str, float]], names: list[str], path: Path, title: str) -> None:

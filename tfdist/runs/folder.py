@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.runs.files import read_config, write_json
 from tfdist.errors import DataError, OptionError, cannot_write
+from tfdist.runs.files import read_config, write_json
 from tfdist.training import checkpoint_files
 from tfdist.training.folder_lock import FolderLock
 

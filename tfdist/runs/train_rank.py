@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import tfdist
-from tfdist.runs import ranks
-from tfdist.runs.files import read_history, write_history, write_json
-from tfdist.runs.folder import RunFolder
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
+from tfdist.runs import ranks
+from tfdist.runs.files import read_history, write_history, write_json
+from tfdist.runs.folder import RunFolder
 from tfdist.training import model_path
 
 tf = import_tensorflow()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import tfdist
-from tfdist.runs import ranks
-from tfdist.runs.files import write_json
 from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
+from tfdist.runs import ranks
+from tfdist.runs.files import write_json
 from tfdist.training import model_path
 
 

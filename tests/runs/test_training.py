@@ -1,0 +1,148 @@
+"""tfdist.train: the same training as `tfdist train`, from Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.training import model_path
+
+pytestmark = pytest.mark.timeout(280)
+_ROOT = Path(__file__).parents[2]
+_MODEL = """
+def model_fn():
+    from tensorflow import keras
+
+    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(10))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+    return model
+"""
+_PROGRAM = """
+import tfdist
+
+{model}
+{guard}
+run = tfdist.train(model_fn, "data", "from_main", epochs=1, verbose=False)
+print(run.summary["train"]["accuracy"])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    tfdist.records.write("digits", folder / "data", num_shards=2)
+    (folder / "model.py").write_text(_MODEL)
+    return folder
+
+
+@pytest.fixture
+def within(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+
+
+def test_it_trains_goes_on_and_gives_what_the_folder_holds(within, capfd):
+    asked = {"strategy": "mirrored", "options": {"devices": 2}, "checkpoint_every": 5}
+    run = tfdist.train("model.py:model_fn", "data", "runs/a", epochs=1, **asked)
+    assert [line.split()[:2] for line in capfd.readouterr().out.splitlines()] == [["epoch", "1/1"]]
+    assert run.has_trained
+    assert (run.summary["strategy"], run.summary["replicas"]) == ("mirrored", 2)
+    assert [row["epoch"] for row in run.history] == [1]
+    assert run.history[-1]["val_accuracy"] == run.summary["validation"]["accuracy"]
+    again = tfdist.train("model.py:model_fn", "data", "runs/a", epochs=2, resume=True, **asked)
+    assert [row["epoch"] for row in again.history] == [1, 2]
+    assert again.history[0] == run.history[0]
+    assert again.load_model().predict(np.zeros((3, 8, 8, 1)), verbose=0).shape == (3, 10)
+    done = tfdist.train("model.py:model_fn", "data", "runs/a", epochs=2, resume=True, **asked)
+    assert not done.has_trained
+    with pytest.raises(OptionError, match="must be a new folder"):
+        tfdist.train("model.py:model_fn", "data", "runs/a", **asked)
+
+
+def test_workers_are_started_and_the_choice_is_told(within, capfd):
+    run = tfdist.train("model.py:model_fn", "data", "runs/two", workers=2, epochs=1)
+    assert run.summary["workers"] == 2
+    told = capfd.readouterr().out.splitlines()[0]
+    assert told.startswith(f"strategy '{run.summary['strategy']}', because 2 workers")
+
+
+def _run(folder: Path, guard: str) -> subprocess.CompletedProcess:
+    (folder / "program.py").write_text(_PROGRAM.format(model=_MODEL, guard=guard))
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_function_of_the_program_itself(folder):
+    done = _run(folder, "if __name__ != '__main__': raise SystemExit('imported')")
+    assert "must not end the training, but found sys.exit('imported')" in done.stderr
+    done = _run(folder, "")
+    assert "must be called by the program, not when its file is imported" in done.stderr
+    assert "tfdist-run" not in "".join(os.listdir(folder))
+    guarded = _PROGRAM.replace("run = ", "if __name__ == '__main__':\n    run = ")
+    guarded = guarded.replace("\nprint(", "\n    print(")
+    (folder / "guarded.py").write_text(guarded.format(model=_MODEL, guard=""))
+    done = subprocess.run(
+        [sys.executable, "guarded.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout.splitlines()[-1]) < 1
+
+
+def _nested():
+    def model_fn():
+        """Of no module."""
+
+    return model_fn
+
+
+@pytest.mark.parametrize("model", [lambda: None, _nested(), 3])
+def test_a_model_that_no_process_can_import(model):
+    with pytest.raises(ModelError, match="must stand in a file or module"):
+        model_path.of(model)
+
+
+def test_a_function_of_a_module_is_known_by_it():
+    from tfdist.examples import digits
+
+    assert model_path.of(digits.model_fn) == "tfdist.examples.digits:model_fn"
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"strategy": "mirored"}, OptionError, "Did you mean 'mirrored'"),
+        ({"strategy": "mirrored", "options": {"device": 2}}, OptionError, "but found 'device'"),
+        ({"model": "nowhere.py:model_fn"}, ModelError, "no file nowhere.py"),
+        ({"data": "nowhere"}, DataError, "nowhere"),
+        ({"resume": True, "overwrite": True}, OptionError, "resume and --overwrite"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(changed, error, message, within, folder):
+    asked = {"model": "model.py:model_fn", "data": "data", "output": "runs/never"} | changed
+    with pytest.raises(error, match=message):
+        tfdist.train(**asked)
+    assert not (folder / "runs" / "never").exists()

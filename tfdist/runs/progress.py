@@ -1,0 +1,72 @@
+"""What is shown of a training while it runs: a bar for the steps, a line for each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Of an epoch's row: what its line tells in other words, and what only history.csv has.
+_TOLD_APART = ("epoch", "seconds", "samples_per_s", "round_seconds", "bytes_down", "bytes_up")
+
+
+class Progress:
+    """Shows rank 0's events.
+
+    Args:
+        epochs: of the whole training.
+        bar: a ``rich.progress.Progress`` for the steps; None shows the lines of epochs alone.
+
+    Attributes:
+        has_trained: whether an epoch has ended.
+        diverged: the event that told of a loss that is not finite; None when there was none.
+    """
+
+    def __init__(self, epochs: int, bar: Any = None):
+        self.has_trained = False
+        self.diverged: dict[str, Any] | None = None
+        self._epochs = epochs
+        self._steps: int | None = None
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task("starting", total=None)
+
+    def take(self, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "diverged":
+            self.diverged = event
+        if rank != 0:
+            return
+        if event["event"] == "data":
+            self._steps = event["steps"]
+            self._update(description="tracing the first step")
+        elif event["event"] == "step":
+            what = f"epoch {event['epoch'] + 1}/{self._epochs}"
+            if event["step"] is None:
+                self._update(description=f"{what} validation")
+            else:
+                self._update(description=what, completed=event["step"], total=self._steps)
+        elif event["event"] == "epoch":
+            self.has_trained = True
+            self._update(completed=0)
+            print(_epoch_line(event["row"], self._epochs), flush=True)
+
+    def _update(self, **what: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, **what)
+
+
+class Silent(Progress):
+    """Notes the same, and shows nothing."""
+
+    def take(self, rank: int, event: dict[str, Any]) -> None:
+        if event["event"] == "diverged":
+            self.diverged = event
+        self.has_trained = self.has_trained or (rank == 0 and event["event"] == "epoch")
+
+
+def _epoch_line(row: dict[str, float], epochs: int) -> str:
+    values = listed({name: value for name, value in row.items() if name not in _TOLD_APART})
+    speed = f"{row['samples_per_s']:,.0f} samples/s"
+    return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def listed(values: dict[str, float]) -> str:
+    """Returns metrics as one line for people."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,219 @@
+"""Runs one of tfdist's own rank programs on as many processes as a strategy needs.
+
+The process that calls it stays light: it starts the ranks, watches them, and shows what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
+from tfdist.launch import events, jobs, restarts, supervisor
+from tfdist.launch.lines import announce_restart, complain, show
+from tfdist.runs import user_errors
+from tfdist.topology import Topology
+
+_USER_ERROR = 2
+_ENGINE_ERROR = 1
+# The end of one rank ends all others, who may be about to tell the cause.
+_OTHERS_FIRST_S = 1.0
+# In the environment of rank programs, which must not start others.
+_IS_RANK = "TFDIST_RANK_PROGRAM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The strategy of a command, and the processes it runs on."""
+
+    strategy: str
+    options: dict[str, Any]
+    workers: int | None = None
+    ps: int | None = None
+    hosts: str | None = None
+    controller: str | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    host_discovery: str | None = None
+    start_timeout_s: float = 120.0
+    stall_timeout_s: float = 300.0
+
+    @property
+    def place(self) -> Topology | None:
+        """Where this process stands among ranks that something else has started; see ``jobs``."""
+        return jobs.standing(self.workers, self.hosts, self.controller)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this command shows and keeps the results: one does of those that srun starts."""
+        return self.place is None or self.place.is_chief
+
+    def job(self, command: list[str]) -> supervisor.Job:
+        """Returns the job of ``command`` on these processes."""
+        return jobs.job_for(
+            self.strategy,
+            command,
+            workers=self.workers,
+            ps=self.ps,
+            hosts=self.hosts,
+            controller=self.controller,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            host_discovery=self.host_discovery,
+            start_timeout_s=self.start_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
+        )
+
+
+def chosen(strategy: str, workers: int | None) -> tuple[str, str | None]:
+    """Returns the strategy of a command that leaves the choice, and what to say of it, if anything.
+
+    With one process its rank chooses.
+    """
+    if strategy != "auto" or (workers or 1) == 1:
+        return strategy, None
+    name = jobs.of_several()
+    why = "" if name == "horovod" else ", and horovod is not installed"
+    return name, f"strategy '{name}', because {workers} workers were asked for{why}"
+
+
+def refuse_within_rank() -> None:
+    """Raises:
+    OptionError: this process is a rank already, which has imported the file of the model.
+    """
+    if _IS_RANK in os.environ:
+        raise OptionError(
+            "tfdist.train must be called by the program, not when its file is imported",
+            received="a call while a rank imports the file of the model",
+            mend='Write it below if __name__ == "__main__":',
+        )
+
+
+def run(
+    module: str,
+    config: dict[str, Any],
+    where: Where,
+    on_event: Callable[[int, dict], None],
+    *,
+    max_restarts: int = 0,
+    on_restart: Callable[[int, str], None] = lambda number, reason: None,
+) -> None:
+    """Runs ``python -m module CONFIG`` on every rank, to the end.
+
+    Args:
+        module: a rank program, see ``main``.
+        config: JSON-able; a restart adds ``"resume": True``.
+        where: the processes.
+        on_event: called with (rank, event).
+        max_restarts: see ``tfdist.launch.restarts``.
+        on_restart: called with the number of a restart and the reason for it.
+
+    Raises:
+        TfdistError: a rank met a mistake of the user's, which no restart mends; the message is the
+            rank's.
+        RankFailedError: a rank failed otherwise; its last lines have been shown.
+    """
+    mistakes: dict[int, dict[str, Any]] = {}
+    # What ranks say that were left alone by another, which tells the cause if it can.
+    left_alone: dict[int, str] = {}
+
+    def make_job(attempt: int) -> supervisor.Job:
+        again = {"resume": True} if attempt else {}
+        job = where.job([sys.executable, "-m", module, json.dumps(config | again)])
+        # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
+        job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        job.env[_IS_RANK] = "1"
+        return job
+
+    def take(rank: int, event: dict) -> None:
+        if event["event"] == "mistake":
+            mistakes[rank] = event
+        elif event["event"] == "left alone":
+            left_alone[rank] = event["text"]
+        else:
+            on_event(rank, event)
+
+    def tell_mistake() -> None:
+        if mistakes:  # All ranks may have made the same one.
+            event = mistakes[min(mistakes)]
+            for line in event.get("traceback", ()):
+                print(line, file=sys.stderr, flush=True)
+            raise TfdistError(event["text"])
+
+    def tell() -> None:
+        """Tells what the ranks of the last attempt have said of its failure."""
+        tell_mistake()
+        for rank, text in sorted(left_alone.items()):
+            show(rank, "stderr", f"tfdist: {text}")
+
+    def restarted(number: int, reason: str) -> None:
+        tell_mistake()
+        for rank, text in left_alone.items():
+            if reason.startswith(f"rank {rank} ended"):  # The text says why.
+                reason = text
+        left_alone.clear()
+        announce_restart(number, max_restarts, reason)
+        on_restart(number, reason)
+
+    num_ranks = where.place.world_size if where.place else make_job(0).world_size
+
+    def print_line(rank: int | None, stream: str, text: str) -> None:
+        if mistakes:
+            return
+        if num_ranks > 1:
+            show(rank, stream, text)
+        else:  # A prefix would tell nothing, and its output is the command's own.
+            print(text, file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+    try:
+        outcome = restarts.run(
+            make_job,
+            max_restarts=max_restarts,
+            on_restart=restarted,
+            on_line=print_line,
+            on_event=take,
+        )
+    except LaunchError:
+        tell()
+        raise
+    if outcome.exit_code != 0:  # The others of an elastic job may have gone on.
+        tell()
+    if outcome.exit_code != 0:
+        complain(outcome)
+        raise RankFailedError(outcome.reason, outcome.exit_code)
+
+
+def main(body: Callable[[dict[str, Any]], None]) -> None:
+    """The main program of a rank: calls ``body`` with the configuration from the command line."""
+    try:
+        body(json.loads(sys.argv[1]))
+    except TfdistError as error:
+        # The cause of a LaunchError is another rank's, which tells it itself if it can.
+        is_left = isinstance(error, LaunchError)
+        kind = "left alone" if is_left else "mistake"
+        _end(is_left, {"event": kind, "text": str(error)[:3000]})
+    except SystemExit as error:
+        if user_errors.is_ours(error):  # A parameter server's work is done.
+            raise
+        ended = f"sys.exit({error.code!r})"[:200]
+        rule = "the code of a model must not end the training"
+        _end(False, {"event": "mistake", "text": str(ModelError(rule, received=ended))})
+    except Exception as error:
+        event = user_errors.explained(error)
+        if event is None:
+            raise
+        _end(False, event)
+
+
+def _end(is_left: bool, event: dict[str, Any]) -> NoReturn:
+    events.emit(event)
+    sys.stdout.flush()
+    if is_left:
+        time.sleep(_OTHERS_FIRST_S)
+    # Without a farewell: other ranks may never come to a common end.
+    os._exit(_ENGINE_ERROR if is_left else _USER_ERROR)

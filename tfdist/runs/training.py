@@ -1,0 +1,255 @@
+"""``tfdist.train``: a Keras model, a folder of shards, a strategy, and the processes it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist.compat import check_versions
+from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
+from tfdist.launch import jobs
+from tfdist.runs import ranks
+from tfdist.runs.files import read_history
+from tfdist.runs.folder import RunFolder
+from tfdist.runs.progress import Progress, Silent
+from tfdist.runs.ranks import Where
+from tfdist.training import model_path
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+RANK = "tfdist.runs.train_rank"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that has ended, and what it left in its folder.
+
+    Attributes:
+        folder: where all of it is.
+        history: a row for each epoch: "epoch", "loss", the metrics, "val_..." of validation,
+            "seconds", "samples_per_s".
+        summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
+            "validation", "test") the metrics.
+        has_trained: whether an epoch was trained in this call; False where all were done before.
+        curves: the chart of the history; why there is none, where matplotlib is missing.
+    """
+
+    folder: Path
+    history: list[dict[str, float]]
+    summary: dict[str, Any]
+    has_trained: bool
+    curves: str
+
+    @property
+    def model_path(self) -> Path:
+        """The trained model, an ordinary Keras file."""
+        return RunFolder(self.folder).model
+
+    @property
+    def checkpoints(self) -> Path:
+        return RunFolder(self.folder).checkpoints
+
+    def load_model(self) -> tf.keras.Model:
+        """Returns the trained model, in this process and without a strategy."""
+        import tensorflow as tf
+
+        return tf.keras.models.load_model(self.model_path)
+
+
+def train(
+    model: str | Callable[[], Any],
+    data: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    strategy: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    epochs: int = 5,
+    global_batch_size: int = 128,
+    seed: int = 0,
+    checkpoint_every: int | None = None,
+    keep: int = 3,
+    stop_on_nan: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+    max_restarts: int = 0,
+    verbose: bool = True,
+    **processes: Any,
+) -> Run | None:
+    """Trains a Keras model on a strategy, in processes of its own: what ``tfdist train`` does.
+
+    TensorFlow may already be in use in this process, as in a notebook.
+
+    Args:
+        model: "FILE.py:NAME", "MODULE:NAME", or a function of a file or module that the processes
+            can import; it returns a compiled Keras model.
+        data: shards written by ``tfdist shard``: trains on the split train, validates on
+            validation and ends with test, where they are there. "DIR/SPLIT" trains on that alone.
+        output: the folder for the results; a new one, or that of a training to go on with.
+        strategy: a registered name, or "auto".
+        options: of the strategy.
+        workers: number of processes; None is the strategy's own default.
+        epochs: of the whole training.
+        global_batch_size: records in one step, over all replicas.
+        seed: of weights and order.
+        checkpoint_every: steps between checkpoints within epochs.
+        keep: checkpoints to keep.
+        stop_on_nan: end with an error after an epoch whose loss is no finite number.
+        resume: go on from the last checkpoint in ``output``.
+        overwrite: replace an earlier training in ``output``, when the first epoch has ended.
+        max_restarts: when a process is lost: end all, start all again, and go on from the last
+            checkpoint.
+        verbose: print a line for each epoch.
+        processes: the fields of ``tfdist.runs.ranks.Where``: ps, hosts, controller, min_workers,
+            max_workers, host_discovery, start_timeout_s, stall_timeout_s.
+
+    Returns:
+        The training; None on a rank that srun or mpirun has started, unless it is the chief.
+
+    Raises:
+        TfdistError: a mistake of the user's, here or on a rank.
+        RankFailedError: a process failed otherwise; its last lines were printed.
+        DivergedError: the loss is no finite number any more.
+    """
+    from tfdist.strategies import check_options
+
+    check_versions()
+    ranks.refuse_within_rank()
+    name, note = ranks.chosen(strategy, workers)
+    if note is not None and verbose:
+        print(note, flush=True)
+    given = dict(options or {})
+    check_options(name, given)
+    where = Where(strategy=name, options=given, workers=workers, **processes)
+    elastic = (where.min_workers, where.max_workers, where.host_discovery)
+    jobs.check_keras(name, is_elastic=any(elastic))
+    config = training_config(
+        where,
+        model=model_path.of(model),
+        data=os.fspath(data),
+        output=Path(output),
+        epochs=epochs,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        stop_on_nan=stop_on_nan,
+        resume=resume,
+    )
+    progress = Progress(epochs) if verbose else Silent(epochs)
+    return carry_out(
+        config, where, progress, resume=resume, overwrite=overwrite, max_restarts=max_restarts
+    )
+
+
+def carry_out(
+    config: dict[str, Any],
+    where: Where,
+    progress: Progress,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    max_restarts: int = 0,
+    tell: Callable[[str], None] = print,
+) -> Run | None:
+    """Trains as ``config`` says; see ``train`` for what it returns and raises.
+
+    Args:
+        config: see ``training_config``.
+        where: the processes.
+        progress: is told of all events.
+        tell: is told in one line what became of a training that was to replace another.
+    """
+    if resume and overwrite:
+        raise OptionError("one of --resume and --overwrite must be left out", received="both")
+    if not where.is_chief:
+        ranks.run(RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
+        return None
+    folder = RunFolder(config["output"])
+    with folder.taken(config, resume=resume, overwrite=overwrite, tell=tell):
+        ranks.run(RANK, config, where, progress.take, max_restarts=max_restarts)
+        if progress.diverged is not None:
+            draw(folder, where.strategy, ["loss"])
+            raise _diverged(progress.diverged)
+        folder.remove_unfinished()
+        summary = json.loads(folder.metrics.read_text())
+        title = f"{summary['strategy']}, {summary['replicas']} replicas"
+        return Run(
+            folder=folder.path,
+            history=read_history(folder.history),
+            summary=summary,
+            has_trained=progress.has_trained,
+            curves=draw(folder, title, list(summary["train"])),
+        )
+
+
+def training_config(
+    where: Where, *, model: str, data: str, output: Path, resume: bool = False, **rest: Any
+) -> dict[str, Any]:
+    """Returns what ``train_rank`` reads: JSON-able."""
+    return {
+        "model": model,
+        "data": data,
+        "splits": find_splits(data),
+        "strategy": where.strategy,
+        "options": where.options,
+        "workers": where.workers,
+        "output": str(output),
+        "working_folder": os.getcwd(),
+        "resume": resume,
+        **rest,
+    }
+
+
+def find_splits(data: str) -> dict[str, str]:
+    """Returns what to train, validate and test on: split -> source.
+
+    Raises:
+        DataError: no shards there, or none to train on.
+    """
+    from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+
+    path = Path(data)
+    if not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file():
+        known = load_manifest(path.parent).splits
+        if path.name not in known:
+            raise DataError(
+                f"the split must be one of {', '.join(known)} in {path.parent}",
+                received=repr(path.name),
+            )
+        return {"train": data}
+    known = load_manifest(path).splits
+    if "train" not in known:
+        raise DataError(
+            "--data must have a split called train",
+            received=f"{data} with {', '.join(known)}",
+            mend=f"Name the split to train on: --data {path / next(iter(known))}",
+        )
+    return {name: str(path / name) for name in ("train", "validation", "test") if name in known}
+
+
+def draw(folder: RunFolder, title: str, names: list[str]) -> str:
+    """Draws the curves; returns where they are, or why there are none."""
+    from tfdist.runs import curves
+
+    try:
+        curves.draw(read_history(folder.history), names, folder.curves, title)
+    except EngineMissingError as error:
+        return f"none: {error}"
+    return str(folder.curves)
+
+
+def _diverged(event: dict[str, Any]) -> DivergedError:
+    kept = event["checkpoint"]
+    last = f"The last finite checkpoint is {kept}" if kept else "There is no finite checkpoint"
+    return DivergedError(
+        "the loss of a training must stay finite",
+        received=f"{event['loss']} in epoch {event['epoch']}",
+        mend=f"{last}. Lower the learning rate, clip the gradients, look for such values in the "
+        "data, or give --no-stop-on-nan",
+    )
