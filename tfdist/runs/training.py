@@ -31,7 +31,7 @@ class Run:
 
     Attributes:
         folder: where all of it is.
-        history: a row for each epoch: "epoch", "loss", the metrics, "val_..." of validation,
+        history: a row for each epoch: "epoch", "loss", the metrics, those of validation as "val_loss",
             "seconds", "samples_per_s".
         summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
             "validation", "test") the metrics.
