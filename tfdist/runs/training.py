@@ -31,8 +31,8 @@ class Run:
 
     Attributes:
         folder: where all of it is.
-        history: a row for each epoch: "epoch", "loss", the metrics, those of validation as "val_loss",
-            "seconds", "samples_per_s".
+        history: a row for each epoch: "epoch", "loss", the metrics, those of validation as
+            "val_loss", "seconds", "samples_per_s".
         summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
             "validation", "test") the metrics.
         has_trained: whether an epoch was trained in this call; False where all were done before.
