@@ -32,13 +32,13 @@ TRAINED = {
     ("mlp", "clipvalue"): ("tail_of_1",),
     ("mlp", "global_clipnorm"): ("tail_of_1",),
     ("convnet", "adam"): ("even", "tail_of_1", "weights"),
-    ("two_inputs", "adam"): ("even", "tail_of_1", "weights"),
+    ("two_inputs", "adam"): ("weights",),
     ("two_inputs", "adagrad"): ("weights",),
     ("dict_outputs", "rmsprop"): ("tail_of_1", "weights_by_output"),
-    ("list_outputs", "adamw"): ("tail_of_1", "weights"),
-    ("saturated", "momentum"): ("tail_of_1", "weights_by_output"),
+    ("list_outputs", "adamw"): ("weights",),
+    ("saturated", "momentum"): ("weights_by_output",),
     ("own_loss", "momentum"): ("tail_of_1",),
-    ("super_loss", "adam"): ("tail_of_1", "weights"),
+    ("super_loss", "adam"): ("weights",),
 }
 MODELS = tuple(dict.fromkeys(model for model, _ in TRAINED))
 
