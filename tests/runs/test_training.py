@@ -138,6 +138,9 @@ def test_a_function_of_a_module_is_known_by_it():
         ({"strategy": "mirrored", "options": {"device": 2}}, OptionError, "but found 'device'"),
         ({"model": "nowhere.py:model_fn"}, ModelError, "no file nowhere.py"),
         ({"data": "nowhere"}, DataError, "nowhere"),
+        ({"epochs": 0}, OptionError, "epochs must be a whole number"),
+        ({"workers": "2"}, OptionError, "workers must be a whole number"),
+        ({"stall_timeout_s": 0}, OptionError, "stall_timeout_s must be a number of seconds"),
         ({"resume": True, "overwrite": True}, OptionError, "resume and --overwrite"),
     ],
 )

@@ -18,6 +18,7 @@ from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.ranks import Where
 from tfdist.training import model_path
+from tfdist.training.options import check_count, check_deadline
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -69,6 +70,14 @@ def train(
     strategy: str = "auto",
     options: Mapping[str, Any] | None = None,
     workers: int | None = None,
+    ps: int | None = None,
+    hosts: str | None = None,
+    controller: str | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    host_discovery: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float = 300.0,
     epochs: int = 5,
     global_batch_size: int = 128,
     seed: int = 0,
@@ -79,7 +88,6 @@ def train(
     overwrite: bool = False,
     max_restarts: int = 0,
     verbose: bool = True,
-    **processes: Any,
 ) -> Run | None:
     """Trains a Keras model on a strategy, in processes of its own: what ``tfdist train`` does.
 
@@ -94,6 +102,14 @@ def train(
         strategy: a registered name, or "auto".
         options: of the strategy.
         workers: number of processes; None is the strategy's own default.
+        ps: number of parameter servers, where the strategy has them.
+        hosts: "A:2,B:2", with their slots, reached by ssh; None is this machine.
+        controller: what starts and connects the processes of horovod, "mpi" or "gloo".
+        min_workers: makes the job elastic: it goes on as long as there are so many.
+        max_workers: elastic: most workers at a time.
+        host_discovery: elastic: a program that prints the slots there are.
+        start_timeout_s: until every process must have started.
+        stall_timeout_s: longest silence of a running job.
         epochs: of the whole training.
         global_batch_size: records in one step, over all replicas.
         seed: of weights and order.
@@ -105,8 +121,6 @@ def train(
         max_restarts: when a process is lost: end all, start all again, and go on from the last
             checkpoint.
         verbose: print a line for each epoch.
-        processes: the fields of ``tfdist.runs.ranks.Where``: ps, hosts, controller, min_workers,
-            max_workers, host_discovery, start_timeout_s, stall_timeout_s.
 
     Returns:
         The training; None on a rank that srun or mpirun has started, unless it is the chief.
@@ -125,9 +139,26 @@ def train(
         print(note, flush=True)
     given = dict(options or {})
     check_options(name, given)
-    where = Where(strategy=name, options=given, workers=workers, **processes)
-    elastic = (where.min_workers, where.max_workers, where.host_discovery)
-    jobs.check_keras(name, is_elastic=any(elastic))
+    check_deadline("start_timeout_s", start_timeout_s)
+    check_deadline("stall_timeout_s", stall_timeout_s)
+    counts = {"epochs": epochs, "global_batch_size": global_batch_size, "keep": keep}
+    asked = {"workers": workers, "ps": ps, "checkpoint_every": checkpoint_every}
+    for option, count in (counts | {k: v for k, v in asked.items() if v is not None}).items():
+        check_count(option, count)
+    where = Where(
+        strategy=name,
+        options=given,
+        workers=workers,
+        ps=ps,
+        hosts=hosts,
+        controller=controller,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        host_discovery=host_discovery,
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+    )
+    jobs.check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
     config = training_config(
         where,
         model=model_path.of(model),
