@@ -21,13 +21,18 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "sagemaker"
 
 
-@pytest.fixture(scope="module")
-def sent(tmp_path_factory):
-    """The folder that is sent into a container."""
+def collected(folder):
+    """Collects in ``folder`` what is sent into a container."""
     wanted = config.load(
         SCRIPTS / "config.yaml", (f"model={ROOT / 'examples' / 'digits.py'}:model_fn",)
     )
-    return bundle.collect(wanted, tmp_path_factory.mktemp("sent") / "code")
+    return bundle.collect(wanted, folder / "code")
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """The folder that is sent into a container; programs that run in it may leave caches there."""
+    return collected(tmp_path_factory.mktemp("sent"))
 
 
 def test_an_unknown_hyperparameter_is_refused_with_the_known_ones():
@@ -200,7 +205,8 @@ def environ(**channels):
     }
 
 
-def test_all_that_is_sent(sent):
+def test_all_that_is_sent(tmp_path):
+    sent = collected(tmp_path)
     names = {path.name for path in sent.iterdir()}
     assert names == {
         *("train.py", "evaluate.py", "shard.py", "inference.py", "digits.py", "tfdist"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import mutations
 from fuzzing import Target, Wrong
 
-from tfdist.cli import run_files
+from tfdist.runs import files
 from tfdist.runs.curves import draw
 from tfdist.runs.folder import RunFolder
 
@@ -49,7 +49,7 @@ _STEPS, _EPOCHS = 2, 3
 def targets(folder: Path) -> list[Target]:
     run = RunFolder(folder / "run")
     with run.taken(_CONFIG):
-        run_files.write_history(run.history, _ROWS)
+        files.write_history(run.history, _ROWS)
     weights = _train(folder / "checkpoints")
     newest = _EPOCHS * _STEPS
     data = folder / "checkpoints" / f"ckpt-{newest}.data-00000-of-00001"
@@ -80,10 +80,10 @@ def _again(run: RunFolder) -> None:
 
 
 def _drawn(run: RunFolder) -> None:
-    rows = run_files.read_history(run.history)
+    rows = files.read_history(run.history)
     if rows:
         draw(rows, ["loss"], run.curves, "history")
-    run_files.write_history(run.history, rows)
+    files.write_history(run.history, rows)
 
 
 def _model():
