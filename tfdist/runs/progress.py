@@ -31,8 +31,11 @@ class Progress:
     def take(self, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "diverged":
             self.diverged = event
-        if rank != 0:
-            return
+        if rank == 0:
+            self.has_trained = self.has_trained or event["event"] == "epoch"
+            self._show(event)
+
+    def _show(self, event: dict[str, Any]) -> None:
         if event["event"] == "data":
             self._steps = event["steps"]
             self._update(description="tracing the first step")
@@ -43,7 +46,6 @@ class Progress:
             else:
                 self._update(description=what, completed=event["step"], total=self._steps)
         elif event["event"] == "epoch":
-            self.has_trained = True
             self._update(completed=0)
             print(_epoch_line(event["row"], self._epochs), flush=True)
 
@@ -55,10 +57,8 @@ class Progress:
 class Silent(Progress):
     """Notes the same, and shows nothing."""
 
-    def take(self, rank: int, event: dict[str, Any]) -> None:
-        if event["event"] == "diverged":
-            self.diverged = event
-        self.has_trained = self.has_trained or (rank == 0 and event["event"] == "epoch")
+    def _show(self, event: dict[str, Any]) -> None:
+        """Nothing is to be seen."""
 
 
 def _epoch_line(row: dict[str, float], epochs: int) -> str:
