@@ -212,11 +212,9 @@ def test_datasets_that_cannot_be_written(tmp_path):
     from tfdist.errors import DataError
 
     numbers = tf.data.Dataset.range(5)
-    ragged = numbers.map(lambda n: (tf.range(n), n))
     for dataset, message in (
         (numbers.repeat(), "finite"),
         (numbers.take(0), "at least one record"),
-        (ragged, "same shape"),
     ):
         with pytest.raises(DataError, match=message):
             write(dataset, tmp_path / "data")

@@ -9,6 +9,7 @@ import importlib
 
 _LAZY = {
     "write": "tfdist.records.writing.writer",
+    "adopt": "tfdist.records.adopting.adopt",
     "check": "tfdist.records.format.checking",
     "load_manifest": "tfdist.records.format.manifest",
     "read": "tfdist.records.reading.reader",

@@ -1,3 +1,4 @@
+from tfdist.records.adopting.adopt import adopt as adopt
 from tfdist.records.clients.collection import open_clients as open_clients
 from tfdist.records.format.checking import check as check
 from tfdist.records.format.manifest import load_manifest as load_manifest

@@ -181,6 +181,18 @@ def test_a_folder_of_shards_for_each_client(client_sets):
     assert check(client_sets) == []
 
 
+def test_clients_whose_longest_records_differ(tmp_path):
+    for name, longest in (("amy", 2), ("bob", 5)):
+        tokens = [list(range(n % longest + 1)) for n in range(10)]
+        write((tokens, np.arange(10) % 2), tmp_path / name, split="train=1", num_shards=1)
+    clients = open_clients(tmp_path)
+    assert clients.element_spec[0] == tf.TensorSpec((5,), tf.int64)
+    for client, longest in (("amy", 2), ("bob", 5)):
+        x, _ = clients.load(client)
+        wanted = [[*range(n % longest + 1), 0, 0, 0, 0][:5] for n in range(10)]
+        assert sorted(np.asarray(x).tolist()) == sorted(wanted)
+
+
 def test_bad_folders_are_bad_clients_and_no_more(client_sets):
     (client_sets / "empty").mkdir()
     (client_sets / ".hidden").mkdir()

@@ -215,7 +215,7 @@ class TestWhatCannotBeToldIsAsked:
         (ROWS.shuffle(NUM).take(20).batch(8), r"Remove shuffle\(\)"),
         (
             ROWS.batch(8).map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y)),
-            "its map_fn augments",
+            "map_fn augments",
         ),
         (
             tf.data.Dataset.range(1, 7).map(lambda n: (tf.range(n), n)).padded_batch(2).map(same),

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.clients.dealing import (
     Partition,
     check_num_clients,
@@ -84,7 +85,7 @@ def _existing(source: Any) -> ClientStore | None:
         return ArrayStore(source)
     if not isinstance(source, (str, Path)):
         return None
-    path = Path(source)
+    path = local_shards(source)
     root, split = (path, None) if path.is_dir() else (path.parent, path.name)
     if has_client_folders(root):
         return ShardStore.of_folders(root, split)

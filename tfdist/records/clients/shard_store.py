@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tfdist.records.format.manifest import (
     client_folders,
     load_manifest,
 )
-from tfdist.records.format.schema import Schema
+from tfdist.records.format.schema import Feature, Schema
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ShardStore(ClientStore):
             except DataError as error:
                 parts[folder.name] = error
                 continue
-            usual[manifest.schema] += 1
+            usual[_of_any_size(manifest.schema)] += 1
             info = manifest.splits[name]
             shared = dataclasses.replace(
                 manifest,
@@ -104,19 +104,27 @@ class ShardStore(ClientStore):
             if split is not None:
                 load_manifest(root / split)
             raise next(iter(parts.values()))
-        schema = usual.most_common(1)[0][0]
+        wanted = usual.most_common(1)[0][0]
+        alike = []
         for name, part in parts.items():
-            if isinstance(part, _Part) and part.manifest.schema != schema:
-                parts[name] = DataError(
-                    f"all clients in {root} must have the same features, and {name} those of most",
-                    received=_difference(part.manifest.schema, schema),
-                )
-        return cls(parts, schema)
+            if not isinstance(part, _Part):
+                continue
+            found = _of_any_size(part.manifest.schema)
+            if found == wanted:
+                alike.append(part.manifest.schema)
+                continue
+            parts[name] = DataError(
+                f"all clients in {root} must have the same features, and {name} those of most",
+                received=_difference(found, wanted),
+            )
+        return cls(parts, _of_all_lengths(alike))
 
     @property
     def spec(self) -> Any:
         from tfdist.records.reading.decode import batch_spec
+        from tfdist.records.reading.images import check_one_size
 
+        check_one_size(self.schema)
         return batch_spec(self.schema)
 
     def num_records(self, client_id: str) -> int:
@@ -187,6 +195,37 @@ def _only_split(root: Path, manifest: Manifest) -> str:
 
 def _key(layout: Layout | None) -> Hashable:
     return None if layout is None else (layout.record_bytes, tuple(layout.slots.items()))
+
+
+def _of_any_size(schema: Schema) -> Schema:
+    """Returns a schema without the sizes that may differ from client to client."""
+
+    return Schema(
+        tuple(
+            dataclasses.replace(feature, longest=1) if feature.is_ragged else _any_image(feature)
+            for feature in schema.features
+        )
+    )
+
+
+def _any_image(feature: Feature) -> Feature:
+    """Returns a feature that reads images of any size, when they are read in one."""
+    if feature.is_image and feature.reading.size is not None:
+        return dataclasses.replace(feature, shape=(None, None, feature.shape[2]))
+    return feature
+
+
+def _of_all_lengths(schemas: Sequence[Schema]) -> Schema:
+    """Returns a schema that reads the longest record of any client whole."""
+    features = zip(*(schema.features for schema in schemas), strict=True)
+    return Schema(
+        tuple(
+            dataclasses.replace(same[0], longest=max(feature.longest for feature in same))
+            if same[0].is_ragged
+            else _any_image(same[0])
+            for same in features
+        )
+    )
 
 
 def _difference(schema: Schema, wanted: Schema) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from tfdist.errors import CorruptShardError, TfdistError, unknown_choice
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask, values_in
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.manifest import (
@@ -72,7 +73,7 @@ def check(
     Raises:
         DataError: the folder has no manifest that can be read.
     """
-    folder = Path(folder)
+    folder = local_shards(folder)
     if manifest is None and has_client_folders(folder):
         return [
             fault
@@ -83,11 +84,13 @@ def check(
     if split is not None and split not in manifest.splits:
         raise unknown_choice("split", split, list(manifest.splits))
     chosen = manifest.splits if split is None else {split: manifest.splits[split]}
+    manifest.shard_folder(folder)  # One line for all shards, where it is missing.
     faults = []
     for info in chosen.values():
         for shard in info.shards:
             faults.extend(check_shard(folder, shard, manifest, progress, decode=decode))
-    if split is None:
+    # Of adopted files the user may have left some aside.
+    if split is None and not manifest.is_adopted:
         faults.extend(_foreign(folder, manifest))
     return faults
 
@@ -120,7 +123,7 @@ def _foreign(folder: Path, manifest: Manifest) -> Iterator[Fault]:
             yield Fault(path.name, None, None, "the manifest does not name this shard")
 
 
-class _Reader:
+class ShardReader:
     """Reads the uncompressed bytes of a shard, and sums the bytes of its file."""
 
     def __init__(self, path: Path, compressed: bool, progress: Callable[[int], None] | None):
@@ -132,7 +135,7 @@ class _Reader:
         self._progress = progress
         self._ready = memoryview(b"")
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> ShardReader:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -194,10 +197,12 @@ def check_shard(
     images = (
         [f for f in manifest.schema.features if f.encoding in IMAGE_ENCODINGS] if decode else []
     )
+    look = (lambda record: _undecodable(images, record)) if images else None
     fixed_bytes = None if manifest.layout is None else manifest.layout.record_bytes
+    path = manifest.shard_folder(folder) / shard.file
     try:
-        with _Reader(folder / shard.file, manifest.compression == "gzip", progress) as reader:
-            faults, count = _check_records(reader, shard.file, fixed_bytes, images)
+        with ShardReader(path, manifest.compression == "gzip", progress) as reader:
+            faults, count = check_records(reader, shard.file, fixed_bytes, look)
             reader.finish()
     except FileNotFoundError:
         return [Fault(shard.file, None, None, "this shard of the manifest is missing")]
@@ -214,10 +219,19 @@ def check_shard(
     return faults
 
 
-def _check_records(
-    reader: _Reader, file: str, fixed_bytes: int | None, images: list[Feature]
+def check_records(
+    reader: ShardReader,
+    file: str,
+    fixed_bytes: int | None,
+    look: Callable[[bytes], str | None] | None,
 ) -> tuple[list[Fault], int | None]:
-    """Returns the faults of the records, and their number; None when they cannot all be counted."""
+    """Returns the faults of the records, and their number; None when they cannot all be counted.
+
+    Args:
+        file: its name in the faults.
+        fixed_bytes: of each record; None where they differ.
+        look: is given each record whose checksum is right, and returns what else is wrong.
+    """
     faults: list[Fault] = []
     record, offset = 0, 0
     while header := reader.read(HEADER_BYTES):
@@ -235,7 +249,7 @@ def _check_records(
             size = fixed_bytes
         elif fixed_bytes is not None and size != fixed_bytes:
             faults.append(Fault(*where, f"has {size} bytes, the manifest says {fixed_bytes}"))
-        data, found, checksum = _body(reader, size, keep=bool(images))
+        data, found, checksum = _body(reader, size, keep=look is not None)
         footer = reader.read(FOOTER_BYTES) if found == size else b""
         if len(footer) < FOOTER_BYTES:
             reason = reader.broken or _truncated(size + FOOTER_BYTES, found + len(footer))
@@ -243,7 +257,7 @@ def _check_records(
             return faults, None
         if struct.unpack("<I", footer)[0] != mask(checksum):
             faults.append(Fault(*where, "the data does not match its checksum"))
-        elif images and (reason := _undecodable(images, data)):
+        elif look is not None and (reason := look(data)):
             faults.append(Fault(*where, reason))
         record += 1
         offset += HEADER_BYTES + size + FOOTER_BYTES
@@ -253,7 +267,7 @@ def _check_records(
     return faults, record
 
 
-def _body(reader: _Reader, size: int, *, keep: bool) -> tuple[bytes, int, int]:
+def _body(reader: ShardReader, size: int, *, keep: bool) -> tuple[bytes, int, int]:
     """Returns the bytes of a record, if they are to be kept, their number and their checksum."""
     pieces, found, checksum = [], 0, 0
     while found < size and (piece := reader.read(min(size - found, _PIECE_BYTES))):
@@ -275,7 +289,7 @@ def _undecodable(images: list[Feature], record: bytes) -> str | None:
             return "is no Example"
         if len(files) != 1:
             return f"has {len(files)} images '{feature.name}', not one"
-        if reason := undecodable(files[0], feature.shape):
+        if reason := undecodable(files[0], None if None in feature.shape else feature.shape):
             return f"the image '{feature.name}' cannot be decoded ({reason})"
     return None
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.encoding import Block, varint_width
-from tfdist.records.format.schema import RAW_DTYPES, Feature, Schema
+from tfdist.records.format.large_arrays import chunks, large
+from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Schema
+from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_column
 
 
 class Column(Protocol):
@@ -27,12 +29,16 @@ class Columns:
     """All records of one source.
 
     Attributes:
-        kind: what the source was: "folder", "csv", "npz", "digits", "arrays" or "dataset".
+        kind: what the source was: "folder", "csv" or another table, "npz", "digits", "arrays" or
+            "dataset".
         columns: by feature name, an array [records, *shape] or the files of images.
         owners: [records] numbers or text, the values of the column that names the clients; None
             when none was asked for.
-        roles: (name, what it has become) of each column of a .csv or array of a .npz; empty for
+        roles: (name, what it has become) of each column of a table or array of a .npz; empty for
             other sources.
+        splits: the numbers of the records of each split, int64 [n], where the source is divided
+            already; None where it is not.
+        notes: what a user should know of how the source was read, a sentence each.
     """
 
     kind: str
@@ -40,6 +46,8 @@ class Columns:
     columns: Mapping[str, Column]
     owners: np.ndarray | None = None
     roles: tuple[tuple[str, str], ...] = ()
+    splits: Mapping[str, np.ndarray] | None = None
+    notes: Sequence[str] = ()
 
     @property
     def num_records(self) -> int:
@@ -75,7 +83,7 @@ class Columns:
         return {
             feature.name: varint_width(self.columns[feature.name])
             for feature in self.schema.features
-            if feature.encoding == "int64"
+            if feature.encoding == "int64" and not feature.varies
         }
 
 
@@ -98,6 +106,9 @@ def from_arrays(
     Raises:
         DataError: no records, unequal lengths, a dtype that cannot be written, missing values
             (NaN), or class ids out of range.
+
+    Text becomes strings, and a label of text class ids; arrays that differ in their first length
+    keep it: see ``text_and_ragged``.
     """
     features, arrays = [], {}
     roles = (("input", inputs), ("label", labels), ("weight", weights or {}))
@@ -118,6 +129,16 @@ def from_arrays(
         if feature.is_class_id:
             _check_class_ids(feature, arrays[feature.name])
     return Columns(kind, schema, arrays)
+
+
+def column_of(
+    name: str, role: str, values: Any, classes: Sequence[str] | None = None
+) -> tuple[Feature, Column]:
+    """Returns one of the features of ``from_arrays``, and its column. Raises as that does."""
+    feature, column = _column(name, role, values, classes, None)
+    if feature.is_class_id:
+        _check_class_ids(feature, column)
+    return feature, column
 
 
 def count_classes(ids: np.ndarray) -> dict[int, int]:
@@ -141,74 +162,117 @@ def _column(
     values: Any,
     classes: Sequence[str] | None,
     columns: Sequence[str] | None,
-) -> tuple[Feature, np.ndarray]:
-    array = np.asarray(values)
-    if array.ndim == 0:
+) -> tuple[Feature, Column]:
+    array = large(values)
+    array = as_column(name, values) if array is None else array
+    if isinstance(array, TextColumn):
+        return _text_column(name, role, array)
+    shape = (None, *array.flat.shape[1:]) if isinstance(array, RaggedColumn) else array.shape[1:]
+    numbers = array.flat if isinstance(array, RaggedColumn) else array
+    if numbers.dtype == object:
+        feature = Feature(
+            name=name,
+            dtype=STRING,
+            shape=shape,
+            encoding="bytes",
+            role=role,
+            longest=array.longest,
+        )
+        return feature, array
+    if numbers.ndim == 0:
         raise DataError(
             f"array '{name}' must have a first dimension of records", received="a scalar"
         )
-    if 0 in array.shape[1:]:
+    if 0 in shape:
         raise DataError(
             f"each record of array '{name}' must have values", received=f"shape {array.shape}"
         )
-    array = _plain(array, role)
-    if array.dtype.name not in RAW_DTYPES:
+    numbers = _plain(numbers, role, is_scalar=shape == ())
+    if numbers.dtype.name not in RAW_DTYPES:
         raise DataError(
             f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
-            received=str(array.dtype),
+            received=str(numbers.dtype),
             mend="Convert it to numbers first",
         )
-    if role == "weight" and array.ndim != 1:
+    if role == "weight" and shape != ():
         raise DataError(
-            "a sample weight must be one number a record", received=f"shape {array.shape}"
+            "a sample weight must be one number a record",
+            received=f"shape {list(shape)} a record",
         )
-    if array.dtype.kind == "f":
-        _check_present(name, array)
-    dtype, encoding = _storage(array)
+    if numbers.dtype.kind == "f":
+        _check_present(name, numbers)
+    dtype, encoding = _storage(numbers, is_scalar=shape == ())
     feature = Feature(
         name=name,
         dtype=dtype,
-        shape=array.shape[1:],
+        shape=shape,
         encoding=encoding,
         role=role,
         classes=None if classes is None else tuple(classes),
         columns=None if columns is None else tuple(columns),
+        longest=array.longest if isinstance(array, RaggedColumn) else None,
     )
-    return feature, array.astype(np.int64, copy=False) if encoding == "int64" else array
+    if encoding == "int64":
+        numbers = numbers.astype(np.int64, copy=False)
+    return feature, RaggedColumn(numbers, array.ends) if feature.is_ragged else numbers
+
+
+def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Column]:
+    """Returns a feature of strings; a label of text becomes the numbers of its classes."""
+    if role == "weight":
+        raise DataError(f"the weight '{name}' must hold numbers", received="text")
+    if role == "label" and column.shape == ():
+        texts = [text.decode() if isinstance(text, bytes) else text for text in column.values]
+        classes, ids = np.unique(texts, return_inverse=True)
+        feature = Feature(
+            name=name,
+            dtype="int64",
+            shape=(),
+            encoding="int64",
+            role=role,
+            classes=tuple(classes.tolist()),
+        )
+        return feature, ids.astype(np.int64)
+    if 0 in column.shape:
+        raise DataError(
+            f"each record of array '{name}' must have values", received=f"shape {column.shape}"
+        )
+    feature = Feature(name=name, dtype=STRING, shape=column.shape, encoding="bytes", role=role)
+    return feature, column
 
 
 def _check_present(name: str, array: np.ndarray) -> None:
-    # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
-    with np.errstate(invalid="ignore", over="ignore"):
-        if not np.isnan(array.sum()):
-            return
-    missing = np.isnan(array)
-    if missing.any():
-        record = int(np.argwhere(missing)[0][0])
-        raise DataError(
-            "every value must be present", received=f"NaN in array '{name}', record {record}"
-        )
+    for first, chunk in chunks(array):
+        # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
+        with np.errstate(invalid="ignore", over="ignore"):
+            if not np.isnan(chunk.sum()):
+                continue
+        missing = np.isnan(chunk)
+        if missing.any():
+            record = first + int(np.argwhere(missing)[0][0])
+            raise DataError(
+                "every value must be present", received=f"NaN in array '{name}', record {record}"
+            )
 
 
-def _plain(array: np.ndarray, role: str) -> np.ndarray:
+def _plain(array: np.ndarray, role: str, *, is_scalar: bool) -> np.ndarray:
     """Returns the array in this machine's byte order; labels and weights in the dtypes of fit."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    scalar = array.ndim == 1
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
-    if role == "label" and scalar and array.dtype.kind in "biu":
+    if role == "label" and is_scalar and array.dtype.kind in "biu":
         return array.astype(np.int64)
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array
 
 
-def _storage(array: np.ndarray) -> tuple[str, str]:
+def _storage(array: np.ndarray, *, is_scalar: bool) -> tuple[str, str]:
     """Returns the dtype and the encoding; raw bytes where an Example has no such list."""
     name = array.dtype.name
     if name == "float32":
         return name, "float"
-    if name == "int64" or (array.ndim == 1 and array.dtype.kind in "iu"):
+    if name == "int64" or (is_scalar and array.dtype.kind in "iu"):
         return name, "int64"
     return name, "raw"
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 
 from tfdist.records.format.manifest import Layout, Slot
-from tfdist.records.format.schema import IMAGE_ENCODINGS, Feature, Schema
+from tfdist.records.format.schema import Feature, Schema
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -27,9 +28,10 @@ _MASK_DELTA = 0xA282EAD8
 _BLOCK_BYTES = 1 << 19
 
 # Field number of bytes_list, float_list and int64_list in tf.train.Feature.
-_LIST_FIELD = {"raw": 1, "jpeg": 1, "png": 1, "image": 1, "float": 2, "int64": 3}
+_LIST_FIELD = {"raw": 1, "bytes": 1, "jpeg": 1, "png": 1, "image": 1, "float": 2, "int64": 3}
 
-Block = Mapping[str, "np.ndarray | Sequence[bytes]"]
+# For each feature its values in some records: an array; where they vary, a value for each record.
+Block = Mapping[str, "np.ndarray | Sequence[Any]"]
 
 
 def mask(checksum: int) -> int:
@@ -69,7 +71,7 @@ def padded_varints(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def value_bytes(feature: Feature, width: int | None) -> int:
-    """Returns the bytes of the values of a feature that is not an image."""
+    """Returns the bytes of the values of a feature that does not vary."""
     if feature.encoding == "int64":
         assert width is not None
         return feature.num_values * width
@@ -82,7 +84,7 @@ def make_layout(schema: Schema, widths: Mapping[str, int]) -> Layout | None:
     Args:
         widths: for each feature of encoding "int64", the bytes of each of its varints.
     """
-    if _image_features(schema):
+    if _varying(schema):
         return None
     _, slots, record_bytes = _example_template(schema.features, widths)
     return Layout(record_bytes=record_bytes, slots=slots)
@@ -90,9 +92,7 @@ def make_layout(schema: Schema, widths: Mapping[str, int]) -> Layout | None:
 
 def make_framer(schema: Schema, widths: Mapping[str, int]) -> FixedFramer | VariableFramer:
     """Returns what turns blocks of this schema into framed records. Not for use by two threads."""
-    return (
-        VariableFramer(schema, widths) if _image_features(schema) else FixedFramer(schema, widths)
-    )
+    return VariableFramer(schema, widths) if _varying(schema) else FixedFramer(schema, widths)
 
 
 class FixedFramer:
@@ -143,19 +143,25 @@ class FixedFramer:
 
 
 class VariableFramer:
-    """Frames records with image files in them: the files first, then the features of fixed size."""
+    """Frames records that differ in length: first the features that vary, then the others."""
 
     block_records = 256
 
     def __init__(self, schema: Schema, widths: Mapping[str, int]):
-        self._images = _image_features(schema)
-        self._fixed = [item for item in schema.features if item not in self._images]
+        self._varying = _varying(schema)
+        self._fixed = [item for item in schema.features if item not in self._varying]
         self._widths = widths
         self._tail, self._slots = _entries(self._fixed, widths)
 
     def frame(self, block: Block) -> bytes:
-        """Returns the framed bytes of a block: see FixedFramer; an image is a list of bytes."""
-        num_records = len(block[self._images[0].name])
+        """Returns the framed bytes of a block.
+
+        Args:
+            block: for each feature that does not vary an array, see FixedFramer; else a value for
+                each record: the bytes of an image or a string, the strings of a feature with more
+                than one, or an array [n, *shape[1:]] of its dtype.
+        """
+        num_records = len(block[self._varying[0].name])
         tails = np.empty((num_records, len(self._tail)), np.uint8)
         tails[:] = np.frombuffer(self._tail, np.uint8)
         for feature in self._fixed:
@@ -165,7 +171,7 @@ class VariableFramer:
             )
         parts: list[bytes] = []
         for row in range(num_records):
-            entries = [_entry(item, block[item.name][row]) for item in self._images]
+            entries = [_entry(item, _values(item, block[item.name][row])) for item in self._varying]
             entries.append(tails[row].tobytes())
             parts.extend(frame_record(_field(1, b"".join(entries))))
         return b"".join(parts)
@@ -184,14 +190,40 @@ def values_in(record: bytes, name: str) -> list[bytes]:
     Raises:
         ValueError: the bytes are no Example.
     """
+    return _list_in(record, name, _LIST_FIELD["bytes"])
+
+
+def int64_in(record: bytes, name: str) -> list[int]:
+    """Returns the values of the Int64List of one feature of an Example, as tfdist packs them.
+
+    Raises:
+        ValueError: the bytes are no Example.
+    """
+    packed = _list_in(record, name, _LIST_FIELD["int64"])
+    return [number for values in packed for number in _varints(values)]
+
+
+def _list_in(record: bytes, name: str, list_field: int) -> list[bytes]:
+    """Returns the fields of the list of one feature; none where it has another kind of list."""
     found: list[bytes] = []
     for features in _fields(record, 1):
         for entry in _fields(features, 1):
             if _fields(entry, 1)[-1:] == [name.encode()]:
                 # Of a key that comes twice the last one counts.
-                values = [item for feature in _fields(entry, 2) for item in _fields(feature, 1)]
-                found = [value for item in values for value in _fields(item, 1)]
+                lists = [
+                    item for feature in _fields(entry, 2) for item in _fields(feature, list_field)
+                ]
+                found = [value for item in lists for value in _fields(item, 1)]
     return found
+
+
+def _varints(packed: bytes) -> list[int]:
+    numbers, at = [], 0
+    while at < len(packed):
+        number, at = _varint_at(packed, at)
+        number &= (1 << 64) - 1
+        numbers.append(number - (1 << 64) if number >> 63 else number)
+    return numbers
 
 
 def _fields(message: bytes, wanted: int) -> list[bytes]:
@@ -225,8 +257,21 @@ def _varint_at(message: bytes, at: int) -> tuple[int, int]:
     raise ValueError("no protobuf message")
 
 
-def _image_features(schema: Schema) -> list[Feature]:
-    return [feature for feature in schema.features if feature.encoding in IMAGE_ENCODINGS]
+def _varying(schema: Schema) -> list[Feature]:
+    return [feature for feature in schema.features if feature.varies]
+
+
+def _values(feature: Feature, value: Any) -> bytes:
+    """Returns the fields of the list that holds one record's values of a feature that varies."""
+    if feature.is_image or (feature.encoding == "bytes" and feature.shape == ()):
+        return _field(1, value)
+    if feature.encoding == "bytes":
+        return b"".join(_field(1, text) for text in value)
+    assert value.dtype == feature.dtype, (feature, value.dtype)
+    if feature.encoding == "int64":
+        packed = padded_varints(value.reshape(1, -1), varint_width(value)) if value.size else value
+        return _field(1, packed.tobytes())
+    return _field(1, np.ascontiguousarray(value).tobytes())
 
 
 def _to_bytes(feature: Feature, values: np.ndarray, width: int | None) -> np.ndarray:
@@ -243,9 +288,9 @@ def _field(number: int, payload: bytes) -> bytes:
     return bytes([number << 3 | 2]) + varint(len(payload)) + payload
 
 
-def _entry(feature: Feature, value: bytes) -> bytes:
-    """Returns one entry of the map Features.feature; ``value`` are its last bytes."""
-    value_list = _field(_LIST_FIELD[feature.encoding], _field(1, value))
+def _entry(feature: Feature, values: bytes) -> bytes:
+    """Returns one entry of the map Features.feature; ``values``, fields of a list, end it."""
+    value_list = _field(_LIST_FIELD[feature.encoding], values)
     return _field(1, _field(1, feature.name.encode()) + _field(2, value_list))
 
 
@@ -256,7 +301,7 @@ def _entries(
     entries, slots = b"", {}
     for feature in features:
         num_bytes = value_bytes(feature, widths.get(feature.name))
-        entries += _entry(feature, bytes(num_bytes))
+        entries += _entry(feature, _field(1, bytes(num_bytes)))
         kind = "varint" if feature.encoding == "int64" else feature.encoding
         slots[feature.name] = Slot(offset=len(entries) - num_bytes, bytes=num_bytes, kind=kind)
     return entries, slots

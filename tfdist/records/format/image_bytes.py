@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from tfdist.errors import package_missing
 
 try:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 except ImportError as error:
     raise package_missing("Pillow", "files of images", "images", error) from error
+
+__all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "undecodable"]
 
 # All that Pillow raises for a file that it cannot read.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

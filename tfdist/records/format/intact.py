@@ -35,6 +35,7 @@ class Intact:
 
     def __init__(self, folder: Path, shards: Sequence[ShardInfo], manifest: Manifest):
         self._folder, self._shards, self._manifest = folder, shards, manifest
+        self._files = manifest.shard_folder(folder)
         self._lock = threading.Lock()
         self._expected: list[int] = []
         self._opened: dict[int, None] = {}
@@ -90,14 +91,14 @@ class Intact:
 
     def _demand(self, shard: ShardInfo, is_right: Callable[[Path], bool]) -> None:
         with contextlib.suppress(OSError):
-            if is_right(self._folder / shard.file):
+            if is_right(self._files / shard.file):
                 return
         self.failures.append(damage(self._folder, shard, self._manifest))
         raise self.failures[-1]
 
     def _begin(self) -> None:
         with self._lock:
-            paths = [self._folder / self._shards[number].file for number in self._expected]
+            paths = [self._files / self._shards[number].file for number in self._expected]
             self._expected = []
         if paths:
             threading.Thread(

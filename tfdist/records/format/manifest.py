@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,17 +13,23 @@ from typing import Any
 from crc32c import crc32c
 
 from tfdist.errors import DataError
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.files import open_regular, unreadable
 from tfdist.records.format.schema import Schema
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 1
+# Version 2 has strings, features of variable length, and what becomes of them when they are read;
+# what needs none of these is still written as version 1, which an older tfdist reads.
+FORMAT_VERSIONS = (1, 2)
 COMPRESSIONS = ("none", "gzip")
+#: What the manifest of records that others wrote says of where they come from.
+ADOPTED = "adopted"
 # Of anything that is counted: sums of some of them stay 64-bit numbers.
 _MOST = 1 << 48
 # Of the frame of a record, see ``wire``.
 FRAME_BYTES = 16
 _LONGEST_NAME_BYTES = 255
+_SEQUENCE_EXAMPLE = "sequence_example"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +37,7 @@ class ShardInfo:
     """One file.
 
     Attributes:
-        file: its name inside the folder.
+        file: its name inside the folder; of adopted shards with folders in it, "train/a.tfrecord".
         records: number of records, >= 1.
         bytes: size of the file.
         checksum: crc32c of the bytes of the file, 8 hexadecimal digits.
@@ -128,6 +135,8 @@ class Manifest:
 
     Attributes:
         layout: None when the records have no common byte layout (encoded images).
+        mixing: how the records were shuffled, where not all at once.
+        shards_in: where the shards are, from the folder of the manifest; None where they are in it.
     """
 
     schema: Schema
@@ -138,14 +147,45 @@ class Manifest:
     stratified: bool
     compression: str
     written_by: str
+    mixing: str | None = None
+    shards_in: str | None = None
 
     def save(self, folder: Path) -> None:
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
-        (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+        (folder / MANIFEST_NAME).write_text(self.to_text(), encoding="utf-8")
+
+    def to_text(self) -> str:
+        """Returns what is in the file."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether others wrote the records."""
+        return self.source == ADOPTED
+
+    def shard_folder(self, folder: Path) -> Path:
+        """Returns the folder of the shards.
+
+        Args:
+            folder: of the manifest.
+
+        Raises:
+            DataError: it is not where the manifest says.
+        """
+        if self.shards_in is None:
+            return folder
+        shards = Path(os.path.normpath(Path(os.path.abspath(folder)) / self.shards_in))
+        if not shards.is_dir():
+            raise DataError(
+                f"the shards of {folder / MANIFEST_NAME} must be in the folder that it names",
+                received=f"no folder {shards}",
+                mend=f"Move them back, or write a manifest of them where they are: "
+                f"`tfdist adopt FOLDER --out {folder}`",
+            )
+        return shards
 
     def to_json(self) -> dict[str, Any]:
         value = {
-            "format_version": FORMAT_VERSION,
+            "format_version": 1 if self._is_plain else 2,
             "written_by": self.written_by,
             "source": self.source,
             "seed": self.seed,
@@ -155,15 +195,28 @@ class Manifest:
             "layout": None if self.layout is None else asdict(self.layout),
             "splits": {name: split.to_json() for name, split in self.splits.items()},
         }
+        if self.mixing is not None:
+            value["mixing"] = self.mixing
+        if self.shards_in is not None:
+            value["shards_in"] = self.shards_in
+        if self.schema.is_sequence_example:
+            value["container"] = _SEQUENCE_EXAMPLE
         return {**value, "checksum": _checksum(value)}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether all that it says could be said in format version 1."""
+        in_folders = any("/" in s.file for split in self.splits.values() for s in split.shards)
+        return self.schema.is_plain and self.shards_in is None and not in_folders
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
         """Returns the manifest that ``to_json`` described. Raises DataError for anything else."""
         version = _get(value, "format_version", int)
-        if version != FORMAT_VERSION:
+        if version not in FORMAT_VERSIONS:
             raise DataError(
-                f"the manifest must be of format version {FORMAT_VERSION}, which this tfdist reads",
+                f"the manifest must be of format version {FORMAT_VERSIONS[0]} or "
+                f"{FORMAT_VERSIONS[1]}, which this tfdist reads",
                 received=f"version {version}, written by {value.get('written_by')}",
                 mend="Write the shards again with this version, or read them with that one",
             )
@@ -177,6 +230,15 @@ class Manifest:
             raise DataError("a manifest must have at least one split", received="none")
         schema = Schema.from_json(_get(value, "schema", list))
         layout = _layout_from_json(value.get("layout"), schema)
+        container = _SEQUENCE_EXAMPLE if schema.is_sequence_example else None
+        if value.get("container") != container:
+            raise DataError(
+                "the container must be that of the features",
+                received=f"{value.get('container')!r}",
+            )
+        shards_in = None if value.get("shards_in") is None else _get(value, "shards_in", str)
+        if shards_in is not None and not shards_in.isprintable():
+            raise DataError("'shards_in' must be the path of a folder", received=repr(shards_in))
         read = {name: _split_from_json(name, split) for name, split in splits.items()}
         _check_files(read, None if compression != "none" else layout)
         written = value.get("checksum")  # None of an older tfdist.
@@ -195,16 +257,18 @@ class Manifest:
             stratified=_get(value, "stratified", bool),
             compression=compression,
             written_by=_get(value, "written_by", str),
+            mixing=None if value.get("mixing") is None else _get(value, "mixing", str),
+            shards_in=shards_in,
         )
 
 
 def load_manifest(folder: str | Path) -> Manifest:
-    """Returns the manifest of a folder of shards.
+    """Returns the manifest of a folder of shards; of a URL, all of which is fetched.
 
     Raises:
         DataError: the folder or its manifest.json is missing, or is not one that tfdist wrote.
     """
-    folder = Path(folder)
+    folder = local_shards(folder)
     mend = _how_to_write(folder)
     if not folder.is_dir():
         raise DataError(
@@ -318,9 +382,13 @@ def _split_from_json(name: str, value: Any) -> SplitInfo:
 
 def _shard_from_json(value: Any) -> ShardInfo:
     file, checksum = _get(value, "file", str), _get(value, "checksum", str)
-    if Path(file).name != file or file in ("", ".", "..") or not file.isprintable():
-        raise DataError("a shard must be a file name without a folder", received=repr(file))
-    if len(file.encode()) > _LONGEST_NAME_BYTES:
+    parts = file.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts) or not file.isprintable():
+        raise DataError(
+            "a shard must be a file name, without a folder that leads elsewhere",
+            received=repr(file),
+        )
+    if max(len(part.encode()) for part in parts) > _LONGEST_NAME_BYTES:
         raise DataError("a shard must have a name that a file can have", received=repr(file))
     if not re.fullmatch("[0-9a-f]{8}", checksum):
         raise DataError(f"the checksum of {file} must have 8 hexadecimal digits", received=checksum)

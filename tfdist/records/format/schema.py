@@ -12,10 +12,13 @@ import numpy as np
 from tfdist.errors import DataError
 
 # "raw" is the little-endian bytes of the array in a BytesList, "int64" an Int64List, "float" a
-# FloatList; "jpeg" and "png" are the bytes of an image file, "image" of either of the two.
-ENCODINGS = ("raw", "int64", "float", "jpeg", "png", "image")
+# FloatList, "bytes" a BytesList with a string for each value; "jpeg" and "png" are the bytes of an
+# image file, "image" of either of the two.
+ENCODINGS = ("raw", "int64", "float", "bytes", "jpeg", "png", "image")
 IMAGE_ENCODINGS = ("jpeg", "png", "image")
 ROLES = ("input", "label", "weight")
+STRING = "string"
+FITS = ("stretch", "crop", "pad")
 
 # TensorFlow counts the bytes of a string in 32 bits.
 _MOST_VALUES = (1 << 31) - 1
@@ -36,17 +39,76 @@ RAW_DTYPES = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What becomes of a feature when it is read: it can be changed without writing records anew.
+
+    Attributes:
+        size: height and width that images are resized to; None keeps those they have.
+        fit: how they get there: "stretch" changes the proportions, "crop" cuts off what is too
+            much around the middle, "pad" fills what is missing with zeros.
+        channels: 1 for gray, 3 for colour; None keeps those of the schema.
+        length: of features of variable length, the entries of each record: what is missing is
+            filled with ``fill``, what is more is cut off. None: as many as the longest record has.
+        fill: what they are filled with; strings are filled with "".
+        offset: what is subtracted from whole numbers: class ids of others often begin at 1.
+    """
+
+    size: tuple[int, int] | None = None
+    fit: str = "stretch"
+    channels: int | None = None
+    length: int | None = None
+    fill: float = 0
+    offset: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        usual = Reading()
+        said = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        value = {name: item for name, item in said.items() if item != getattr(usual, name)}
+        return value if self.size is None else {**value, "size": list(self.size)}
+
+    @classmethod
+    def from_json(cls, feature: str, value: Any) -> Reading:
+        """Returns what ``to_json`` described. Raises DataError for anything else."""
+        known = {
+            "size": lambda size: _are_sizes(size) and len(size) == 2,
+            "fit": lambda fit: fit in FITS,
+            "channels": lambda channels: channels in (1, 3),
+            "length": lambda length: type(length) is int and 0 < length <= _MOST_VALUES,
+            "fill": lambda fill: type(fill) in (int, float),
+            "offset": lambda offset: type(offset) is int and abs(offset) <= _MOST_VALUES,
+        }
+        if not isinstance(value, Mapping) or not all(
+            key in known and known[key](item) for key, item in value.items()
+        ):
+            raise DataError(
+                f"how feature '{feature}' is read must be said with {', '.join(known)}",
+                received=repr(value),
+            )
+        size = value.get("size")
+        return cls(**{**value, "size": None if size is None else tuple(size)})
+
+
+AS_STORED = Reading()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """One named tensor of every record.
 
     Attributes:
         name: key in the tf.train.Example.
-        dtype: dtype of the decoded tensor, a name of ``RAW_DTYPES``.
-        shape: shape of the decoded tensor of one record, without a batch dimension.
+        dtype: dtype of the decoded tensor, a name of ``RAW_DTYPES`` or "string".
+        shape: shape of the tensor of one record as it is stored, without a batch dimension. None
+            is a size that differs from record to record: the first of any feature, or height and
+            width of images.
         encoding: one of ``ENCODINGS``.
         role: "input", "label" or "weight".
-        classes: for a label of class ids, the name of each id; None when they have no names.
+        classes: for a label of class ids, or an input of categories, the name of each id; None when
+            they have no names.
         columns: for features packed from the columns of a table, the name of each column.
+        longest: of a feature of variable length, the most entries that a record has.
+        reading: what becomes of it when it is read.
+        in_list: whether it is a feature list of a tf.train.SequenceExample, a step an entry.
     """
 
     name: str
@@ -56,24 +118,57 @@ class Feature:
     role: str
     classes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    longest: int | None = None
+    reading: Reading = AS_STORED
+    in_list: bool = False
+
+    @property
+    def is_image(self) -> bool:
+        return self.encoding in IMAGE_ENCODINGS
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether records have different numbers of entries."""
+        return self.shape[:1] == (None,) and not self.is_image
+
+    @property
+    def varies(self) -> bool:
+        """Whether its bytes differ in number from record to record."""
+        return self.is_image or self.is_ragged or self.dtype == STRING
+
+    @property
+    def read_shape(self) -> tuple[int | None, ...]:
+        """Shape of the tensor of one record as it is read; None where images keep their sizes."""
+        if self.is_image:
+            height, width = self.reading.size or self.shape[:2]
+            return height, width, self.reading.channels or self.shape[2]
+        if self.is_ragged:
+            return self.reading.length or self.longest, *self.shape[1:]
+        return self.shape
+
+    @property
+    def shown_shape(self) -> str:
+        """The shape as tables show it, with a star for what differs from record to record."""
+        return f"[{', '.join('*' if size is None else str(size) for size in self.shape)}]"
 
     @property
     def num_values(self) -> int:
-        """Number of values of the tensor of one record."""
+        """Number of values of the tensor of one record, which must not be ragged."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the decoded tensor of one record."""
+        """Bytes of the decoded tensor of one record, which must hold numbers, as many in each."""
         return self.num_values * np.dtype(self.dtype).itemsize
 
     @property
     def is_class_id(self) -> bool:
         """Whether each record has one integer label: the number of its class."""
-        return self.role == "label" and self.shape == () and np.dtype(self.dtype).kind in "iu"
+        is_number = self.dtype != STRING and np.dtype(self.dtype).kind in "iu"
+        return self.role == "label" and self.shape == () and is_number
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value = {
             "name": self.name,
             "dtype": self.dtype,
             "shape": list(self.shape),
@@ -82,6 +177,13 @@ class Feature:
             "classes": None if self.classes is None else list(self.classes),
             "columns": None if self.columns is None else list(self.columns),
         }
+        if self.longest is not None:
+            value["longest"] = self.longest
+        if self.reading != AS_STORED:
+            value["reading"] = self.reading.to_json()
+        if self.in_list:
+            value["in_list"] = True
+        return value
 
     @classmethod
     def from_json(cls, value: Any) -> Feature:
@@ -91,32 +193,73 @@ class Feature:
         name = value.get("name")
         if not isinstance(name, str) or not name or not name.isprintable():
             raise DataError("a feature of the schema must have a name", received=repr(name))
-        shape = value.get("shape")
-        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
-            raise DataError(
-                f"the shape of feature '{name}' must be a list of positive integers",
-                received=repr(shape),
-            )
-        if math.prod(shape) > _MOST_VALUES:
-            raise DataError(
-                f"feature '{name}' must have at most {_MOST_VALUES} values a record",
-                received=f"shape {shape}",
-            )
-        for key, known in (("dtype", RAW_DTYPES), ("encoding", ENCODINGS), ("role", ROLES)):
+        for key, known in (("encoding", ENCODINGS), ("role", ROLES)):
             if value.get(key) not in known:
                 raise DataError(
                     f"the {key} of feature '{name}' must be one of {', '.join(known)}",
                     received=repr(value.get(key)),
                 )
+        encoding = value["encoding"]
+        dtypes = (STRING,) if encoding == "bytes" else RAW_DTYPES
+        if value.get("dtype") not in dtypes:
+            raise DataError(
+                f"the dtype of feature '{name}' must be one of {', '.join(dtypes)}",
+                received=repr(value.get("dtype")),
+            )
+        shape = _shape_from_json(name, encoding, value.get("shape"))
+        longest = value.get("longest")
+        is_ragged = shape[:1] == (None,) and encoding not in IMAGE_ENCODINGS
+        if is_ragged != (type(longest) is int and 0 < longest <= _MOST_VALUES):
+            raise DataError(
+                f"feature '{name}' must say how long its longest record is, if they differ",
+                received=f"shape {list(shape)}, longest {longest!r}",
+            )
         return cls(
             name=name,
             dtype=value["dtype"],
-            shape=tuple(shape),
-            encoding=value["encoding"],
+            shape=shape,
+            encoding=encoding,
             role=value["role"],
             classes=_names(name, "classes", value.get("classes")),
             columns=_names(name, "columns", value.get("columns")),
+            longest=longest,
+            reading=Reading.from_json(name, value.get("reading", {})),
+            in_list=_in_list(name, is_ragged, value.get("in_list", False)),
         )
+
+
+def _in_list(name: str, is_ragged: bool, value: Any) -> bool:
+    if type(value) is not bool or (value and not is_ragged):
+        raise DataError(
+            f"feature '{name}' must be of variable length to be a feature list",
+            received=f"in_list {value!r}",
+        )
+    return value
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n > 0 for n in value)
+
+
+def _shape_from_json(name: str, encoding: str, shape: Any) -> tuple[int | None, ...]:
+    is_image = encoding in IMAGE_ENCODINGS
+    # How many sizes may differ: all of them at once, or none.
+    free = 2 if is_image else 1
+    known = shape
+    if isinstance(shape, list) and shape[:free] == [None] * free:
+        known = shape[free:]
+    if not _are_sizes(known) or (is_image and len(shape) != 3):
+        raise DataError(
+            f"the shape of feature '{name}' must be a list of positive integers",
+            received=repr(shape),
+            mend="A null in the first place stands for a size that differs from record to record",
+        )
+    if math.prod(known) > _MOST_VALUES:
+        raise DataError(
+            f"feature '{name}' must have at most {_MOST_VALUES} values a record",
+            received=f"shape {shape}",
+        )
+    return tuple(shape)
 
 
 def _names(feature: str, key: str, value: Any) -> tuple[str, ...] | None:
@@ -164,9 +307,17 @@ class Schema:
         return labels[0] if len(labels) == 1 and labels[0].is_class_id else None
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of one decoded record."""
-        return sum(feature.num_bytes for feature in self.features)
+    def is_sequence_example(self) -> bool:
+        """Whether records are tf.train.SequenceExamples, as far as they are read."""
+        return any(feature.in_list for feature in self.features)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that it says could be said in format version 1."""
+        return all(
+            None not in feature.shape and feature.dtype != STRING and feature.reading == AS_STORED
+            for feature in self.features
+        )
 
     def nest(self, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
         """Arranges tensors by name as ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""

@@ -12,6 +12,23 @@ from tfdist.errors import DataError, OptionError
 
 # One record in six for validation: the split of the field's textbooks.
 DEFAULT_SPLIT = "train=5,validation=1"
+# What sources that are divided already are divided into, in this order; and words for it.
+SPLITS = ("train", "validation", "test")
+_WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def split_of_word(word: str) -> str | None:
+    """Returns which of ``SPLITS`` a word such as "Val" stands for; None for any other."""
+    return _WORDS.get(word.lower())
 
 
 def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:

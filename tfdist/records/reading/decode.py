@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.manifest import Layout, Slot
-from tfdist.records.format.schema import IMAGE_ENCODINGS, Feature, Schema
+from tfdist.records.format.schema import IMAGE_ENCODINGS, STRING, Feature, Schema
 from tfdist.records.reading.graph_checks import check, listed
+from tfdist.records.reading.images import decode_images
+from tfdist.records.reading.padding import padded
+from tfdist.records.reading.parsing import parsed_values
+from tfdist.records.reading.raw_values import from_bytes
 
-# Names the graph's nodes that decode images, and so appears in the message when one fails; a check
-# for each image, as for raw features, would cost as much as decoding a small one.
-IMAGE_NODE = "tfdist_image"
+# Of a string in a tensor, beside its text.
+_STRING_BYTES = 24
 
 Decoder = Callable[[tf.Tensor], Any]
 
@@ -25,7 +27,7 @@ def batch_spec(schema: Schema) -> Any:
     """Returns the structure of tf.TensorSpec of a batch of unknown size."""
     return schema.nest(
         {
-            feature.name: tf.TensorSpec((None, *feature.shape), feature.dtype)
+            feature.name: tf.TensorSpec((None, *feature.read_shape), feature.dtype)
             for feature in schema.features
         }
     )
@@ -82,16 +84,8 @@ def _from_slot(rows: tf.Tensor, feature: Feature, slot: Slot) -> tf.Tensor:
     if slot.kind == "varint":
         values = _from_varints(values, slot.bytes // feature.num_values)
         values = tf.cast(values, feature.dtype)
-    elif feature.dtype == "bool":
-        values = tf.cast(values, tf.bool)
-    elif feature.dtype != "uint8":
-        item_bytes = np.dtype(feature.dtype).itemsize
-        values = tf.reshape(values, (-1, feature.num_values, item_bytes))
-        values = (
-            tf.bitcast(values[..., 0], feature.dtype)
-            if item_bytes == 1
-            else tf.bitcast(values, feature.dtype)
-        )
+    else:
+        values = from_bytes(values, feature.dtype)
     return tf.reshape(values, (-1, *feature.shape))
 
 
@@ -110,25 +104,17 @@ def _from_varints(digits: tf.Tensor, width: int) -> tf.Tensor:
 
 
 def _parse(schema: Schema, serialized: tf.Tensor) -> Any:
-    parsed = tf.io.parse_example(
-        serialized, {feature.name: _parse_spec(feature) for feature in schema.features}
-    )
+    parsed = parsed_values(schema, serialized)
     return schema.nest(
         {feature.name: _decode(feature, parsed[feature.name]) for feature in schema.features}
     )
 
 
-def _parse_spec(feature: Feature) -> tf.io.FixedLenFeature:
-    if feature.encoding == "int64":
-        return tf.io.FixedLenFeature(feature.shape, tf.int64)
-    if feature.encoding == "float":
-        return tf.io.FixedLenFeature(feature.shape, tf.float32)
-    return tf.io.FixedLenFeature((), tf.string)
-
-
 def _decode(feature: Feature, values: tf.Tensor) -> tf.Tensor:
     if feature.encoding in IMAGE_ENCODINGS:
-        return _decode_images(feature, values)
+        return decode_images(feature, values)
+    if feature.is_ragged:
+        return padded(feature, values)
     if feature.encoding == "raw":
         lengths = tf.strings.length(values)
         fits = check(
@@ -140,29 +126,27 @@ def _decode(feature: Feature, values: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([fits]):
             values = tf.io.decode_raw(values, feature.dtype)
         return tf.reshape(values, (-1, *feature.shape))
+    if feature.dtype == STRING:
+        return values
+    if feature.reading.offset:
+        values -= feature.reading.offset
     return tf.cast(values, feature.dtype)
 
 
-def _decode_images(feature: Feature, files: tf.Tensor) -> tf.Tensor:
-    channels = feature.shape[-1]
+def spec_bytes(spec: Any, text_bytes: int | None = None) -> int | None:
+    """Returns the bytes of one record of a batch's specs, or None when a size is not known.
 
-    def decode(file: tf.Tensor) -> tf.Tensor:
-        if feature.encoding == "jpeg":
-            image = tf.io.decode_jpeg(file, channels, name=IMAGE_NODE)
-        else:
-            # decode_png reads JPEG files too.
-            image = tf.io.decode_png(file, channels, tf.as_dtype(feature.dtype), name=IMAGE_NODE)
-        return tf.ensure_shape(image, feature.shape, name=IMAGE_NODE)
-
-    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(feature.shape, feature.dtype))
-
-
-def spec_bytes(spec: Any) -> int | None:
-    """Returns the bytes of one record of a batch's specs, or None when a size is not known."""
-    total = 0
+    Args:
+        text_bytes: of all text of a record; None when that is not known.
+    """
+    total, has_text = 0, False
     for leaf in tf.nest.flatten(spec):
         shape = leaf.shape[1:]
-        if not shape.is_fully_defined() or leaf.dtype == tf.string:
+        if not shape.is_fully_defined():
             return None
-        total += math.prod(shape.as_list()) * leaf.dtype.size
-    return total
+        is_text = leaf.dtype == tf.string
+        has_text |= is_text
+        total += math.prod(shape.as_list()) * (_STRING_BYTES if is_text else leaf.dtype.size)
+    if not has_text:
+        return total
+    return None if text_bytes is None else total + text_bytes

@@ -39,11 +39,8 @@ def spec_after(map_fn: MapFn, spec: Any) -> Any:
     # A size that is no likely dimension of anything shows where the rows went.
     rows = 7919
     sized = tf.nest.map_structure(lambda s: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), spec)
-    expected = _ITEMS[len(spec)]
     outputs = map_fn.get_concrete_function(*sized).structured_outputs
-    if not isinstance(outputs, (tuple, list)) or len(outputs) != len(spec):
-        count = f"{len(outputs)} items" if isinstance(outputs, (tuple, list)) else "no tuple"
-        raise DataError(f"map_fn must return {expected}, as it is given", received=count)
+    check_items("map_fn", outputs, len(spec))
     for leaf in tf.nest.flatten(outputs):
         if leaf.shape.rank == 0 or (leaf.shape.rank and leaf.shape[0] not in (rows, None)):
             raise DataError(
@@ -56,3 +53,13 @@ def spec_after(map_fn: MapFn, spec: Any) -> Any:
         ),
         tuple(outputs),
     )
+
+
+def check_items(function: str, outputs: Any, given: int) -> None:
+    """Raises DataError unless ``function`` has returned as many items as it was given."""
+    is_tuple = isinstance(outputs, (tuple, list))
+    if not is_tuple or len(outputs) != given:
+        raise DataError(
+            f"{function} must return {_ITEMS[given]}, as it is given",
+            received=f"{len(outputs)} items" if is_tuple else "no tuple",
+        )

@@ -11,13 +11,16 @@ from tfdist.records.reading.shard_source import ShardSource
 from tfdist.records.reading.stored import Stored
 
 
-def open_stored(stored: Stored) -> ShardSource:
+def open_stored(stored: Stored, *, any_size: bool = False) -> ShardSource:
     """Returns the source of shards that a cloud delivers.
+
+    Args:
+        any_size: see ``ShardSource``.
 
     Raises:
         DataError: no manifest or split, or this host has none of the shards.
     """
-    manifest = load_manifest(stored.manifest)
+    manifest = replace(load_manifest(stored.manifest), shards_in=None)
     if stored.split not in manifest.splits:
         raise DataError(
             "the split must be one that the manifest names",
@@ -25,11 +28,15 @@ def open_stored(stored: Stored) -> ShardSource:
             mend=f"Choose one of {', '.join(manifest.splits)}",
         )
     if stored.pipes:
-        source = PipeSource(stored.folder, stored.split, manifest, some=stored.divided)
+        source = PipeSource(
+            stored.folder, stored.split, manifest, some=stored.divided, any_size=any_size
+        )
     else:
         if stored.divided:
             manifest = _only_present(manifest, stored)
-        source = ShardSource(stored.folder, stored.split, manifest, is_apart=True)
+        source = ShardSource(
+            stored.folder, stored.split, manifest, is_apart=True, any_size=any_size
+        )
     if stored.divided:
         source.readers = (stored.reader, stored.readers)
     return source

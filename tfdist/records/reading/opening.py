@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
 from tfdist.records.reading.batched import single_records
 from tfdist.records.reading.dataframes import is_frame
@@ -20,8 +21,12 @@ from tfdist.records.reading.source import ArraySource, DatasetSource, Source
 from tfdist.records.reading.stored import Stored
 
 
-def open_source(source: Any, batched: bool | None = None) -> Source:
-    """Returns the source of what ``reader.open_records`` takes."""
+def open_source(source: Any, batched: bool | None = None, *, any_size: bool = False) -> Source:
+    """Returns the source of what ``reader.open_records`` takes.
+
+    Args:
+        any_size: see ``ShardSource``.
+    """
     again = source if isinstance(source, tf.data.Dataset) else rereadable(source)
     if isinstance(again, tf.data.Dataset):
         return DatasetSource(single_records(again, batched))
@@ -34,9 +39,9 @@ def open_source(source: Any, batched: bool | None = None) -> Source:
             mend="Leave it out",
         )
     if isinstance(source, Stored):
-        return open_stored(source)
+        return open_stored(source, any_size=any_size)
     if isinstance(source, (str, Path)):
-        return _open_folder(Path(source))
+        return ShardSource(*find_split(Path(source)), any_size=any_size)
     if isinstance(source, tuple):
         return ArraySource(source)
     if isinstance(source, (Mapping, np.ndarray, tf.Tensor)) or is_frame(source):
@@ -54,6 +59,7 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
     Raises:
         DataError: no such folder, manifest or split.
     """
+    path = local_shards(path)
     if path.is_dir():
         folder, split = path, None
     else:
@@ -74,7 +80,3 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
             mend=f"Choose one of {known}",
         )
     return folder, split, manifest
-
-
-def _open_folder(path: Path) -> ShardSource:
-    return ShardSource(*find_split(path))

@@ -36,7 +36,15 @@ class PipeSource(ShardSource):
     failures: tuple[TfdistError, ...] = ()
     _gives_frames = False
 
-    def __init__(self, prefix: Path, split: str, manifest: Manifest, *, some: bool):
+    def __init__(
+        self,
+        prefix: Path,
+        split: str,
+        manifest: Manifest,
+        *,
+        some: bool,
+        any_size: bool = False,
+    ):
         if manifest.compression != "none":
             raise DataError(
                 "shards that come through pipes must not be compressed",
@@ -49,7 +57,7 @@ class PipeSource(ShardSource):
         self._first: bytes | None = None
         if some:
             manifest = self._only_those_that_come(manifest, split)
-        super().__init__(prefix, split, manifest, is_apart=True)
+        super().__init__(prefix, split, manifest, is_apart=True, any_size=any_size)
         self.apart = None  # There is no file to look into.
 
     def _watched(self, manifest: Manifest) -> None:

@@ -13,9 +13,10 @@ import tensorflow as tf
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
 from tfdist.records.reading import graph_checks
-from tfdist.records.reading.decode import IMAGE_NODE
+from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
+from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
 from tfdist.records.reading.source import Source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
@@ -35,6 +36,7 @@ def read(
     shuffle: bool = False,
     seed: int = 0,
     map_fn: MapFn | None = None,
+    record_fn: RecordFn | None = None,
     cache: bool | str = "auto",
     epochs: int = 1,
 ) -> tf.data.Dataset:
@@ -45,13 +47,13 @@ def read(
         batch_size: records in a batch; the last one of an epoch may have fewer.
         shuffle: whether to shuffle each epoch anew. The first pass over the dataset starts with
             epoch 0, the next one where that ended: the orders are a function of the seed.
-        map_fn, cache: see ``open_records``.
+        map_fn, record_fn, cache: see ``open_records``.
         epochs: number of epochs that one pass over the dataset gives.
 
     Raises:
         DataError: the folder cannot be read; CorruptShardError: it is damaged.
     """
-    records = open_records(path, map_fn=map_fn, cache=cache)
+    records = open_records(path, map_fn=map_fn, record_fn=record_fn, cache=cache)
     if batch_size < 1:
         raise OptionError("batch_size must be at least 1", received=batch_size)
     if epochs < 1:
@@ -80,6 +82,7 @@ def open_records(
     source: Any,
     *,
     map_fn: MapFn | None = None,
+    record_fn: RecordFn | None = None,
     cache: bool | str = "auto",
     batched: bool | None = None,
 ) -> Records:
@@ -90,12 +93,17 @@ def open_records(
             arrays ``(x, y)`` or ``(x, y, sample_weight)``, ``x`` an array or a dict of arrays; or
             a finite tf.data.Dataset of the same, whose batches are taken apart; a function that
             yields records or batches, or a keras.utils.Sequence. What has no known length is
-            counted once; augmentation belongs into ``map_fn``, as a cached dataset is read once.
+            counted once; augmentation belongs into ``record_fn``, as a cached dataset is read once.
             Tables of pandas count as arrays: see ``dataframes.plain``.
             Shards that lie apart from their manifest are a ``records.reading.stored.Stored``.
         map_fn: takes a whole batch, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``, and
             returns as many items with the same number of rows. Runs in every epoch, also on
             cached records.
+        record_fn: takes one record, ``record_fn(x, y)`` or ``record_fn(x, y, sample_weight)``, and
+            returns as many items, of the same shapes for every record: it may bring images of
+            several sizes to one. Runs in parallel, in every epoch, before records become batches.
+            One with a parameter ``seed`` is given int32 [2] for ``tf.image.stateless_random_*``:
+            a function of the seed of the order, the epoch and the number of the record alone.
         cache: "auto" keeps the part that is read in memory when it is small (at most 512 MB when
             decoded); True always, False never. Arrays are in memory anyway.
         batched: whether an element of a dataset or a generator is a batch; None finds out.
@@ -106,7 +114,8 @@ def open_records(
     """
     if cache not in (True, False, "auto"):
         raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
-    return Records(open_source(source, batched), map_fn, cache)
+    opened = open_source(source, batched, any_size=record_fn is not None)
+    return Records(opened, map_fn, cache, record_fn)
 
 
 class Records:
@@ -115,14 +124,21 @@ class Records:
     Attributes:
         num_records: how many there are.
         has_weights: whether each has a sample weight, the third item of a batch.
-        element_spec: of a batch, after ``map_fn``: (x, y) or (x, y, sample_weight) of
-            tf.TensorSpec with batch dimension None.
-        has_map_fn: whether a function of the user's may change batches, anew in each epoch.
+        element_spec: of a batch, after ``record_fn`` and ``map_fn``: (x, y) or
+            (x, y, sample_weight) of tf.TensorSpec with batch dimension None.
+        has_map_fn: whether a function of the user's may change batches or records, anew in each
+            epoch.
         place: folder and split of shards; None for arrays and datasets.
         readers, is_sequential, fingerprint, note: see ``source.Source``.
     """
 
-    def __init__(self, source: Source, map_fn: MapFn | None, cache: bool | str):
+    def __init__(
+        self,
+        source: Source,
+        map_fn: MapFn | None,
+        cache: bool | str,
+        record_fn: RecordFn | None = None,
+    ):
         self._source = source
         self._map_fn = None if map_fn is None else tf.function(map_fn)
         self._cache = cache
@@ -133,11 +149,21 @@ class Records:
         self.fingerprint = source.fingerprint
         self.note = source.note
         self.num_records = source.num_records
-        self.has_map_fn = map_fn is not None
+        self.has_map_fn = map_fn is not None or record_fn is not None
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
+        self._per_record = None
+        if record_fn is not None:
+            if cache is True and not is_of_one_shape(source.spec):
+                raise OptionError(
+                    "cache must be 'auto' or False for records of several shapes",
+                    received="cache=True",
+                    mend="Leave cache out: record_fn brings them to one shape in each epoch",
+                )
+            self._per_record = PerRecord(record_fn, source.spec)
+            self.element_spec = self._per_record.spec
         if map_fn is not None:
-            self.element_spec = spec_after(self._map_fn, source.spec)
+            self.element_spec = spec_after(self._map_fn, self.element_spec)
 
     # Our code is graph-safe as it stands; AutoGraph would rewrite it when a tf.data function
     # calls it. The user's map_fn is converted, as in Dataset.map: it is a tf.function.
@@ -171,12 +197,15 @@ class Records:
         """
         assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
         skip_batches = tf.cast(skip_batches, tf.int64)
-        if self._fits(start, stop):
+        key = order_seed(seed, epoch)
+        order = key if shuffle else None
+        if self._per_record is not None:
+            records = self._each(start, stop, batch_size, order, skip_batches * batch_size, key)
+            batches = records.batch(batch_size)
+        elif self._fits(start, stop):
             table = self._table(start, stop)
-            order = order_seed(seed, epoch) if shuffle else None
             batches = _table_batches(table, stop - start, batch_size, order, skip_batches)
         else:
-            order = order_seed(seed, epoch) if shuffle else None
             skip_records = skip_batches * batch_size
             batches = self._source.stream(start, stop, batch_size, order, skip_records)
         if self._map_fn is not None:
@@ -184,6 +213,30 @@ class Records:
                 checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
             )
         return _untuned(batches.prefetch(tf.data.AUTOTUNE))
+
+    def _each(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        order: tf.Tensor | None,
+        skip_records: tf.Tensor,
+        key: tf.Tensor,
+    ) -> tf.data.Dataset:
+        """Returns the records after ``record_fn``, whose random numbers come from ``key``."""
+        if not self._fits(start, stop):
+            source = self._source
+            records, decode = source.singles(start, stop, batch_size, order, skip_records)
+            numbers = source.numbers(start, stop, order).skip(skip_records)
+            return self._per_record.map(records, numbers, key, decode)
+        table = self._table(start, stop)
+        rows = _table_order(stop - start, order)[skip_records:]
+        numbers = tf.data.Dataset.from_tensor_slices(rows + start)
+
+        def gathered(number: tf.Tensor) -> tuple[Any, ...]:
+            return tf.nest.map_structure(lambda column: column[number - start], table)
+
+        return self._per_record.map(numbers, numbers, key, gathered)
 
     @tf.autograph.experimental.do_not_convert
     def numbers(
@@ -253,7 +306,8 @@ class Records:
         for failure in source.failures:
             if " ".join(str(failure).split()) in message:
                 return failure
-        return _explain(error, source.apart or self.place)
+        differ = None if self._per_record is None else self._per_record.explain(error)
+        return differ or _explain(error, source.apart or self.place)
 
 
 def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -271,9 +325,7 @@ def _untuned(batches: tf.data.Dataset) -> tf.data.Dataset:
 def _table_batches(
     table: Any, num_rows: int, batch_size: int, order: tf.Tensor | None, skip_batches: tf.Tensor
 ) -> tf.data.Dataset:
-    rows = None
-    if order is not None:
-        rows = tf.random.experimental.stateless_shuffle(tf.range(num_rows), seed=order)
+    rows = None if order is None else _table_order(num_rows, order)
 
     def batch(number: tf.Tensor) -> Any:
         low = number * batch_size
@@ -284,6 +336,12 @@ def _table_batches(
         return tf.nest.map_structure(lambda column: tf.gather(column, wanted), table)
 
     return tf.data.Dataset.range(skip_batches, -(-num_rows // batch_size)).map(batch)
+
+
+def _table_order(num_rows: int, order: tf.Tensor | None) -> tf.Tensor:
+    """Returns the rows of a table as an epoch takes them, int64 [num_rows]."""
+    rows = tf.range(num_rows, dtype=tf.int64)
+    return rows if order is None else tf.random.experimental.stateless_shuffle(rows, seed=order)
 
 
 def explain_read_error(error: BaseException, source: Any) -> TfdistError | None:

@@ -16,7 +16,9 @@ from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo
-from tfdist.records.reading.decode import batch_spec, make_decoder
+from tfdist.records.reading.decode import Decoder, batch_spec, make_decoder, spec_bytes
+from tfdist.records.reading.images import check_one_size
+from tfdist.records.reading.record_decoder import make_record_decoder
 from tfdist.records.reading.source import Source, buffer_records, shuffled_by
 
 _READ_BUFFER_BYTES = 1 << 20
@@ -31,22 +33,39 @@ class ShardSource(Source):
     Args:
         manifest: lists the shards of the split that are there.
         is_apart: whether the manifest lies elsewhere.
+        any_size: whether images may be read in the sizes they have, as something else makes them
+            one.
+
+    Raises:
+        DataError: images of several sizes, which make no batch.
     """
 
     #: Whether serialised records of a layout come with their frames.
     _gives_frames = True
 
-    def __init__(self, folder: Path, split: str, manifest: Manifest, *, is_apart: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        manifest: Manifest,
+        *,
+        is_apart: bool = False,
+        any_size: bool = False,
+    ):
+        if not any_size:
+            check_one_size(manifest.schema)
         if is_apart:
             self.apart = (folder, split, manifest)
         else:
             self.place = (folder, split)
         self._folder = folder
+        self._files = manifest.shard_folder(folder)
         self._shards = manifest.splits[split].shards
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
         self._ends = np.cumsum([shard.records for shard in self._shards])
         self._decode = make_decoder(manifest.schema, manifest.layout, framed=self._gives_frames)
-        layout = manifest.layout
+        self._schema = manifest.schema
+        self._layout = layout = manifest.layout
         self._frame_bytes = layout and HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
         # Of one serialised record; images hardly shrink when their shard is compressed.
         self._stored_bytes = (
@@ -58,14 +77,38 @@ class ShardSource(Source):
         self.spec = batch_spec(manifest.schema)
         self._intact = self._watched(manifest)
 
+    @property
+    def record_bytes(self) -> int | None:
+        """As of any source; text is taken to be as long as all that is stored of a record."""
+        return spec_bytes(self.spec, None if self._compression else self._stored_bytes)
+
     def _watched(self, manifest: Manifest) -> Intact | None:
         """Returns what watches over the files while they are read."""
         for shard in self._shards:
-            _check_present(self._folder, shard)
+            _check_present(self._folder, self._files / shard.file, shard)
         return Intact(self._folder, self._shards, manifest)
 
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        return self._decoded(start, stop, batch_size, order, skip_records, self._decode)
+
+    def singles(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+        # What is parsed or sliced for many at once is left to batches, images are not.
+        parse, finish = make_record_decoder(self._schema, self._layout, framed=self._gives_frames)
+        batches = self._decoded(start, stop, batch_size, order, skip_records, parse)
+        return batches.unbatch(), finish
+
+    def _decoded(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        order: tf.Tensor | None,
+        skip_records: Any,
+        decode_batch: Decoder,
     ) -> tf.data.Dataset:
         ranges = self._ranges(start, stop)
         total = stop - start
@@ -77,7 +120,7 @@ class ShardSource(Source):
 
         def decode(number: tf.Tensor, records: tf.Tensor) -> Any:
             with tf.control_dependencies([self._confirmed(number == last)]):
-                return self._decode(tf.identity(records))
+                return decode_batch(tf.identity(records))
 
         return batches.enumerate().map(
             decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -158,7 +201,7 @@ class ShardSource(Source):
 
     def _let_in(self, number: np.int64) -> bytes:
         self._intact.open(int(number))
-        return os.fsencode(self._folder / self._shards[number].file)
+        return os.fsencode(self._files / self._shards[number].file)
 
     def _in_shuffled_shards(
         self, ranges: list, columns: tuple[tf.Tensor, ...], order: tf.Tensor, read: Callable
@@ -183,8 +226,7 @@ class ShardSource(Source):
         return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
 
 
-def _check_present(folder: Path, shard: ShardInfo) -> None:
-    path = folder / shard.file
+def _check_present(folder: Path, path: Path, shard: ShardInfo) -> None:
     mend = f"See all faults with `tfdist inspect {folder} --check`"
     try:
         size = regular_size(path)

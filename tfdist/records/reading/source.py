@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ _LOAD_BATCH_SIZE = 1024
 _COMPARED_RECORDS = 8
 # Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
 _COMPARED_ROWS = 32
+
+
+def as_it_is(record: Any) -> Any:
+    return record
 
 
 def order_seed(seed: int, epoch: Any) -> tf.Tensor:
@@ -74,6 +78,19 @@ class Source(abc.ABC):
         Args:
             order: the key from ``order_seed``; None for the order of the records.
         """
+
+    def singles(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+        """Returns what ``stream`` does as single records, which may differ in size.
+
+        Args:
+            batch_size: records that may be held at once on the way.
+
+        Returns:
+            The records, an element each, and what decodes one: it can run in parallel.
+        """
+        return self.stream(start, stop, batch_size, order, skip_records).unbatch(), as_it_is
 
     @abc.abstractmethod
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
@@ -218,8 +235,14 @@ class DatasetSource(Source):
     def stream(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tf.data.Dataset:
+        records, _ = self.singles(start, stop, batch_size, order, skip_records)
+        return records.batch(batch_size)
+
+    def singles(
+        self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         part = self._dataset.skip(start).take(stop - start)
-        return self._shuffled(part, order, stop - start).skip(skip_records).batch(batch_size)
+        return self._shuffled(part, order, stop - start).skip(skip_records), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)
@@ -249,7 +272,7 @@ def _first_records(dataset: tf.data.Dataset) -> str:
             "a dataset must give the same records in the same order each time",
             received="other records in a second pass",
             mend="Remove shuffle() and random augmentation from it: strategy.dataset shuffles, and "
-            "its map_fn augments",
+            "its record_fn or map_fn augments",
         )
     return fingerprint(once)
 

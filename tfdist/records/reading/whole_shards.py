@@ -54,7 +54,7 @@ def _read(folder: Path, shard: ShardInfo, manifest: Manifest) -> bytes:
     be looked at one by one.
     """
     try:
-        with open_regular(folder / shard.file) as file:
+        with open_regular(manifest.shard_folder(folder) / shard.file) as file:
             is_whole = os.fstat(file.fileno()).st_size == shard.bytes
             data = file.read() if is_whole else b""
     except OSError:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
-import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
@@ -15,76 +12,137 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.clients.dealing import take_column
-from tfdist.records.format.columns import Columns, check_lengths, from_arrays
-from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign
+from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.reading.dataframes import plain
+from tfdist.records.writing.array_files import (
+    from_npy,
+    from_npy_folder,
+    from_npz,
+    npy_files,
+    owned,
+)
+from tfdist.records.writing.images.options import ImageOptions
+from tfdist.records.writing.roles import WEIGHT, Asked
+from tfdist.records.writing.tables.files import NAMES as TABLES
+from tfdist.records.writing.tables.files import from_table_file, kind_of_file
+from tfdist.records.writing.tables.frames import from_dataframe, is_dataframe
+from tfdist.records.writing.text_folders import from_text_folders, holds_texts
 
 DIGITS = "digits"
-_KINDS = f"a folder of class folders with images, a .csv file, a .npz file, or '{DIGITS}'"
-_LIKE_AN_INPUT = re.compile(r"(x|inputs?|features?)(\d|[ _.-]|$)", re.IGNORECASE)
+_KINDS = (
+    f"a folder of class folders with images or texts, {TABLES}, a .npz or .npy file, a folder of "
+    f".npy files, a .tar file, a folder of shards, or '{DIGITS}'"
+)
 
 
-def read_raw(source: Any, asked: Asked | None = None, *, batched: bool | None = None) -> Columns:
+def read_raw(
+    source: Any,
+    asked: Asked | None = None,
+    *,
+    batched: bool | None = None,
+    images: ImageOptions | None = None,
+) -> Columns:
     """Returns the records of a source.
 
     Args:
-        source: a folder of class folders with images; a .csv or .npz file; "digits"; arrays
+        source: a folder of images, or of class folders with texts; a table, in a file (.csv, .tsv,
+            .jsonl, .parquet, .arrow, .feather) or a DataFrame; a .npz file; "digits"; arrays
             ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, where ``x`` and ``y`` may be dicts of
-            arrays; or a finite tf.data.Dataset of the same structures, or of batches of them, which
-            is held in memory while it is written.
-        asked: what the columns of a .csv, or the arrays of a .npz, are; and which one names the
-            client of each record: a column of a .csv, one of several inputs, or the label. A label
+            arrays.
+        asked: what the columns of a table, or the arrays of a .npz, are; and which one names the
+            client of each record: a column of a table, one of several inputs, or the label. A label
             stays one; anything else is no input any more.
-        batched: whether the elements of a dataset are batches; None finds out.
+        batched: must be None: said of streams alone.
+        images: of a folder of images, what else is said of it.
 
     Raises:
         DataError: the source is none of these, or its records cannot be written as they are.
         OptionError: something is asked that this source does not have.
     """
     asked = Asked() if asked is None else asked
+    images = ImageOptions() if images is None else images
     client = asked.client
-    is_table = isinstance(source, (str, Path)) and Path(source).suffix.lower() in (".csv", ".npz")
-    if asked.names_columns and not is_table:
-        raise DataError(
-            "the options label, inputs and drop must go with a .csv or .npz file",
-            received=f"one of them with {source!r:.60}",
-            mend="Leave it out",
-        )
-    if batched is not None and not _is_dataset(source):
+    _check_asked(source, asked, images)
+    if batched is not None:
         raise OptionError(
-            "batched must be said of a tf.data.Dataset alone",
+            "batched must be said of a tf.data.Dataset or a generator alone",
             received=f"batched={batched} beside a {type(source).__name__}",
             mend="Leave it out",
         )
     if isinstance(source, (str, Path)):
-        columns = _open_named(source, asked)
-    elif _is_dataset(source):
-        columns = _from_dataset(source, client, batched)
+        columns = _open_named(source, asked, images)
+    elif is_dataframe(source):
+        from tfdist.records.writing.tables.records import columns_of_table
+
+        # Whoever has a DataFrame can name its label; that of a file is the last by custom.
+        columns = columns_of_table(from_dataframe(source), asked, last_is_label=False)
     else:
         columns = _from_structure("arrays", source, client)
+    return owned_columns(columns, client)
+
+
+def owned_columns(columns: Columns, client: str | None) -> Columns:
+    """Returns the records owned by their classes, when the class label names their clients."""
     if client is not None and columns.owners is None:
         return columns.owned_by_class(client)
     return columns
 
 
-def _open_named(source: str | Path, asked: Asked) -> Columns:
+def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
+    """Raises an error for what is asked that this source has not."""
+    is_path = isinstance(source, (str, Path)) and source != DIGITS
+    is_table = is_dataframe(source) or (is_path and kind_of_file(Path(source)) is not None)
+    is_archive = is_path and _is_archive(Path(source))
+    if not (is_path and Path(source).is_dir()):
+        (replace(images, skip_bad=False) if is_table else images).check_unused(source)
+    if asked.names_columns and not (is_table or is_archive or images.labels is not None):
+        raise DataError(
+            "the options label, inputs, drop and weight must go with a table or a .npz file",
+            received=f"one of them with {source!r:.60}",
+            mend="Leave it out",
+        )
+    if not is_table:
+        check_no_table(source, asked)
+
+
+def check_no_table(source: Any, asked: Asked) -> None:
+    """Raises DataError for what is asked that only a table has."""
+    if asked.is_of_a_table:
+        raise DataError(
+            "the options text, categories and missing must go with a table",
+            received=f"one of them with {source!r:.60}",
+            mend="Leave it out",
+        )
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether it holds arrays that have names."""
+    return path.suffix.lower() == ".npz" or (path.is_dir() and bool(npy_files(path)))
+
+
+def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Columns:
     if source == DIGITS:
         return _from_digits()
     path = Path(source)
+    if path.is_dir() and npy_files(path):
+        return from_npy_folder(path, asked)
+    if path.is_dir() and images.labels is images.masks is None and holds_texts(path):
+        replace(images, skip_bad=False).check_unused(source)
+        return from_text_folders(path, skip_bad=asked.skip_bad)
     if path.is_dir():
-        from tfdist.records.writing.image_folders import from_class_folders
+        from tfdist.records.writing.images.folders import from_image_folder
 
-        return from_class_folders(path)
+        return from_image_folder(path, asked, images)
     if not path.is_file():
         raise DataError(
             f"the source must be {_KINDS}", received=f"'{source}', which does not exist"
         )
-    if path.suffix.lower() == ".csv":
-        from tfdist.records.writing.csv_files import from_csv
-
-        return from_csv(path, asked)
+    if kind_of_file(path) is not None:
+        return from_table_file(path, asked)
     if path.suffix.lower() == ".npz":
-        return _from_npz(path, asked)
+        return from_npz(path, asked)
+    if path.suffix.lower() == ".npy":
+        return from_npy(path)
     raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
 
 
@@ -105,62 +163,15 @@ def _from_digits() -> Columns:
     return from_arrays(DIGITS, {"image": images}, {"label": labels}, classes={"label": names})
 
 
-def _from_npz(path: Path, asked: Asked) -> Columns:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise DataError(
-            f"{path} must be an archive of numeric arrays, as numpy.savez writes it",
-            received=f"an error: {error}",
-        ) from None
-    roles = assign(str(path), "array", list(arrays), asked, doubtful=_like_labels(arrays))
-    columns = _owned(
-        "npz",
-        {name: arrays[name] for name in (*roles.inputs, *_client_input(roles))},
-        {name: arrays[name] for name in roles.labels},
-        {} if roles.weight is None else {roles.weight: arrays[roles.weight]},
-        asked.client,
-    )
-    return replace(columns, roles=roles.listed(list(arrays)))
-
-
-def _client_input(roles: Roles) -> tuple[str, ...]:
-    is_input = roles.client is not None and roles.client not in roles.labels
-    return (roles.client,) if is_input else ()
-
-
-def _like_labels(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """Returns the arrays of one number a record that are not called as inputs are."""
-    return {
-        name for name, array in arrays.items() if array.ndim == 1 and not _LIKE_AN_INPUT.match(name)
-    }
-
-
-def _owned(
-    kind: str,
-    inputs: Mapping[str, Any],
-    labels: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    client: str | None,
-) -> Columns:
-    owners = None
-    if client is not None:
-        owners, inputs = take_column(client, inputs, labels)
-    columns = from_arrays(kind, inputs, labels, weights)
-    if owners is not None:
-        check_lengths({client: len(owners), "records": columns.num_records})
-    return replace(columns, owners=owners)
-
-
 def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
     if not 1 <= len(parts) <= 3:
         raise DataError(
             "arrays must be x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
         )
-    x, y, weight = (*parts, None, None)[:3]
-    return _owned(
+    # Those of pandas, too.
+    x, y, weight = (plain(part) for part in (*parts, None, None)[:3])
+    return owned(
         kind,
         _named(x, "x"),
         {} if y is None else _named(y, "label"),
@@ -171,31 +182,3 @@ def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
 
 def _named(value: Any, name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {name: value}
-
-
-def _is_dataset(source: Any) -> bool:
-    # A dataset can only come from a program that has imported TensorFlow already.
-    tf = sys.modules.get("tensorflow")
-    return tf is not None and isinstance(source, tf.data.Dataset)
-
-
-def _from_dataset(dataset: Any, client: str | None, batched: bool | None) -> Columns:
-    import tensorflow as tf
-
-    from tfdist.records.reading.batched import single_records
-
-    records = single_records(dataset, batched)
-    if records.note is not None:
-        print(f"tfdist: {records.note}", flush=True)
-    dataset = records.dataset
-    try:
-        batches = list(dataset.batch(1024).as_numpy_iterator())
-    except tf.errors.InvalidArgumentError as error:
-        raise DataError(
-            "all records of a dataset must have the same shape",
-            received="an error: " + error.message.split("\n")[0],
-        ) from None
-    if not batches:
-        raise DataError("a source must have at least one record", received="an empty dataset")
-    whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-    return _from_structure("dataset", whole, client)

@@ -6,7 +6,7 @@ Nothing becomes an input by accident: what looks like a label and is not named i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import DataError
@@ -28,17 +28,32 @@ class Asked:
         label: the labels: one name, several, or several in one text, separated by commas.
         inputs: the inputs, likewise; every other column is then left out.
         drop: what is left out, likewise.
+        weight: the sample weight; None: "sample_weight", where there is one.
         client: what names the client of each record.
+        text: columns of a table that are text, whatever they look like.
+        categories: columns of a table whose values are the names of categories, likewise.
+        missing: what becomes of missing values of a table: see ``tables.missing``.
+        skip_bad: whether rows of a table that cannot be read are left out.
     """
 
     label: str | Sequence[str] | None = None
     inputs: str | Sequence[str] | None = None
     drop: str | Sequence[str] | None = None
+    weight: str | None = None
     client: str | None = None
+    text: str | Sequence[str] | None = None
+    categories: str | Sequence[str] | None = None
+    missing: str | float | None = None
+    skip_bad: bool = False
 
     @property
     def names_columns(self) -> bool:
-        return not self.label is self.inputs is self.drop is None
+        return not self.label is self.inputs is self.drop is self.weight is None
+
+    @property
+    def is_of_a_table(self) -> bool:
+        """Whether it says something that holds of tables alone."""
+        return not self.text is self.categories is self.missing is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +71,16 @@ class Roles:
     dropped: tuple[str, ...]
     guess: str | None = None
 
-    def listed(self, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Returns (name, what it has become) of each column."""
-        return tuple((name, self._of(name)) for name in names)
+    def listed(
+        self, names: Sequence[str], details: Mapping[str, str] | None = None
+    ) -> tuple[tuple[str, str], ...]:
+        """Returns (name, what it has become) of each column.
+
+        Args:
+            details: by name, what else there is to say of a column.
+        """
+        more = {name: f" ({detail})" for name, detail in (details or {}).items()}
+        return tuple((name, self._of(name) + more.get(name, "")) for name in names)
 
     def _of(self, name: str) -> str:
         if name in self.labels:
@@ -100,10 +122,15 @@ def assign(
     client = asked.client
     if client is not None and client not in names:
         raise _missing(place, what, client, names)
-    labels = _named(place, what, "--label", asked.label, names)
-    inputs = _named(place, what, "--inputs", asked.inputs, names)
-    drop = _named(place, what, "--drop", asked.drop, names) or ()
+    labels = named(place, what, "--label", asked.label, names)
+    inputs = named(place, what, "--inputs", asked.inputs, names)
+    drop = named(place, what, "--drop", asked.drop, names) or ()
     weight = WEIGHT if WEIGHT in names else None
+    if asked.weight is not None:
+        if asked.weight not in names:
+            raise _missing(place, what, asked.weight, names, "--weight")
+        weight = asked.weight
+        _check_not_both(place, what, (weight,), (*(labels or ()), *(inputs or ()), *drop))
     _check_apart(place, what, labels, inputs, drop, client)
     if weight in (*(labels or ()), *(inputs or ()), *drop, client):
         weight = None
@@ -131,9 +158,14 @@ def assign(
     )
 
 
-def _named(
+def named(
     place: str, what: str, option: str, given: str | Sequence[str] | None, names: Sequence[str]
 ) -> tuple[str, ...] | None:
+    """Returns the columns that an option names; None where it is not given.
+
+    Raises:
+        DataError: a name that is none of ``names``, or that comes twice.
+    """
     if given is None:
         return None
     if isinstance(given, str):

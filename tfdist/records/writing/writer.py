@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import signal
 import threading
-import uuid
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from tfdist import __version__
 from tfdist.errors import DataError, OptionError, unknown_choice
@@ -24,24 +19,46 @@ from tfdist.records.clients.dealing import Partition, check_num_clients, deal, p
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import COMPRESSIONS, Manifest, ShardInfo, SplitInfo
+from tfdist.records.format.readings import with_readings
+from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
-from tfdist.records.writing.raw_sources import read_raw
+from tfdist.records.writing.images.options import image_options
+from tfdist.records.writing.places import on_this_machine
+from tfdist.records.writing.raw_sources import check_no_table, owned_columns, read_raw
 from tfdist.records.writing.roles import Asked
+from tfdist.records.writing.shard_files import (
+    SUFFIX,
+    Counter,
+    Progress,
+    ShardFile,
+    staging_folder,
+    stop_on_sigterm,
+)
+from tfdist.records.writing.shard_folders import (
+    ShardFolder,
+    find_shards,
+    refuse_for_shards,
+    write_shards_anew,
+)
+from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
+from tfdist.records.writing.streams.sources import open_stream
+from tfdist.records.writing.streams.stream import Stream
+from tfdist.records.writing.streams.writer import (
+    HEAD_BYTES,
+    Head,
+    SourceFailedError,
+    read_head,
+    write_stream,
+)
 
-DEFAULT_NUM_SHARDS = 4
-GZIP_LEVEL = 6
-_GZIP_WINDOW_BITS = 31
-_SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
 
-Progress = Callable[[int, int], None]
-
-
+@on_this_machine
 def write(
     source: Any,
     out: str | Path,
     *,
     num_shards: int | None = None,
-    split: str | Mapping[str, float] = DEFAULT_SPLIT,
+    split: str | Mapping[str, float] | None = None,
     stratify: bool = False,
     seed: int = 0,
     compression: str = "none",
@@ -49,40 +66,74 @@ def write(
     label: str | Sequence[str] | None = None,
     inputs: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
+    weight: str | None = None,
+    text: str | Sequence[str] | None = None,
+    categories: str | Sequence[str] | None = None,
+    missing: str | float | None = None,
     clients: int | None = None,
     partition: str | None = None,
     batched: bool | None = None,
     decode: bool = True,
+    resize: str | tuple[int, int] | None = None,
+    fit: str | None = None,
+    color: str | None = None,
+    write_resized: bool = False,
+    labels: str | Path | None = None,
+    masks: str | Path | None = None,
+    skip_bad: bool = False,
     progress: Progress | None = None,
     opened: Callable[[Columns], None] | None = None,
 ) -> Manifest:
     """Writes TFRecord shards of tf.train.Examples and their manifest.json into a new folder.
 
     Args:
-        source: what to write, see ``raw_sources.read_raw``.
-        out: the folder; it does not exist yet, or is empty.
-        num_shards: number of shards of each split, 4 when None. The first split must have that
-            many records; a smaller later one gets a shard for each record. Not for a split with
-            clients, which has a shard for each.
-        split: shares by name, "train=5,validation=1" or a mapping.
+        source: what to write, see ``raw_sources.read_raw``; or what is read once, in memory that
+            does not grow with it, see ``streams.sources``.
+        out: the folder; it does not exist yet, or is empty. Source and folder may be URLs of
+            buckets, such as s3://BUCKET/FOLDER.
+        num_shards: number of shards of each split; None: shards of 100 to 200 MB, and 4 at
+            least. The first split must have that many records; a smaller later one gets a shard for
+            each record. Not for a split with clients, which has a shard for each.
+        split: shares by name, "train=5,validation=1" or a mapping. None: those that the source
+            has, as a folder of train/CLASS and val/CLASS does, else "train=5,validation=1".
         stratify: whether every split gets the proportions of the classes.
         seed: of the shuffle that precedes the split; the records of a split stay shuffled.
         compression: "none" or "gzip".
         workers: number of threads. Copying, checksums of files, compression and writing run
             outside Python's lock.
-        label: the label's column of a .csv, or its array in a .npz; or several, as a list or
+        label: the label's column of a table, or its array in a .npz; or several, as a list or
             separated by commas.
         inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
         drop: what to leave out, likewise.
+        weight: the sample weight; None: "sample_weight", where there is one.
+        text: columns of a table that are text, whatever they look like.
+        categories: columns of a table that become numbers of the sorted values. Of the others,
+            text of at most 1,000 different values in fewer than half of the rows does.
+        missing: what becomes of missing values of a table: "drop" leaves their rows out, "mean",
+            "median" or a number takes their place (and "" that of text), "mask" gives 0 and a
+            second input "missing", uint8 [columns], that is 1 there. None refuses them.
         clients: number of clients of federated learning that the records of the first split are
             dealt to; the other splits stay whole.
         partition: how they are dealt: "iid", which None means too, "dirichlet:ALPHA" or
             "shards:K", see ``partition``; or "by:COLUMN", which needs no ``clients``: each value of
             the column is one, see ``raw_sources.read_raw``.
-        batched: whether the elements of a dataset are batches; None finds out.
-        decode: whether images that are kept byte for byte are decoded, to see that they can be.
-        progress: called with (records written, records in all) now and then, from any thread.
-        opened: called with the columns of the source before anything is written.
+        batched: whether the elements of a dataset or a generator are batches; None finds out.
+        decode: whether images are decoded before they are written, to see that they can be.
+        resize: the size, "HxW" or (height, width), that images are read in: their files are kept
+            as they are, and another can be said later.
+        fit: how they get there: "stretch", which None means too, "crop" or "pad"; see
+            ``schema.Reading``.
+        color: "rgb" or "gray": what all images are read as; not their masks.
+        write_resized: whether images are written anew in that size, instead of read in it.
+        labels: of a folder of images, a CSV or JSON lines file with a row for each; see
+            ``images.folders``.
+        masks: likewise, a folder of masks, which are called as their images are.
+        skip_bad: whether rows, texts and images that cannot be read, and images that lack a row or
+            a mask, are left out, which is told.
+        progress: called with (records written, records in all) now and then, from any thread; of a
+            stream whose length is not known with None for all.
+        opened: called with the columns of the source before anything is written. None: what is to
+            be told of the source, as what was left out, is printed.
 
     Returns:
         The manifest that was written.
@@ -93,50 +144,173 @@ def write(
             of a folder that could not be finished, on Ctrl-C and SIGTERM too.
     """
     dealt = _check_clients(clients, partition, num_shards)
-    num_shards = DEFAULT_NUM_SHARDS if num_shards is None else num_shards
-    _check_options(num_shards, seed, compression, workers)
-    shares = parse_split(split)
+    _check_options(1 if num_shards is None else num_shards, seed, compression, workers)
+    shares = None if split is None else parse_split(split)
     out = Path(out).resolve()
     _check_free(out, source)
     client = None if dealt is None else dealt.column
-    asked = Asked(label=label, inputs=inputs, drop=drop, client=client)
-    columns = read_raw(source, asked, batched=batched)
+    asked = Asked(
+        label=label,
+        inputs=inputs,
+        drop=drop,
+        weight=weight,
+        client=client,
+        text=text,
+        categories=categories,
+        missing=missing,
+        skip_bad=skip_bad,
+    )
+    images = image_options(
+        resize=resize,
+        fit=fit,
+        color=color,
+        write_resized=write_resized,
+        labels=labels,
+        masks=masks,
+        skip_bad=skip_bad,
+        decode=decode,
+        workers=workers,
+    )
+    if write_resized:
+        resize = fit = None
+    shards = find_shards(source)
+    stream = open_stream(source, asked, batched) if shards is None else None
+    if shards is not None or stream is not None:
+        images.check_unused(source)
+        check_no_table(source, asked)
+
+    def as_read(schema: Schema) -> Schema:
+        return with_readings(schema, resize=resize, fit=fit, color=color)
+
+    if shards is not None:
+        return _write_shards_anew(
+            shards,
+            out,
+            opened,
+            {
+                "stratify": stratify,
+                "clients and partition": dealt is not None,
+                "label, inputs and drop": asked.names_columns,
+                "batched": batched is not None,
+            },
+            shares=shares,
+            num_shards=num_shards,
+            seed=seed,
+            compression=compression,
+            progress=progress,
+            as_read=as_read,
+        )
+    if stream is None:
+        columns = read_raw(source, asked, images=images, batched=batched)
+    else:
+        head = read_head(stream, decode=decode)
+        if not head.is_whole:
+            return _write_stream(
+                stream,
+                head,
+                out,
+                shares=shares,
+                num_shards=num_shards,
+                seed=seed,
+                compression=compression,
+                progress=progress,
+                as_read=as_read,
+                opened=opened,
+                refused={"stratify": stratify, "clients and partition": dealt is not None},
+            )
+        columns = owned_columns(head.columns(), client)
+    columns = replace(columns, schema=as_read(columns.schema))
     if opened is not None:
         opened(columns)
-    for column in columns.columns.values():
-        if hasattr(column, "are_decoded"):
-            column.are_decoded = decode
+    else:
+        for note in columns.notes:
+            print(f"tfdist: {note}", flush=True)
     class_ids = columns.class_ids()
     if stratify and class_ids is None:
         raise DataError(
             "data to stratify must have one label of class ids", received="no class ids"
         )
-    rows = assign(columns.num_records, shares, seed, class_ids if stratify else None)
+    rows = _divide(columns, shares, seed, class_ids if stratify else None)
     if dealt is None:
-        _check_enough(rows, num_shards)
-        plan = _plan(rows, num_shards, compression)
+        counts = _num_shards(columns, rows, num_shards)
+        _check_enough(rows, next(iter(counts.values())))
+        plan = _plan(rows, counts, compression)
     else:
         owned = _deal(columns, dealt, next(iter(rows.values())), clients, seed)
-        plan = _plan(rows, num_shards, compression, owned)
-    try:
-        with _staging_folder(out) as folder, _stop_on_sigterm():
-            infos = _write_shards(folder, columns, plan, compression, workers, progress)
-            manifest = Manifest(
-                schema=columns.schema,
-                splits=_summarise(columns, rows, infos, None if dealt is None else str(dealt)),
-                layout=make_layout(columns.schema, columns.varint_widths()),
-                source=columns.kind,
-                seed=seed,
-                stratified=stratify,
-                compression=compression,
-                written_by=f"tfdist {__version__}",
+        plan = _plan(rows, _num_shards(columns, rows, None), compression, owned)
+    with _said_of(out), staging_folder(out) as folder, stop_on_sigterm():
+        infos = _write_shards(folder, columns, plan, compression, workers, progress)
+        manifest = Manifest(
+            schema=columns.schema,
+            splits=_summarise(columns, rows, infos, None if dealt is None else str(dealt)),
+            layout=make_layout(columns.schema, columns.varint_widths()),
+            source=columns.kind,
+            seed=seed,
+            stratified=stratify,
+            compression=compression,
+            written_by=f"tfdist {__version__}",
+        )
+        manifest.save(folder)
+    return manifest
+
+
+def _write_shards_anew(
+    source: ShardFolder,
+    out: Path,
+    opened: Callable[[Columns], None] | None,
+    refused: Mapping[str, bool],
+    **options: Any,
+) -> Manifest:
+    refuse_for_shards(refused)
+    if opened is not None:
+        opened(source.columns())
+    with _said_of(out):
+        return write_shards_anew(source, out, **options)
+
+
+def _write_stream(
+    stream: Stream,
+    head: Head,
+    out: Path,
+    *,
+    shares: Mapping[str, float] | None,
+    opened: Callable[[Columns], None] | None,
+    refused: Mapping[str, bool],
+    **options: Any,
+) -> Manifest:
+    """Writes a stream of more records than are held in memory."""
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise OptionError(
+                f"{name} must go with a source whose records are all known",
+                received=f"a stream of more than {HEAD_BYTES >> 20} MB, which is read once",
+                mend="Give it as arrays or as a folder, or write the stream without, and then "
+                "arrays of what you need",
             )
-            manifest.save(folder)
+    if stream.splits is not None and shares is None:
+        shares = dict.fromkeys(stream.splits, 1.0)
+    shares = parse_split(DEFAULT_SPLIT) if shares is None else shares
+    if opened is not None:
+        # What is found while it is written is added to these notes.
+        opened(replace(head.features.columns(), notes=stream.notes))
+    try:
+        with _said_of(out):
+            manifest = write_stream(stream, head, out, shares=shares, **options)
+    except SourceFailedError as error:
+        raise error.__cause__ from None
+    for note in stream.notes if opened is None else ():
+        print(f"tfdist: {note}", flush=True)
+    return manifest
+
+
+@contextlib.contextmanager
+def _said_of(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
             f"{out} must be writable", received=f"an error: {error.strerror or error}"
         ) from error
-    return manifest
 
 
 def _check_clients(
@@ -154,6 +328,34 @@ def _check_clients(
             mend="Leave the number of shards out",
         )
     return dealt
+
+
+def _divide(
+    columns: Columns,
+    shares: Mapping[str, float] | None,
+    seed: int,
+    class_ids: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """Returns the numbers of the records of each split, shuffled.
+
+    Args:
+        class_ids: of each record, to give every split the proportions of the classes; else None.
+    """
+    if columns.splits is None or shares is not None:
+        shares = shares or parse_split(DEFAULT_SPLIT)
+        return assign(columns.num_records, shares, seed, class_ids)
+    random = np.random.default_rng(seed)
+    return {name: random.permutation(rows) for name, rows in columns.splits.items()}
+
+
+def _num_shards(
+    columns: Columns, rows: Mapping[str, np.ndarray], told: int | None
+) -> dict[str, int]:
+    """Returns the number of shards of each split."""
+    if told is not None:
+        return dict.fromkeys(rows, told)
+    size = frame_bytes(columns)
+    return {name: shards_for(len(split_rows) * size) for name, split_rows in rows.items()}
 
 
 def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
@@ -218,7 +420,7 @@ def _deal(
 
 def _plan(
     rows: Mapping[str, np.ndarray],
-    num_shards: int,
+    num_shards: Mapping[str, int],
     compression: str,
     owned: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, list[_Shard]]:
@@ -230,13 +432,13 @@ def _plan(
     plan = {}
     for name, split_rows in rows.items():
         if owned is None or plan:
-            cut = cut_shards(split_rows, min(num_shards, len(split_rows)))
+            cut = cut_shards(split_rows, min(num_shards[name], len(split_rows)))
             clients = [None] * len(cut)
         else:
             cut, clients = list(owned.values()), list(owned)
         plan[name] = [
             _Shard(
-                f"{name}-{number:05d}-of-{len(cut):05d}{_SUFFIX[compression]}", shard_rows, client
+                f"{name}-{number:05d}-of-{len(cut):05d}{SUFFIX[compression]}", shard_rows, client
             )
             for number, (shard_rows, client) in enumerate(zip(cut, clients, strict=True))
         ]
@@ -260,39 +462,6 @@ def _summarise(
     return splits
 
 
-@contextlib.contextmanager
-def _staging_folder(out: Path) -> Iterator[Path]:
-    """Gives a folder beside ``out`` that becomes ``out`` at the end, or vanishes on any error."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
-    folder.mkdir()
-    try:
-        yield folder
-        # Replaces an empty folder in one step; fails when another writer was faster.
-        os.rename(folder, out)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into SystemExit, so that it unwinds like Ctrl-C; a user's own handler stays."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _write_shards(
     folder: Path,
     columns: Columns,
@@ -302,7 +471,7 @@ def _write_shards(
     progress: Progress | None,
 ) -> dict[str, list[ShardInfo]]:
     stopping = threading.Event()
-    counter = _Counter(columns.num_records, progress)
+    counter = Counter(columns.num_records, progress)
     widths = columns.varint_widths()
     class_ids = columns.class_ids()
     of_thread = threading.local()
@@ -312,7 +481,7 @@ def _write_shards(
         if not hasattr(of_thread, "framer"):
             of_thread.framer = make_framer(columns.schema, widths)
         framer = of_thread.framer
-        with _ShardFile(folder / shard.file, compression) as file:
+        with ShardFile(folder / shard.file, compression) as file:
             for start in range(0, len(shard.rows), framer.block_records):
                 if stopping.is_set():
                     break
@@ -343,51 +512,3 @@ def _write_shards(
         # Also on Ctrl-C: no thread may write into a folder that is being removed.
         stopping.set()
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _Counter:
-    """Adds up the progress of all threads."""
-
-    def __init__(self, total: int, progress: Progress | None):
-        self._total, self._progress = total, progress
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, records: int) -> None:
-        if self._progress is not None:
-            with self._lock:
-                self._done += records
-                self._progress(self._done, self._total)
-
-
-class _ShardFile:
-    """A file that counts and sums its bytes as they are written."""
-
-    def __init__(self, path: Path, compression: str):
-        self.bytes = 0
-        self.checksum = 0
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._compress = (
-            zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
-            if compression == "gzip"
-            else None
-        )
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._put(data if self._compress is None else self._compress.compress(data))
-
-    def _put(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        self.bytes += len(view)
-        self.checksum = crc32c(view, self.checksum)
-        # A raw write may take less than it is given.
-        while view:
-            view = view[self._file.write(view) :]
-
-    def __enter__(self) -> _ShardFile:
-        return self
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        with self._file:
-            if kind is None and self._compress is not None:
-                self._put(self._compress.flush())

@@ -1,0 +1,184 @@
+"""Shards in a bucket: real requests to an S3 server on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdist.aws import sessions
+from tfdist.errors import DataError, OptionError
+from tfdist.records import check, load_manifest, open_records, write
+from tfdist.records.buckets import cache
+from tfdist.records.buckets.store import Store
+
+BUCKET = "s3://bucket"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
+        yield session.boto_session.client("s3")
+
+
+@pytest.fixture(autouse=True)
+def folder(server, tmp_path, monkeypatch):
+    """The folder of the cache, empty; and an empty bucket."""
+    for item in server.list_objects_v2(Bucket="bucket").get("Contents", ()):
+        server.delete_object(Bucket="bucket", Key=item["Key"])
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    for descriptor in cache._used.values():
+        os.close(descriptor)
+    cache._used.clear()
+
+
+def arrays(seed=0, num_records=40):
+    x = np.random.default_rng(seed).normal(size=(num_records, 3)).astype(np.float32)
+    return x, np.arange(num_records) % 4
+
+
+def put(name="data", seed=0):
+    write(arrays(seed), f"{BUCKET}/{name}", split="train=4,validation=1", num_shards=2)
+    return f"{BUCKET}/{name}"
+
+
+def rows(source):
+    batches = open_records(source).batches(0, 32, 8, shuffle=False, seed=0, epoch=0)
+    return np.concatenate([x.numpy() for x, _ in batches])
+
+
+def fetched(folder):
+    return sorted(path.name for path in folder.glob("*/*") if path.is_file())
+
+
+def test_written_there_and_read_from_there(tmp_path, folder):
+    write(arrays(), tmp_path / "data", split="train=4,validation=1", num_shards=2)
+    url = put()
+    np.testing.assert_array_equal(rows(f"{url}/train"), rows(tmp_path / "data" / "train"))
+    # One split alone is fetched, and nothing is left of the writing.
+    names = ["manifest.json", "train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"]
+    assert fetched(folder) == names
+    assert check(url) == []
+    assert len(fetched(folder)) == 5
+    assert load_manifest(url) == load_manifest(tmp_path / "data")
+
+
+def test_fetched_once(folder):
+    url = put()
+    rows(f"{url}/train")
+    before = {path: path.stat().st_ino for path in folder.glob("*/*.tfrecord")}
+    rows(f"{url}/train")
+    assert {path: path.stat().st_ino for path in folder.glob("*/*.tfrecord")} == before
+
+
+def test_what_was_written_anew_is_fetched_anew(server):
+    url = put()
+    old = rows(f"{url}/train")
+    for item in server.list_objects_v2(Bucket="bucket")["Contents"]:
+        server.delete_object(Bucket="bucket", Key=item["Key"])
+    put(seed=1)  # Files of the same names and sizes.
+    assert not np.array_equal(rows(f"{url}/train"), old)
+
+
+def test_a_file_that_was_cut_here_is_fetched_again(folder):
+    url = put()
+    whole = rows(f"{url}/train")
+    shard = next(folder.glob("*/train-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    np.testing.assert_array_equal(rows(f"{url}/train"), whole)
+
+
+def test_a_damaged_object_is_named_and_not_kept(server, folder):
+    url = put()
+    key = "data/train-00001-of-00002.tfrecord"
+    data = bytearray(server.get_object(Bucket="bucket", Key=key)["Body"].read())
+    data[20] ^= 1
+    server.put_object(Bucket="bucket", Key=key, Body=bytes(data))
+    with pytest.raises(DataError, match=f"{BUCKET}/{key} must be as it was written"):
+        open_records(f"{url}/train")
+    assert "train-00001-of-00002.tfrecord" not in fetched(folder)
+    assert not [name for name in fetched(folder) if name.startswith(".")]
+
+
+def test_a_missing_object_is_named(server):
+    url = put()
+    server.delete_object(Bucket="bucket", Key="data/train-00000-of-00002.tfrecord")
+    with pytest.raises(DataError, match=r"data/train-00000-of-00002.tfrecord must be an object"):
+        open_records(f"{url}/train")
+
+
+def test_what_is_no_folder_of_shards():
+    with pytest.raises(DataError, match="s3://bucket/nothing must be a folder of shards"):
+        open_records(f"{BUCKET}/nothing")
+
+
+def test_no_connection_is_one_line_that_names_the_object(monkeypatch):
+    url = put()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(
+        "tfdist.records.buckets.store._OF_S3",
+        {"config_kwargs": {"retries": {"total_max_attempts": 1}}},
+    )
+    with pytest.raises(DataError, match=r"data/manifest.json must be within reach") as caught:
+        load_manifest(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_that_is_taken_is_left_as_it_is(server):
+    put()
+    before = Store(f"{BUCKET}/data").sizes()
+    with pytest.raises(DataError, match=r"free, but found s3://bucket/data, where manifest.json"):
+        put(seed=1)
+    assert Store(f"{BUCKET}/data").sizes() == before
+
+
+def test_a_source_in_a_bucket(server, tmp_path, folder):
+    for number in range(6):
+        path = tmp_path / "image.png"
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+        key = f"photos/{'ab'[number % 2]}/{number}.png"
+        server.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
+    server.put_object(Bucket="bucket", Key="table.csv", Body=b"a,label\n1,0\n2,1\n3,0\n4,1\n")
+    manifest = write(f"{BUCKET}/photos", tmp_path / "photos", split="train=1", num_shards=1)
+    assert manifest.splits["train"].class_counts == {0: 3, 1: 3}
+    manifest = write(f"{BUCKET}/table.csv", tmp_path / "table", split="train=1", num_shards=1)
+    assert manifest.splits["train"].records == 4
+    assert fetched(folder) == []
+    with pytest.raises(DataError, match=r"s3://bucket/none.csv must be a folder or an object"):
+        write(f"{BUCKET}/none.csv", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_bound(folder, monkeypatch):
+    url = put()
+    monkeypatch.setenv(cache.BOUND_VARIABLE, "1e-7")
+    with pytest.raises(DataError, match=r"cache of 1e-07 GB.*TFDIST_CACHE_GB"):
+        open_records(url + "/train")
+    monkeypatch.setenv(cache.BOUND_VARIABLE, "much")
+    with pytest.raises(OptionError, match="must be a number of GB"):
+        open_records(url + "/train")
+
+
+def test_what_was_used_longest_ago_goes_first_but_never_what_is_in_use(folder, monkeypatch):
+    urls = [put(name) for name in ("one", "two", "three")]
+    program = "import sys; from tfdist.records.buckets.cache import local_shards\n"
+    program += "print(local_shards(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for url in urls[:2]:  # In a process that has ended: nobody uses them.
+        subprocess.run([sys.executable, "-c", program, url], check=True, env=environment)
+    size = sum(path.stat().st_size for path in folder.glob("bucket-one-*/*"))
+    monkeypatch.setenv(cache.BOUND_VARIABLE, str(2.5 * size / 1e9))
+    cache.local_shards(urls[2])
+    assert sorted(path.name.split("-")[1] for path in folder.iterdir() if path.is_dir()) == [
+        "three",
+        "two",
+    ]
+    monkeypatch.setenv(cache.BOUND_VARIABLE, str(1.5 * size / 1e9))
+    with pytest.raises(DataError, match="that are in use"):
+        cache.local_shards(urls[0])  # "two" goes, "three" is in use by this process.
+    assert list(folder.glob("bucket-three-*/*.tfrecord"))

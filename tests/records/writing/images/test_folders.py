@@ -1,0 +1,518 @@
+"""Folders of images as users have them: what is written, what is said, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records import load_manifest, write
+from tfdist.records.writing.images.options import ImageOptions, image_options
+from tfdist.records.writing.raw_sources import read_raw
+from tfdist.records.writing.roles import Asked
+
+RNG = np.random.default_rng(0)
+
+
+def save(path, size=(4, 3), mode="RGB", **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, 0).save(path, **options)
+    return path
+
+
+def save_pixels(path, pixels, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+def noise(height, width, channels=3, most=256):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return RNG.integers(0, most, shape, np.uint8)
+
+
+def opened(folder, asked=None, **options):
+    return read_raw(folder, asked, images=ImageOptions(**options))
+
+
+def values(columns, name="image"):
+    return columns.block(np.arange(columns.num_records))[name]
+
+
+def note(columns, part):
+    """The one note that holds a text."""
+    (found,) = [text for text in columns.notes if part in text]
+    return found
+
+
+class TestFiles:
+    def test_bytes_are_kept(self, tmp_path):
+        for name in ("dog/b.png", "cat/a.png"):
+            save(tmp_path / name)
+        columns = read_raw(tmp_path)
+        image, label = columns.schema.features
+        assert (image.shape, image.encoding) == ((3, 4, 3), "png")
+        assert label.classes == ("cat", "dog")
+        assert values(columns)[0] == (tmp_path / "cat/a.png").read_bytes()
+        np.testing.assert_array_equal(values(columns, "label"), [0, 1])
+        assert columns.notes == ()
+
+    @pytest.mark.parametrize(
+        ("names", "encoding"),
+        [
+            (("a.jpg", "b.jpg"), "jpeg"),
+            (("a.jpg", "b.png"), "image"),
+            (("a.bmp", "b.png"), "png"),
+        ],
+    )
+    def test_encoding(self, tmp_path, names, encoding):
+        for name in names:
+            save(tmp_path / "c" / name)
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].encoding == encoding
+        start = b"\xff\xd8" if names[0].endswith("jpg") else b"\x89PNG"
+        assert values(columns)[0].startswith(start)
+
+    def test_a_photo_of_a_telephone_is_kept(self, tmp_path):
+        path = tmp_path / "c/a.jpg"
+        path.parent.mkdir()
+        photo, preview = (Image.fromarray(noise(8, 8)) for _ in range(2))
+        photo.save(path, "MPO", save_all=True, append_images=[preview])
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].encoding == "jpeg"
+        assert values(columns) == [path.read_bytes()]
+
+    def test_unequal_sizes_are_written(self, tmp_path):
+        kept = [save(tmp_path / f"c/{n}.png", size=(4 + n, 9 - n)).read_bytes() for n in range(3)]
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].shape == (None, None, 3)
+        assert values(columns) == kept
+        text = note(columns, "--resize HxW")
+        assert "3 sizes, heights 7 to 9 and widths 4 to 6" in text
+        assert opened(tmp_path, is_resized=True).notes == ()
+
+    @pytest.mark.parametrize(
+        ("modes", "channels", "said"),
+        [
+            (("L", "L"), 1, None),
+            (("L", "RGB"), 3, "1 of 2 images are gray"),
+            (("RGB", "RGBA"), 4, "1 of 2 images have an alpha channel"),
+            (("L", "RGBA"), 4, "1 of 2 images have an alpha channel"),
+            (("P", "RGB"), 3, "1 of 2 images are written as PNG: PNG P"),
+        ],
+    )
+    def test_as_many_channels_as_any_has(self, tmp_path, modes, channels, said):
+        for number, mode in enumerate(modes):
+            save(tmp_path / f"c/{number}.png", mode=mode)
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].shape == (3, 4, channels)
+        assert [said] == [next((said for n in columns.notes if said in n), None)] or not said
+        assert bool(columns.notes) == (said is not None)
+
+    def test_sixteen_bits_do_not_mix_with_eight(self, tmp_path):
+        save(tmp_path / "c/a.png", mode="I;16")
+        assert read_raw(tmp_path).schema.features[0].dtype == "uint16"
+        save(tmp_path / "c/b.png", mode="L")
+        with pytest.raises(DataError, match=r"a\.png 4x3 with 1 16-bit channel, .*b\.png 4x3"):
+            read_raw(tmp_path)
+
+    def test_what_a_camera_turned_is_told(self, tmp_path):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        save(tmp_path / "c/a.jpg", exif=exif)
+        assert "1 of 1 images say in EXIF" in note(read_raw(tmp_path), "EXIF")
+
+
+class TestBadFiles:
+    @pytest.fixture
+    def photos(self, tmp_path):
+        """Thirty photos: 24 are empty files, and of one the end is missing."""
+        for number in range(6):
+            save_pixels(tmp_path / f"photos/a/{number}.jpg", noise(16, 16))
+        data = (tmp_path / "photos/a/3.jpg").read_bytes()
+        (tmp_path / "photos/a/3.jpg").write_bytes(data[:-60])
+        for number in range(24):
+            (tmp_path / f"photos/a/bad{number:02d}.jpg").write_bytes(b"")
+        return tmp_path / "photos"
+
+    def test_all_are_named(self, photos):
+        with pytest.raises(DataError) as raised:
+            read_raw(photos)
+        text = str(raised.value)
+        assert f"25 that cannot in {photos}: a/3.jpg: image file is truncated" in text
+        assert text.count(".jpg: ") == 20
+        assert "and 5 more. Repair or remove them, or leave them out with --skip-bad" in text
+
+    def test_they_can_be_left_out(self, photos, tmp_path):
+        columns = opened(photos, skip_bad=True)
+        assert columns.num_records == 5
+        assert note(columns, "left out").startswith("left out 25 of 30 images: a/3.jpg: ")
+        told = []
+        manifest = write(
+            photos,
+            tmp_path / "out",
+            split="train=1",
+            num_shards=1,
+            skip_bad=True,
+            opened=lambda columns: told.extend(columns.notes),
+        )
+        assert manifest.splits["train"].records == 5
+        assert any("25 of 30" in text for text in told)
+
+    def test_without_decoding_only_headers_count(self, photos):
+        assert opened(photos, skip_bad=True, decode=False).num_records == 6
+
+    def test_none_is_left(self, tmp_path):
+        save(tmp_path / "c/a.png").write_bytes(b"no image")
+        with pytest.raises(DataError, match=r"1 that cannot: .*c/a\.png: is no image"):
+            opened(tmp_path, skip_bad=True)
+
+
+class TestStructure:
+    def test_foreign_files_are_skipped_and_told(self, tmp_path):
+        save(tmp_path / "cat/a.png")
+        (tmp_path / "cat/strange").write_bytes((tmp_path / "cat/a.png").read_bytes())
+        for name in ("README.txt", ".DS_Store", "cat/Thumbs.db", "cat/desktop.ini", ".git/x"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("x")
+        (tmp_path / "empty").mkdir()
+        columns = read_raw(tmp_path)
+        assert columns.num_records == 2  # a PNG is one without a suffix too
+        assert columns.schema.features[1].classes == ("cat",)
+        text = note(columns, "skipped")
+        assert text.startswith("skipped 5 that are no images: .DS_Store, .git, README.txt, cat/Thu")
+        assert note(columns, "no classes") == "class folders without an image are no classes: empty"
+
+    @pytest.mark.parametrize("names", [("train", "val"), ("Train", "valid"), ("train", "dev")])
+    def test_ready_made_splits(self, tmp_path, names):
+        for name in ("cat/a", "cat/b", "dog/c"):
+            save(tmp_path / names[0] / f"{name}.png")
+        for name in ("cat/a", "emu/d"):
+            save(tmp_path / names[1] / f"{name}.png")
+        save(tmp_path / "test/dog/e.png")
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[1].classes == ("cat", "dog", "emu")
+        np.testing.assert_array_equal(values(columns, "label"), [0, 0, 1, 0, 2, 1])
+        assert {name: rows.tolist() for name, rows in columns.splits.items()} == {
+            "train": [0, 1, 2],
+            "validation": [3, 4],
+            "test": [5],
+        }
+        assert "split 'train' has no image of emu" in columns.notes
+        manifest = write(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", num_shards=1)
+        assert {n: s.records for n, s in manifest.splits.items()} == {
+            "train": 3,
+            "validation": 2,
+            "test": 1,
+        }
+        assert manifest.splits["validation"].class_counts == {0: 1, 2: 1}
+
+    def test_a_class_may_be_called_train(self, tmp_path):
+        save(tmp_path / "train/a.png")
+        save(tmp_path / "plane/b.png")
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[1].classes == ("plane", "train")
+        assert columns.splits is None
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            ((), "nothing in"),
+            (("c/",), "every class folder must have an image, but found none in .* beside c"),
+            (("c/readme.md",), "none in .* beside c, c/readme.md"),
+            (("a.png",), r"the file .*/a\.png, in no class folder.* --labels FILE"),
+            (("a.png", "c/b.png"), r"the file .*/a\.png, in no class folder"),
+            (("c/deep/a.png",), "the folder .*/c/deep, with images"),
+            (("train/a.png", "test/b.png"), r"the file .*/train/a\.png, in no class folder"),
+            (("train/c/a.png", "val/c/a.png", "valid/c/a.png"), "each split must have one folder"),
+            (("train/c/a.png", "val/c/a.png", "dog/a.png"), "must hold no other images"),
+        ],
+    )
+    def test_what_is_refused(self, tmp_path, names, message):
+        for name in names:
+            if name.endswith(".png"):
+                save(tmp_path / name)
+            elif name.endswith("/"):
+                (tmp_path / name).mkdir()
+            else:
+                (tmp_path / name).parent.mkdir()
+                (tmp_path / name).write_text("x")
+        with pytest.raises(DataError, match=message):
+            read_raw(tmp_path)
+
+
+class TestLabels:
+    @pytest.fixture
+    def photos(self, tmp_path):
+        for name in "abcd":
+            save(tmp_path / f"photos/{name}.png")
+        return tmp_path / "photos"
+
+    def test_several_columns_of_a_csv(self, photos):
+        (photos / "labels.csv").write_text(
+            "Filename;breed;age;weight;note\n"
+            "b.png;pug;3;1.5;x\n./a.png;chow;1;2;y\nd;pug;2;3;z\nc.png;pug;0;4;z\n"
+        )
+        columns = opened(photos, Asked(drop="note"), labels="labels.csv")
+        labels = columns.schema.of_role("label")
+        assert [(f.name, f.dtype, f.classes) for f in labels] == [
+            ("breed", "int64", ("chow", "pug")),
+            ("age", "int64", None),
+            ("weight", "float32", None),
+        ]
+        np.testing.assert_array_equal(values(columns, "breed"), [0, 1, 1, 1])
+        np.testing.assert_array_equal(values(columns, "age"), [1, 3, 0, 2])
+        np.testing.assert_array_equal(values(columns, "weight"), [2, 1.5, 4, 3])
+        assert columns.roles == (
+            ("Filename", "name of the file"),
+            ("breed", "label"),
+            ("age", "label"),
+            ("weight", "label"),
+            ("note", "dropped"),
+        )
+
+    def test_one_column_is_the_label_and_others_divide(self, photos, tmp_path):
+        path = tmp_path / "beside.csv"
+        path.write_text("id,split,kind,owner\na,train,x,1\nb,train,y,2\nc,val,x,1\nd,train,y,3\n")
+        columns = opened(photos, Asked(label="kind", client="owner"), labels=path)
+        assert columns.schema.class_label.classes == ("x", "y")
+        assert columns.splits["train"].tolist() == [0, 1, 3]
+        assert columns.splits["validation"].tolist() == [2]
+        assert columns.owners.tolist() == ["1", "2", "1", "3"]
+
+    def test_several_classes_and_boxes(self, photos):
+        rows = [
+            {"file": "a.png", "tags": ["red", "big"], "boxes": [[0, 0, 1, 2], [1, 1, 2, 3.5]]},
+            {"file": "b.png", "tags": [], "boxes": []},
+            {"file": "c.png", "tags": ["big"], "boxes": [[4, 4, 5, 5]]},
+            {"file": "d.png", "tags": ["blue"], "boxes": [[0, 0, 9, 9]] * 3},
+        ]
+        (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        columns = opened(photos, labels="l.jsonl", is_resized=True)
+        tags, boxes = columns.schema.of_role("label")
+        assert (tags.shape, tags.dtype, tags.classes) == ((3,), "float32", ("big", "blue", "red"))
+        np.testing.assert_array_equal(
+            values(columns, "tags"), [[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
+        )
+        assert (boxes.shape, boxes.dtype, boxes.longest) == ((None, 4), "float32", 3)
+        found = values(columns, "boxes")
+        np.testing.assert_array_equal(found[0], rows[0]["boxes"])
+        assert [len(value) for value in found] == [2, 0, 1, 3]
+        assert "the numbers of boxes" in note(columns, "fit stretch")
+
+    def test_a_class_for_each_box(self, photos):
+        kinds = [["cat", "dog"], [], ["dog"], ["cat"]]
+        rows = [
+            {"file": f"{name}.png", "boxes": [[0, 0, 1, 1]] * len(kind), "kinds": kind}
+            for name, kind in zip("abcd", kinds, strict=True)
+        ]
+        (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        columns = opened(photos, labels="l.jsonl")
+        feature = columns.schema.of_role("label")[1]
+        assert (feature.shape, feature.dtype, feature.classes) == (
+            (None,),
+            "int64",
+            ("cat", "dog"),
+        )
+        assert [value.tolist() for value in values(columns, "kinds")] == [[0, 1], [], [1], [0]]
+
+    def test_what_does_not_match_is_told_at_once(self, photos):
+        (photos / "labels.csv").write_text("file,kind\na.png,x\nb.png,\nz.png,x\ny.png,x\n")
+        with pytest.raises(DataError) as raised:
+            opened(photos, labels="labels.csv")
+        text = str(raised.value)
+        assert "with its row, and each of those must have its image" in text
+        assert "5 without" in text
+        for part in (
+            "b.png: line 3 has no kind",
+            "c.png: has no row in labels.csv",
+            "line 4: z.png, which is no image here",
+            "line 5: y.png",
+        ):
+            assert part in text
+        columns = opened(photos, labels="labels.csv", skip_bad=True)
+        assert columns.num_records == 1
+        assert columns.schema.class_label.classes == ("x",)
+        assert "left out 3 of 4 images" in note(columns, "of 4")
+        assert "left out rows without an image, 2: line 4" in note(columns, "without an image")
+        assert not any("skipped" in text for text in columns.notes)
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("l.csv", "file,kind\na.png,x\na.png,y\n", r"1 rows that name one again: a\.png in l"),
+            ("l.csv", "file,kind\na.png\nb.png,x\nc.png\n", "2 that are not: line 2 has 1, line 4"),
+            ("l.csv", "file\na.png\n", "a label beside the column 'file'"),
+            ("l.csv", "what,kind\nx,y\n", "columns what, kind, none of which names one"),
+            ("l.csv", "", "a row for each image"),
+            ("l.csv", "file,kind,kind\na.png,x,y\n", "each once"),
+            (
+                "l.jsonl",
+                "\n".join(f'{{"file": "{n}.png", "b": [[1, NaN]]}}' for n in "abcd"),
+                "'b' holds lists of several kinds",
+            ),
+            ("l.jsonl", '{"file": "a.png"\n[]\n', r"2 that are not: line 1 .*line 2 holds list"),
+            (
+                "l.jsonl",
+                "\n".join(
+                    json.dumps({"file": f"{n}.png", "b": b, "c": c})
+                    for n, b, c in zip(
+                        "abcd",
+                        [[[1, 2]], [[1, 2, 3]], [], []],
+                        [1, [2], 3, 4],
+                        strict=True,
+                    )
+                ),
+                "'b' holds lists of 2 and 3 numbers, 'c' holds int and list",
+            ),
+            ("none.csv", None, r"none\.csv, which is no file"),
+        ],
+    )
+    def test_bad_tables(self, photos, name, text, message):
+        if text is not None:
+            (photos / name).write_text(text)
+        with pytest.raises(DataError, match=message):
+            opened(photos, labels=name)
+
+
+class TestMasks:
+    @pytest.fixture
+    def photos(self, tmp_path):
+        """Three photos of unequal size; a mask of gray, of colours, and of bits."""
+        self.numbers = [noise(6 + n, 8, 1, most=5) for n in range(3)]
+        for n, numbers in enumerate(self.numbers):
+            save_pixels(tmp_path / f"photos/{n}.jpg", noise(6 + n, 8))
+            mask = Image.fromarray(numbers if n < 2 else numbers > 2)
+            if n == 1:
+                mask.putpalette([200, 0, 0] * 5)
+            (tmp_path / "masks").mkdir(exist_ok=True)
+            mask.save(tmp_path / f"masks/{n}.png")
+        return tmp_path / "photos"
+
+    def test_numbers_are_kept(self, photos, tmp_path):
+        columns = opened(photos, masks=tmp_path / "masks")
+        image, mask = columns.schema.features
+        assert (image.shape, image.role) == ((None, None, 3), "input")
+        assert (mask.shape, mask.role, mask.encoding, mask.dtype) == (
+            (None, None, 1),
+            "label",
+            "png",
+            "uint8",
+        )
+        stored = [np.asarray(Image.open(io.BytesIO(data))) for data in values(columns, "mask")]
+        np.testing.assert_array_equal(stored[0], self.numbers[0])
+        np.testing.assert_array_equal(stored[1], self.numbers[1])
+        np.testing.assert_array_equal(stored[2], self.numbers[2] > 2)
+        assert "1 of 3 masks are written with the numbers of their colours" in str(columns.notes)
+        assert "1 of 3 masks are written with 0 and 1" in str(columns.notes)
+
+    def test_what_does_not_fit(self, photos, tmp_path):
+        masks = tmp_path / "masks"
+        save(masks / "1.png", size=(3, 3), mode="L")
+        save(masks / "2.png", size=(8, 8))
+        (masks / "0.png").rename(masks / "x.png")
+        with pytest.raises(DataError) as raised:
+            opened(photos, masks=masks)
+        text = str(raised.value)
+        for part in (
+            "0.jpg: has no mask",
+            "1.jpg: 8x7 pixels where its mask has 3x3",
+            "2.jpg: its mask: PNG of mode RGB where a mask must be a PNG of one channel",
+            "the mask x.png, which has no image",
+        ):
+            assert part in text
+        with pytest.raises(DataError, match="masks must name a folder"):
+            opened(photos, masks=tmp_path / "nowhere")
+
+    def test_class_folders_keep_their_classes(self, tmp_path):
+        for name in ("a/1", "b/1"):
+            save(tmp_path / f"photos/{name}.jpg")
+            save(tmp_path / f"masks/{name}.png", mode="L")
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        assert [f.name for f in columns.schema.of_role("label")] == ["label", "mask"]
+
+
+class TestWrittenAnew:
+    @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
+    def test_pixels_are_pillows(self, tmp_path, fit):
+        pixels = noise(10, 20)
+        save_pixels(tmp_path / "c/a.png", pixels)
+        save_pixels(tmp_path / "c/b.jpg", noise(12, 9))
+        options = image_options(resize="8x6", fit=fit, color=None, write_resized=True)
+        columns = read_raw(tmp_path, images=options)
+        image = columns.schema.features[0]
+        assert (image.shape, image.encoding) == ((8, 6, 3), "image")
+        png, jpeg = values(columns)
+        assert jpeg.startswith(b"\xff\xd8")
+        assert Image.open(io.BytesIO(jpeg)).size == (6, 8)
+        source = Image.fromarray(pixels)
+        if fit == "stretch":
+            known = np.asarray(source.resize((6, 8), Image.Resampling.LANCZOS))
+        elif fit == "crop":  # 20 wide, of which 7.5 are left for 6 over 8
+            box = (6.25, 0, 13.75, 10)
+            known = np.asarray(source.resize((6, 8), Image.Resampling.LANCZOS, box=box))
+        else:
+            known = np.zeros((8, 6, 3), np.uint8)
+            known[2:5] = np.asarray(source.resize((6, 3), Image.Resampling.LANCZOS))
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png))), known)
+        assert "all images are rewritten in 8x6" in note(columns, "rewritten")
+
+    def test_sixteen_bits_and_masks(self, tmp_path):
+        wide = RNG.integers(0, 1 << 16, (4, 4), np.uint16)
+        save_pixels(tmp_path / "photos/a.png", wide)
+        save_pixels(tmp_path / "masks/a.png", noise(4, 4, 1, most=2) * 255)
+        options = image_options(
+            resize="2x2", fit=None, color=None, write_resized=True, masks=tmp_path / "masks"
+        )
+        columns = read_raw(tmp_path / "photos", images=options)
+        image, mask = columns.schema.features
+        assert (image.shape, image.dtype, mask.shape) == ((2, 2, 1), "uint16", (2, 2, 1))
+        small = np.asarray(Image.open(io.BytesIO(values(columns)[0])))
+        assert small.max() > 256
+        assert abs(small.mean() - wide.mean()) < 8000
+        numbers = np.asarray(Image.open(io.BytesIO(values(columns, "mask")[0])))
+        assert set(np.unique(numbers)) <= {0, 255}
+
+
+def test_readings_are_the_manifests(tmp_path):
+    for n in range(4):
+        save(tmp_path / f"photos/c/{n}.jpg", size=(4 + n, 5))
+    write(
+        tmp_path / "photos",
+        tmp_path / "out",
+        split="train=1",
+        num_shards=1,
+        resize="6x8",
+        fit="pad",
+        color="gray",
+    )
+    image = load_manifest(tmp_path / "out").schema.features[0]
+    assert (image.shape, image.read_shape, image.reading.fit) == ((None, None, 3), (6, 8, 1), "pad")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fit": "crop"}, "fit must go with resize"),
+        ({"write_resized": True}, "write_resized must go with resize"),
+        ({"resize": "8"}, "resize must be HEIGHTxWIDTH"),
+        ({"resize": "8x8", "fit": "bend"}, "bend"),
+        ({"resize": "8x8", "write_resized": True, "fit": "bend"}, "bend"),
+        ({"color": "blue"}, "blue"),
+    ],
+)
+def test_options_that_cannot_hold(tmp_path, options, message):
+    save(tmp_path / "photos/c/a.png")
+    with pytest.raises(OptionError, match=message):
+        write(tmp_path / "photos", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [{"labels": "x.csv"}, {"masks": "m"}, {"skip_bad": True}])
+def test_options_of_folders_alone(option):
+    with pytest.raises(OptionError, match=f"{next(iter(option))} must go with a folder of images"):
+        opened("digits", **option)

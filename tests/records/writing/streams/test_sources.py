@@ -1,0 +1,317 @@
+"""What is read once, record by record: every record is there, each in its split and its order."""
+
+from __future__ import annotations
+
+import io
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records import check, load_manifest, write
+from tfdist.records.reading.reader import open_records
+from tfdist.records.writing.streams import writer as stream_writer
+
+NUM = 60
+X = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)
+Y = np.arange(NUM) % 7
+
+
+def read(folder, split="train"):
+    """Returns the records of a split as x, y, ... in whole arrays."""
+    records = open_records(f"{folder}/{split}")
+    batches = records.batches(0, records.num_records, 16, shuffle=False, seed=0, epoch=0)
+    read = [tf.nest.map_structure(lambda leaf: leaf.numpy(), batch) for batch in batches]
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *read)
+
+
+def by_first(x, *others):
+    order = np.argsort(x.reshape(len(x), -1)[:, 0])
+    return [part[order] for part in (x, *others)]
+
+
+@pytest.fixture(params=["whole", "streamed"])
+def size(request, monkeypatch):
+    """Streams that fit into memory, and the same where next to nothing does."""
+    if request.param == "streamed":
+        monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    return request.param
+
+
+def records():
+    yield from zip(X, Y, strict=True)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-NUM // 8)
+
+    def __getitem__(self, n):
+        return X[n * 8 : n * 8 + 8], Y[n * 8 : n * 8 + 8]
+
+
+SOURCES = {
+    "function": lambda: records,
+    "generator": records,
+    "dicts": lambda: ({"x": x, "y": y} for x, y in zip(X, Y, strict=True)),
+    "list of dicts": lambda: [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y, strict=True)],
+    "sequence": Batches,
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
+    "batches": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8),
+    "output_types": lambda: tf.data.Dataset.from_generator(
+        records, output_types=(tf.float32, tf.int64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_record_once(tmp_path, size, name):
+    manifest = write(SOURCES[name](), tmp_path / "data", split="train=4,test=1", num_shards=2)
+    assert check(tmp_path / "data") == []
+    assert {name: split.records for name, split in manifest.splits.items()} == {
+        "train": 48,
+        "test": 12,
+    }
+    assert all(len(split.shards) == 2 for split in manifest.splits.values())
+    parts = [read(tmp_path / "data", split) for split in ("train", "test")]
+    x, y = by_first(*(np.concatenate(both) for both in zip(*parts, strict=True)))
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+    total = {}
+    for split in manifest.splits.values():
+        for number, count in split.class_counts.items():
+            total[number] = total.get(number, 0) + count
+    assert total == dict(enumerate(np.bincount(Y).tolist()))
+    assert manifest.layout is not None
+    assert (manifest.mixing is not None) == (size == "streamed")
+    assert load_manifest(tmp_path / "data") == manifest
+
+
+def test_the_seed_decides_where_records_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write(records, tmp_path / name, seed=seed, num_shards=2)
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "abc"
+    ]
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def photo(number, size=(6, 4), mode="RGB", kind="JPEG"):
+    file = io.BytesIO()
+    Image.new(mode, size, number if mode == "L" else (number, number, 0)).save(file, kind)
+    return file.getvalue()
+
+
+def test_files_of_images_are_kept_byte_for_byte(tmp_path, size):
+    files = [photo(n, (6 + n % 2, 4), kind="PNG") for n in range(20)]
+    source = ({"image": file, "label": "ab"[n % 2]} for n, file in enumerate(files))
+    manifest = write(source, tmp_path / "data", split="train=1", num_shards=2)
+    image, label = manifest.schema.features
+    assert (image.encoding, image.shape, image.dtype) == ("png", (None, None, 3), "uint8")
+    assert label.classes == ("a", "b")
+    data = b"".join(path.read_bytes() for path in (tmp_path / "data").glob("*.tfrecord"))
+    assert all(data.count(file) == 1 for file in files)
+    assert check(tmp_path / "data") == []
+
+
+def test_images_of_one_size_and_those_of_pillow(tmp_path, size):
+    source = ((Image.new("P", (5, 3)), n) for n in range(20))
+    image = write(source, tmp_path / "data").schema.features[0]
+    assert (image.encoding, image.shape) == ("png", (3, 5, 3))
+
+
+def test_lengths_that_differ_and_text(tmp_path, size):
+    source = [
+        {"tokens": list(range(n % 5)), "words": [f"w{n}"] * (n % 3), "title": f"t{n}", "y": n}
+        for n in range(30)
+    ]
+    manifest = write(source, tmp_path / "data", label="y", split="train=1", num_shards=2)
+    found = {f.name: (f.dtype, f.shape, f.longest) for f in manifest.schema.features}
+    assert found == {
+        "tokens": ("int64", (None,), 4),
+        "words": ("string", (None,), 2),
+        "title": ("string", (), None),
+        "y": ("int64", (), None),
+    }
+    x, y = read(tmp_path / "data")
+    assert sorted(y) == list(range(30))
+    for tokens, words, title, n in zip(x["tokens"], x["words"], x["title"], y, strict=True):
+        assert tokens.tolist() == [*range(n % 5)] + [0] * (4 - n % 5)
+        assert words.tolist() == [f"w{n}".encode()] * (n % 3) + [b""] * (2 - n % 3)
+        assert title == f"t{n}".encode()
+
+
+@pytest.mark.parametrize("kind", ["map", "ragged tensor"])
+def test_datasets_whose_records_differ_in_length(tmp_path, size, kind):
+    if kind == "map":
+        dataset = tf.data.Dataset.range(1, 21).map(lambda n: (tf.range(n % 4 + 1), n))
+    else:
+        rows = tf.ragged.constant([[*range(n % 4 + 1)] for n in range(1, 21)], dtype=tf.int64)
+        dataset = tf.data.Dataset.from_tensor_slices((rows, tf.range(1, 21)))
+    manifest = write(dataset, tmp_path / "data", split="train=1", num_shards=1)
+    assert manifest.schema.features[0].longest == 4
+    x, y = read(tmp_path / "data")
+    for row, n in zip(x, y, strict=True):
+        assert row.tolist() == [*range(n % 4 + 1)] + [0] * (3 - n % 4)
+
+
+def test_a_larger_number_than_all_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    numbers = [*range(600), 1 << 40, -5]
+    source = ({"x": np.array([n]), "y": 0.5} for n in numbers)
+    manifest = write(source, tmp_path / "data", split="train=1", num_shards=2)
+    assert manifest.layout is None  # Not all records are as long.
+    assert check(tmp_path / "data") == []
+    x, y = read(tmp_path / "data")
+    assert sorted(x[:, 0]) == sorted(numbers)
+    assert set(y) == {0.5}
+
+
+def test_classes_that_come_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    source = ({"x": float(n), "label": f"c{n // 300}"} for n in range(900))
+    manifest = write(source, tmp_path / "data", split="train=1", num_shards=2)
+    assert manifest.schema.class_label.classes == ("c0", "c1", "c2")
+    assert manifest.splits["train"].class_counts == {0: 300, 1: 300, 2: 300}
+    x, y = read(tmp_path / "data")
+    np.testing.assert_array_equal(y, x // 300)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ((np.zeros(4, np.float32), 0), r"shape \[3\] of float32.*shape \[4\].*record 570"),
+        ((np.zeros(3), 0), r"float32.*float64 in record 570"),
+        ((np.zeros(3, np.float32), -1), r"-1 in 'label', record 570"),
+        ((np.full(3, np.nan, np.float32), 0), r"NaN in array 'x', record 570"),
+        ((np.zeros(3, np.float32), "a"), r"text in record 570"),
+        ((np.zeros(3, np.float32),), r"2 parts.*1 in record 570"),
+    ],
+)
+def test_a_record_that_is_not_as_the_first(tmp_path, monkeypatch, record, message):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+
+    def source():
+        for n in range(600):
+            yield record if n == 570 else (X[n % NUM], n % 3)
+
+    with pytest.raises(DataError, match=message):
+        write(source, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    source = ({"image": photo(0) if n != 300 else photo(0)[:200]} for n in range(301))
+    with pytest.raises(DataError, match="record 300"):
+        write(source, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_source_raises_is_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+
+    def source():
+        for n in range(400):
+            yield X[n % NUM], 0
+        raise FileNotFoundError("theirs")
+
+    with pytest.raises(FileNotFoundError, match="theirs"):
+        write(source, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        (lambda: iter(()), {}, DataError, "at least one record"),
+        (lambda: iter([X[:3], X[3:6]]), {}, DataError, "batched=True or batched=False"),
+        (records, {"label": "y"}, DataError, "must go with records that are dicts"),
+        (records, {"stratify": True}, OptionError, "stratify must go with a source whose records"),
+        (records, {"clients": 3}, OptionError, "clients and partition must go with"),
+        (lambda: [{"x": 1.0, "y1": 1, "y2": 2}], {}, DataError, "y1, y2"),
+        (lambda: 3, {}, DataError, "must return a generator"),
+        (lambda: iter([(1, 2, 3, 4)]), {}, DataError, "a tuple of 4"),
+        (records, {"num_shards": 51}, DataError, "50 records for 51 shards"),
+        (records, {"split": "train=1,tiny=0.0001"}, DataError, "split 'tiny'"),
+    ],
+)
+def test_streams_that_cannot_be_written(tmp_path, monkeypatch, source, options, error, message):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    with pytest.raises(error, match=message):
+        write(source, tmp_path / "data", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_fits_into_memory_can_be_stratified_and_dealt(tmp_path):
+    manifest = write(records, tmp_path / "a", clients=3, stratify=True)
+    assert len(manifest.splits["train"].clients) == 3
+    source = ({"x": x, "y": int(y), "user": f"u{n % 3}"} for n, (x, y) in enumerate(records()))
+    manifest = write(source, tmp_path / "b", partition="by:user", split="train=1")
+    assert list(manifest.splits["train"].clients) == ["u0", "u1", "u2"]
+    assert [feature.name for feature in manifest.schema.features] == ["x", "y"]
+
+
+def test_progress_of_what_has_no_known_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    seen = []
+    write(records, tmp_path / "a", progress=lambda *now: seen.append(now))
+    assert seen[-1] == (NUM, None)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    write(dataset, tmp_path / "b", progress=lambda *now: seen.append(now))
+    assert seen[-1] == (NUM, NUM)
+
+
+class FakeImage:
+    """A feature of Hugging Face's ``datasets``."""
+
+    def __init__(self, decode=True):
+        self.decode = decode
+
+
+FakeImage.__name__ = "Image"
+
+
+class FakeClasses:
+    dtype, names = "int64", ["cat", "dog"]
+
+
+class FakeDataset:
+    """What tfdist uses of a ``datasets.Dataset``, which the tests do not install."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.features = {"image": FakeImage(), "label": FakeClasses()}
+
+    def cast_column(self, name, feature):
+        assert not feature.decode
+        cast = FakeDataset(self.rows)
+        cast.features[name] = feature
+        return cast
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        assert not self.features["image"].decode
+        return iter(self.rows)
+
+
+def test_hugging_face(tmp_path, size):
+    rows = [{"image": {"bytes": photo(n), "path": None}, "label": n % 2} for n in range(20)]
+    source = {"train": FakeDataset(rows[:15]), "test": FakeDataset(rows[15:])}
+    manifest = write(source, tmp_path / "data", num_shards=1)
+    assert {name: split.records for name, split in manifest.splits.items()} == {
+        "train": 15,
+        "test": 5,
+    }
+    assert manifest.schema.class_label.classes == ("cat", "dog")
+    data = (tmp_path / "data/test-00000-of-00001.tfrecord").read_bytes()
+    assert all(data.count(row["image"]["bytes"]) == 1 for row in rows[15:])
+    manifest = write(source, tmp_path / "anew", num_shards=1, split="train=1,validation=1")
+    assert manifest.splits["validation"].records == 10

@@ -1,0 +1,87 @@
+"""Parquet, Arrow and Feather files, by way of pyarrow."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import numpy as np
+import pytest
+
+from tfdist.errors import DataError, EngineMissingError
+from tfdist.records.writing.raw_sources import read_raw
+from tfdist.records.writing.roles import Asked
+
+ROWS = 12
+
+
+def save(tmp_path, kind):
+    import pyarrow as pa
+    from pyarrow import feather, ipc, parquet
+
+    hours = [datetime.datetime(1970, 1, 1, n) for n in range(ROWS)]
+    table = pa.table(
+        {
+            "a": pa.array([None, *range(1, ROWS)], pa.int32()),
+            "on": [n % 2 == 0 for n in range(ROWS)],
+            "price": pa.array(range(ROWS), pa.decimal128(5, 2)),
+            "when": pa.array(hours, pa.timestamp("ns")),
+            "day": pa.array([datetime.date(1969, 12, 31)] * ROWS),
+            "city": pa.array(["x", "y"] * (ROWS // 2)).dictionary_encode(),
+            "words": [f"t {n}" for n in range(ROWS)],
+            "tokens": [[7] * (n % 3 + 1) for n in range(ROWS)],
+            "y": pa.array([n % 2 for n in range(ROWS)], pa.uint8()),
+        }
+    )
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    elif kind == "feather":
+        feather.write_feather(table, path)
+    elif kind == "arrow":
+        with ipc.new_stream(path, table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
+def test_every_type(tmp_path, kind):
+    columns = read_raw(save(tmp_path, kind), Asked(missing="mean"))
+    assert columns.kind == kind
+    assert [(f.name, f.dtype, f.shape) for f in columns.schema.features] == [
+        ("features", "float32", (3,)),
+        ("when", "int64", ()),
+        ("day", "int64", ()),
+        ("city", "int64", ()),
+        ("words", "string", ()),
+        ("tokens", "int64", (None,)),
+        ("label", "int64", ()),
+    ]
+    found = columns.block(np.array([0, 3]))
+    np.testing.assert_array_equal(found["features"], [[6, 1, 0], [3, 0, 3]])
+    np.testing.assert_array_equal(found["when"], [0, 3 * 3600])
+    np.testing.assert_array_equal(found["day"], [-86400, -86400])
+    np.testing.assert_array_equal(found["city"], [0, 1])
+    assert found["words"] == [b"t 0", b"t 3"]
+    assert [row.tolist() for row in found["tokens"]] == [[7], [7]]
+    np.testing.assert_array_equal(found["label"], [0, 1])
+
+
+def test_missing_values_are_told_by_row(tmp_path):
+    with pytest.raises(DataError, match="no value in row 0, column 'a'"):
+        read_raw(save(tmp_path, "parquet"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
+def test_no_such_file(tmp_path, kind):
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes(b"no table, but bytes")
+    with pytest.raises(DataError, match=f"a {kind} file that pyarrow reads"):
+        read_raw(path)
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").touch()
+    with pytest.raises(EngineMissingError, match=r"pip install 'tfdist\[tables\]'"):
+        read_raw(tmp_path / "t.parquet")

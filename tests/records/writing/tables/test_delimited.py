@@ -1,0 +1,112 @@
+"""CSV and TSV: separators, encodings, headers, and rows that are not whole."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+
+import numpy as np
+import pytest
+
+from tfdist.errors import DataError
+from tfdist.records.writing.tables.delimited import read_delimited
+
+
+def texts(table):
+    return {name: list(column.texts) for name, column in table.columns.items()}
+
+
+def read(tmp_path, text, name="t.csv", encoding="utf-8"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+    return read_delimited(path, "tsv" if name.startswith("t.tsv") else "csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "separator"),
+    [
+        ("a,b\n1,2\n3,4\n", None),
+        ("a;b\n1;2\n3;4\n", "semicolons"),
+        ("a\tb\n1\t2\n3\t4\n", "tabs"),
+        ("a|b\n1|2\n3|4\n", "bars"),
+        ('"a";"b"\r\n"1";"2"\r\n3;4\r\n', "semicolons"),
+        ("sep=;\r\na;b\r\n1;2\r\n3;4\r\n", "semicolons"),
+    ],
+)
+def test_separators(tmp_path, text, separator):
+    table = read(tmp_path, text)
+    assert texts(table) == {"a": ["1", "3"], "b": ["2", "4"]}
+    assert [separator in note for note in table.notes] == ([True] if separator else [])
+
+
+def test_the_separator_is_the_one_that_most_rows_agree_on(tmp_path):
+    # Each has a comma in its header; the texts have commas as they like.
+    table = read(tmp_path, "text, as is;b\nno;1\na, b;2\na, b, c;3\n")
+    assert texts(table)["b"] == ["1", "2", "3"]
+    assert table.columns["b"].decimal_comma
+
+
+def test_a_tsv_may_hold_commas(tmp_path):
+    table = read(tmp_path, "a,b\tc\n1,2\t3\n", "t.tsv")
+    assert (texts(table), table.notes) == ({"a,b": ["1,2"], "c": ["3"]}, ())
+
+
+def test_gz(tmp_path):
+    assert texts(read(tmp_path, gzip.compress(b"a,b\n1,2\n"), "t.csv.gz")) == {
+        "a": ["1"],
+        "b": ["2"],
+    }
+    with pytest.raises(DataError, match="must be readable"):
+        read(tmp_path, b"a,b\n1,2\n", "t.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "note"),
+    [("utf-8", None), ("utf-8-sig", None), ("utf-16", None), ("cp1252", "cp1252")],
+)
+def test_encodings(tmp_path, encoding, note):
+    table = read(tmp_path, "größe,b\nfünf €,2\n", encoding=encoding)
+    assert texts(table) == {"größe": ["fünf €"], "b": ["2"]}
+    assert [note in said for said in table.notes] == ([True] if note else [])
+
+
+def test_bytes_of_no_encoding_are_latin_1(tmp_path):
+    table = read(tmp_path, b"a,b\n\x81\xe9,2\n")
+    assert texts(table)["a"] == ["\x81é"]
+    assert "Latin-1" in table.notes[0]
+
+
+def test_rows_that_are_not_whole_are_counted_with_their_lines(tmp_path):
+    table = read(tmp_path, 'a,b\n1,2\n3\n\n"x\ny",4\n5,6,7\n8,9\n')
+    assert texts(table)["b"] == ["2", "4", "9"]
+    np.testing.assert_array_equal(table.lines, [2, 6, 8])
+    assert [(item.line, item.what) for item in table.bad] == [(3, "1"), (7, "3")]
+
+
+def test_a_text_of_a_megabyte(tmp_path):
+    limit = csv.field_size_limit()
+    table = read(tmp_path, f"a,b\n{'x' * 1_000_000},2\n")
+    assert len(texts(table)["a"][0]) == 1_000_000
+    assert csv.field_size_limit() == limit
+
+
+def test_the_first_column_may_have_no_name(tmp_path):
+    assert list(texts(read(tmp_path, ",a\n0,1\n"))) == ["Unnamed: 0", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty line"),
+        ("a,a\n1,2\n", "each once, but found a, a"),
+        ("a,,b\n1,2,3\n", "must name each column"),
+        ("a,b\n", "rows below its header"),
+        ('a,b\n"1,2\n', "comma-separated table, but found an error: unexpected end of data"),
+        ('a;b\n1;2\n"1;2\n', "semicolon-separated"),
+        (b"a,b\n\0,2\n", "must be text, but found bytes of value 0"),
+        (b"\xff\xfea", "must be text"),
+    ],
+)
+def test_no_tables(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, text)

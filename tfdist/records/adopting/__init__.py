@@ -1,0 +1,1 @@
+"""Shards of records that others wrote: read once, described in a manifest, never rewritten."""

@@ -1,0 +1,569 @@
+"""Adopting TFRecord files that others wrote: a manifest is written, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__
+from tfdist.errors import CorruptShardError, DataError, OptionError
+from tfdist.records.adopting import choose as roles
+from tfdist.records.adopting.choose import Chosen, Said
+from tfdist.records.adopting.describe import Described, describe
+from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.reread import changed, put
+from tfdist.records.adopting.scan import Scanned, peek, scan
+from tfdist.records.adopting.tfds import Folder, read_folder
+from tfdist.records.adopting.which_files import Files, divide, find_files
+from tfdist.records.buckets.urls import refuse_url
+from tfdist.records.format.checking import Fault
+from tfdist.records.format.manifest import (
+    ADOPTED,
+    MANIFEST_NAME,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    load_manifest,
+)
+from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.wording import listed
+
+FAULTS_SHOWN = 20
+# Enough to see what cannot be guessed before terabytes are read.
+_PEEKED_RECORDS = 64
+# Nobody has to hear of these.
+_OF_TFDS = (".json", ".labels.txt", ".md", ".txt")
+
+Progress = Callable[[int, int], None]
+Tell = Callable[[str], None]
+
+
+class DamagedFilesError(CorruptShardError):
+    """Files that cannot be adopted.
+
+    Attributes:
+        faults: the first one of each file.
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """What the user says of how records are read; None where nothing is said."""
+
+    resize: Any
+    fit: str | None
+    color: str | None
+    max_length: Any
+
+    @property
+    def is_said(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+    def of(self, schema: Schema) -> Schema:
+        return changed(schema, **vars(self))
+
+
+def adopt(
+    source: str | os.PathLike | Sequence[str | os.PathLike],
+    out: str | os.PathLike | None = None,
+    *,
+    inputs: str | Sequence[str] | None = None,
+    labels: str | Sequence[str] | None = None,
+    weight: str | None = None,
+    split: Mapping[str, str] | None = None,
+    resize: str | tuple[int, int] | None = None,
+    fit: str | None = None,
+    color: str | None = None,
+    max_length: int | str | None = None,
+    classes: str | os.PathLike | Sequence[str] | None = None,
+    first_class: int | None = None,
+    progress: Progress | None = None,
+    tell: Tell | None = None,
+) -> Manifest:
+    """Makes shards of TFRecord files that others wrote: reads them once, and writes a manifest.
+
+    The files stay as they are and where they are. From then on they are shards like those of
+    ``write``. Called again, it changes how they are read: with ``resize``, ``fit``, ``color`` and
+    ``max_length`` alone, also of shards that ``write`` wrote, no record is looked at.
+
+    Args:
+        source: a folder, a pattern such as ``data/train-*``, a file, or several of them. Files that
+            end in .gz or are compressed with gzip may be among them if all are.
+        out: a new or empty folder for the manifest; None is that of the files.
+        inputs: the keys of the inputs: one, several, or "a,b". None guesses what is clear.
+        labels: those of the labels, likewise.
+        weight: the key of the sample weight; one that is called sample_weight is one by itself.
+        split: for each split the pattern of its files, {"train": ``part-*``}. None goes by the
+            names of files and folders: train, validation (val, dev, eval) and test; else all are
+            "train".
+        resize: of all images, when they are read: "HxW" or (height, width); "none" leaves them as
+            they are.
+        fit: "stretch", "crop" or "pad": how images get to that size.
+        color: "gray" or "rgb"; "none" leaves them as they are.
+        max_length: entries of features of variable length, when they are read; "none" are as many
+            as the longest record has.
+        classes: the names of the classes, or a file with a line for each. None takes those of a
+            TFDS folder.
+        first_class: the smallest class id: it is subtracted from all when they are read.
+        progress: called with (bytes read, bytes in all).
+        tell: called with each thing that a user should know of what was taken, a sentence.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        OptionError: an option that cannot hold.
+        DataError: nothing that could be adopted, a manifest of another program, or features of
+            which only the user can say what they are (then it lists all).
+        CorruptShardError: files that are no TFRecord files of Examples, or damaged ones.
+        WriteError: the manifest cannot be written.
+    """
+    tell = tell or (lambda text: None)
+    given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    for item in (*given, out):
+        refuse_url(item, "what is adopted")
+    reading = _Reading(resize=resize, fit=fit, color=color, max_length=max_length)
+    said = Said(inputs=roles.named(inputs), labels=roles.named(labels), weight=weight)
+    roles.check_apart(said)
+    if first_class is not None and type(first_class) is not int:
+        raise OptionError("first_class must be a whole number", received=repr(first_class))
+    names = _class_names(classes)
+    home = _home(source, out)
+    before = _manifest_of(home) if home is not None else None
+    is_new = any(item is not None for item in (*vars(said).values(), split, names, first_class))
+    if before is not None and not is_new:
+        return _read_otherwise(home, before, reading, tell)
+    if before is not None:
+        if not before.is_adopted:
+            raise DataError(
+                f"only how the shards of {home} are read can be changed, which must be said with "
+                "resize, fit, color or max_length",
+                received="options for files that others wrote",
+                mend="Leave them out",
+            )
+        said = _as_before(said, before)
+    if before is None:
+        files = find_files(source)
+    else:
+        out, files = home, _files_again(before.shard_folder(home), before)
+    folder = files.folder if out is None else _new_folder(Path(out), before)
+    if out is None and os.path.lexists(folder / MANIFEST_NAME):
+        _manifest_of(folder)  # Raises when it is foreign.
+        raise DataError(
+            f"{folder} must not have a {MANIFEST_NAME} yet, when some of its files are adopted",
+            received="one of tfdist",
+            mend=f"Write the manifest elsewhere with --out, or name the folder: "
+            f"tfdist adopt {folder}",
+        )
+    if folder.is_dir() and not os.access(folder, os.W_OK):
+        raise DataError(
+            f"{folder} must be writable",
+            received="one that is not",
+            mend="Write the manifest elsewhere with --out FOLDER",
+        )
+    told = read_folder(files.folder)
+    if before is None or split is not None:
+        splits, notes = divide(files, split, told.name)
+    else:
+        splits, notes = _splits_of(before, files)
+    aside = [name for name in files.aside if not name.endswith(_OF_TFDS)]
+    if aside:
+        notes.append(f"{len(aside):,} other files are left aside: {listed(aside)}")
+    scanned = _scan(files, splits, said, told, progress)
+    used, empty = _without_empty(splits, scanned)
+    if empty:
+        notes.append(f"{len(empty):,} files without a record are left out: {listed(empty)}")
+    found = _merged(scanned)
+    records = sum(item.records for item in scanned.values())
+    described = {
+        name: describe(name, item, records, told.features.get(name))
+        for name, item in sorted(found.items())
+    }
+    place = str(files.folder)
+    chosen = roles.choose(place, described, said, told)
+    roles.check_roles(place, chosen, described)
+    schema, more = _schema(chosen, described, names, first_class, before)
+    notes += more
+    schema = reading.of(schema)
+    notes += [
+        f"the images of '{feature.name}' differ in size: say in which they are read, "
+        f"`tfdist adopt {folder} --resize 224x224`"
+        for feature in schema.features
+        if feature.is_image and None in feature.read_shape
+    ]
+    manifest = Manifest(
+        schema=schema,
+        splits={name: _split(schema, scanned, shards) for name, shards in used.items()},
+        layout=None,
+        source=ADOPTED,
+        seed=0,
+        stratified=False,
+        compression=_compression(scanned),
+        written_by=f"tfdist {__version__}",
+        shards_in=None if folder == files.folder else _from(folder, files.folder),
+    )
+    Manifest.from_json(manifest.to_json())  # What could not be read again is not written.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder} must be writable", received=str(error)) from error
+    put(folder, manifest)
+    for note in notes:
+        tell(note)
+    return manifest
+
+
+# What is there already ------------------------------------------------------------------------
+
+
+def _home(source: Any, out: Any) -> Path | None:
+    """Returns the folder that the manifest is in, or would be, where that is clear at once."""
+    if out is not None:
+        return Path(out)
+    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
+        source = source[0]
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        return Path(source)
+    return None
+
+
+def _manifest_of(folder: Path) -> Manifest | None:
+    """Returns the manifest of a folder; None when there is none.
+
+    Raises:
+        DataError: there is one that tfdist did not write, or a damaged one.
+    """
+    if not os.path.lexists(folder / MANIFEST_NAME):
+        return None
+    try:
+        return load_manifest(folder)
+    except DataError as error:
+        raise DataError(
+            f"{folder / MANIFEST_NAME} must be one of tfdist's, as another is never written over",
+            received=error.rule if error.received is None else f"{error.rule}: {error.received}",
+            mend="Write the manifest elsewhere with --out FOLDER",
+        ) from None
+
+
+def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell) -> Manifest:
+    if not reading.is_said:
+        tell(
+            f"{home} has a manifest of tfdist already, and nothing was changed; say how its "
+            "records are read with --resize, --color or --max-length"
+        )
+        return before
+    manifest = replace(before, schema=reading.of(before.schema))
+    if manifest == before:
+        tell(f"{home} is read so already, and nothing was changed")
+        return before
+    put(home, manifest)
+    tell("the manifest was written anew, no record was touched")
+    return manifest
+
+
+def _as_before(said: Said, before: Manifest) -> Said:
+    """Returns what is said now, and where nothing is, what was taken before."""
+
+    def names(role: str) -> tuple[str, ...]:
+        taken = {*(said.inputs or ()), *(said.labels or ()), said.weight}
+        return tuple(f.name for f in before.schema.of_role(role) if f.name not in taken)
+
+    return Said(
+        inputs=said.inputs or names("input") or None,
+        labels=said.labels if said.labels is not None else names("label"),
+        weight=said.weight or next(iter(names("weight")), None),
+    )
+
+
+def _files_again(folder: Path, before: Manifest) -> Files:
+    """Returns the files that were adopted, whatever they are called, and those beside them."""
+    known = [shard.file for split in before.splits.values() for shard in split.shards]
+    try:
+        found = find_files(folder)
+    except DataError:
+        found = Files(folder, ())
+    others = tuple(name for name in known if name not in found.names)
+    aside = tuple(name for name in found.aside if name not in others)
+    return Files(folder, (*found.names, *others), aside)
+
+
+def _splits_of(before: Manifest, files: Files) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the files as they were divided before, and what is to be said of others."""
+    splits = {name: [shard.file for shard in split.shards] for name, split in before.splits.items()}
+    known = {name for names in splits.values() for name in names}
+    others = [name for name in files.names if name not in known]
+    if not others:
+        return splits, []
+    return splits, [
+        f"{len(others):,} files that were not adopted before are left aside: {listed(others)}; "
+        "to take them, say which they are with --split NAME=PATTERN"
+    ]
+
+
+def _new_folder(out: Path, before: Manifest | None) -> Path:
+    if before is None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise DataError(
+            "the manifest of files elsewhere must be written to a new or empty folder",
+            received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
+            mend="Choose another folder",
+        )
+    return out
+
+
+def _from(folder: Path, shards: Path) -> str:
+    """Returns where the shards are, from the manifest; as a full path where they share no folder.
+
+    What lies together is moved together.
+    """
+    here, there = Path(os.path.realpath(folder)), Path(os.path.realpath(shards))
+    if len(Path(os.path.commonpath([here, there])).parts) > 1:
+        return os.path.relpath(there, here)
+    return str(there)
+
+
+# What is in the files -------------------------------------------------------------------------
+
+
+def _scan(
+    files: Files,
+    splits: Mapping[str, list[str]],
+    said: Said,
+    told: Folder,
+    progress: Progress | None,
+) -> dict[str, Scanned]:
+    names = [name for shards in splits.values() for name in shards]
+    wanted = None
+    peeked = peek(files.folder, names[:1], _PEEKED_RECORDS)
+    if peeked:
+        most = max(item.records for item in peeked.values())
+        described = {
+            name: describe(name, item, most, told.features.get(name))
+            for name, item in sorted(peeked.items())
+        }
+        asked = (*(said.inputs or ()), *(said.labels or ()), *filter(None, [said.weight]))
+        absent = [name for name in asked if name not in described]
+        if not absent:  # What is not among the first may come later.
+            chosen = roles.choose(str(files.folder), described, said, told)
+            wanted = {*chosen.names, *((said.weight,) if said.weight else ())}
+    counted = _Counter(files, names, progress)
+    scanned = {item.name: item for item in scan(files.folder, names, wanted, counted.add)}
+    faults = [item.fault for item in scanned.values() if item.fault is not None]
+    faults += _wrong_lengths(splits, scanned, told)
+    if len({item.is_gzip for item in scanned.values() if item.bytes}) > 1 and not faults:
+        some = next(item.name for item in scanned.values() if item.is_gzip)
+        other = next(item.name for item in scanned.values() if not item.is_gzip)
+        raise DataError(
+            f"all files of {files.folder} must be compressed with gzip, or none",
+            received=f"{some}, which is, and {other}, which is not",
+            mend="Adopt them apart, with --out",
+        )
+    if faults:
+        raise _damaged(files.folder, faults)
+    return scanned
+
+
+class _Counter:
+    """Counts the bytes that several threads read."""
+
+    def __init__(self, files: Files, names: Sequence[str], progress: Progress | None):
+        self._progress, self._lock, self._done = progress, threading.Lock(), 0
+        self._total = 0
+        for name in names if progress is not None else ():
+            try:
+                self._total += os.stat(files.folder / name).st_size
+            except OSError:
+                continue  # What is wrong with it is told where it is read.
+
+    def add(self, num_bytes: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += num_bytes
+                self._progress(self._done, self._total)
+
+
+def _wrong_lengths(
+    splits: Mapping[str, list[str]], scanned: Mapping[str, Scanned], told: Folder
+) -> list[Fault]:
+    """Returns the files that have not as many records as the dataset says."""
+    faults = []
+    for split, lengths in told.shard_lengths.items():
+        shards = splits.get(split, ())
+        if len(shards) != len(lengths):
+            continue
+        for name, length in zip(shards, lengths, strict=True):
+            item = scanned[name]
+            if item.fault is None and item.records != length:
+                reason = f"has {item.records} records, dataset_info.json says {length}"
+                faults.append(Fault(name, None, None, reason))
+    return faults
+
+
+def _damaged(folder: Path, faults: Sequence[Fault]) -> DamagedFilesError:
+    listed = "; ".join(map(str, faults[:FAULTS_SHOWN]))
+    more = len(faults) - FAULTS_SHOWN
+    error = DamagedFilesError(
+        f"all files that are adopted from {folder} must be whole TFRecord files of Examples",
+        received=f"{len(faults):,} that {'is' if len(faults) == 1 else 'are'} not: {listed}"
+        + (f"; and {more:,} more" if more > 0 else ""),
+        mend="Get them again, or take the others alone with --split NAME=PATTERN",
+    )
+    error.faults = tuple(faults)
+    return error
+
+
+def _without_empty(
+    splits: Mapping[str, list[str]], scanned: Mapping[str, Scanned]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the files that have records, and the names of those that have none."""
+    used = {
+        split: [name for name in names if scanned[name].records] for split, names in splits.items()
+    }
+    empty = [name for names in splits.values() for name in names if not scanned[name].records]
+    for split, names in used.items():
+        if not names:
+            raise DataError(f"split '{split}' must have at least one record", received="none")
+    return used, empty
+
+
+def _merged(scanned: Mapping[str, Scanned]) -> dict[str, Found]:
+    found: dict[str, Found] = {}
+    for item in scanned.values():
+        for key, of_file in item.found.items():
+            found.setdefault(key, Found()).add(of_file)
+    return found
+
+
+# What becomes of it ---------------------------------------------------------------------------
+
+
+def _schema(
+    chosen: Chosen,
+    described: Mapping[str, Described],
+    classes: tuple[str, ...] | None,
+    first_class: int | None,
+    before: Manifest | None,
+) -> tuple[Schema, list[str]]:
+    notes = []
+    if chosen.guess is not None:
+        labels = f", {', '.join(chosen.labels)} as the label" if chosen.labels else ", no label"
+        notes.append(
+            f"read are {', '.join(chosen.inputs)} as the input{labels} (guessed: {chosen.guess}); "
+            "name others with --input and --label"
+        )
+    elif not chosen.labels:
+        notes.append("no label is read; name one with --label")
+    weights = (chosen.weight,) if chosen.weight else ()
+    named = (("input", chosen.inputs), ("label", chosen.labels), ("weight", weights))
+    features = []
+    for role, names in named:
+        for name in names:
+            item = described[name]
+            notes += item.notes
+            if item.found.nans:
+                notes.append(f"{item.found.nans:,} records have NaN in '{name}'")
+            features.append(item.feature(role))
+    earlier = {} if before is None else {f.name: f for f in before.schema.features}
+    features = [_read_as_before(feature, earlier.get(feature.name)) for feature in features]
+    schema = Schema(tuple(features))
+    label = schema.class_label
+    if label is None:
+        if classes is not None or first_class is not None:
+            raise DataError(
+                "classes and first_class must be said of records with one label of class ids",
+                received=f"labels {', '.join(chosen.labels) or 'none'}",
+                mend="Leave them out",
+            )
+        return schema, notes
+    ids = described[label.name].found.class_counts
+    offset = label.reading.offset if first_class is None else first_class
+    names = classes or label.classes or (earlier[label.name].classes if earlier else None)
+    label = replace(label, classes=names, reading=replace(label.reading, offset=offset))
+    _check_ids(label, ids)
+    if ids and min(ids) == 1 and offset == 0:
+        notes.append(
+            f"the smallest class id of '{label.name}' is 1, and none is 0: if classes are numbered "
+            "from 1, adopt again with --first-class 1, which subtracts it when records are read"
+        )
+    if ids is None:
+        notes.append(f"'{label.name}' has too many different values to count its classes")
+    features = (label if feature.name == label.name else feature for feature in schema.features)
+    return Schema(tuple(features)), notes
+
+
+def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
+    """Returns the feature with the reading that was chosen earlier, where it still fits."""
+    if before is None or (before.is_image, before.is_ragged) != (
+        feature.is_image,
+        feature.is_ragged,
+    ):
+        return feature
+    return replace(feature, reading=before.reading)
+
+
+def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
+    if not ids:
+        return
+    smallest, largest = min(ids) - label.reading.offset, max(ids) - label.reading.offset
+    if smallest < 0:
+        raise DataError(
+            "integer labels must be class ids, 0 or more",
+            received=f"{min(ids)} in '{label.name}'"
+            + (f", and first class {label.reading.offset}" if label.reading.offset else ""),
+            mend=f"If classes are numbered from there, say --first-class {min(ids)}",
+        )
+    if label.classes is not None and largest >= len(label.classes):
+        raise DataError(
+            f"integer labels must be class ids, in 0 to {len(label.classes) - 1}",
+            received=f"{largest} in '{label.name}'",
+            mend="Name all classes, or say with --first-class where their numbers begin",
+        )
+
+
+def _split(schema: Schema, scanned: Mapping[str, Scanned], names: Sequence[str]) -> SplitInfo:
+    label = schema.class_label
+    counts: Counter[int] | None = Counter()
+    for name in names:
+        found = None if label is None else scanned[name].found.get(label.name)
+        of_file = None if found is None else found.class_counts
+        counts = None if counts is None or of_file is None else counts + of_file
+    offset = 0 if label is None else label.reading.offset
+    return SplitInfo(
+        shards=tuple(
+            ShardInfo(
+                file=name,
+                records=scanned[name].records,
+                bytes=scanned[name].bytes,
+                checksum=scanned[name].checksum,
+            )
+            for name in names
+        ),
+        class_counts=None
+        if counts is None
+        else {class_id - offset: number for class_id, number in sorted(counts.items())},
+    )
+
+
+def _compression(scanned: Mapping[str, Scanned]) -> str:
+    return "gzip" if any(item.is_gzip for item in scanned.values()) else "none"
+
+
+def _class_names(classes: Any) -> tuple[str, ...] | None:
+    if classes is None:
+        return None
+    if not isinstance(classes, str | os.PathLike):
+        return tuple(classes)
+    try:
+        lines = Path(classes).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            "classes must be a text file with a name in each line, or a list of names",
+            received=f"{classes}, which cannot be read ({error})",
+        ) from None
+    return tuple(line.strip() for line in lines if line.strip())

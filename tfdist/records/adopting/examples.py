@@ -1,0 +1,205 @@
+"""The features of a tf.train.Example or SequenceExample of any writer, found without TensorFlow.
+
+Bytes are not copied: what is found are places in the record.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+# Of the fields of tf.train.Feature: bytes_list, float_list, int64_list.
+KINDS = {1: "bytes", 2: "float", 3: "int64"}
+_HIGH_DIGITS = bytes(range(128, 256))
+_DELIMITED, _VARINT, _FIXED_64, _FIXED_32 = 2, 0, 1, 5
+
+
+class Values(NamedTuple):
+    """The list of one feature: its kind, a value of ``KINDS``, and where in the record it lies."""
+
+    kind: str
+    start: int
+    stop: int
+
+
+class NoExampleError(ValueError):
+    """The bytes of a record are no Example."""
+
+
+def features_of(
+    record: bytes, is_wanted: Callable[[bytes], bool]
+) -> tuple[dict[bytes, Values], dict[bytes, list[Values]]]:
+    """Returns the features of a record, and its feature lists, which only SequenceExamples have.
+
+    What holds no list is left out: it counts as missing. An empty list is a list of its kind.
+
+    Args:
+        is_wanted: asked for each key; others are left out.
+
+    Raises:
+        NoExampleError: the record is no Example.
+    """
+    features: dict[bytes, Values] = {}
+    lists: dict[bytes, list[Values]] = {}
+    for number, start, stop in _fields(record, 0, len(record)):
+        if number == 1:
+            for key, at, end in _entries(record, start, stop):
+                if is_wanted(key):
+                    _put(features, key, _values(record, at, end))
+        elif number == 2:
+            for key, at, end in _entries(record, start, stop):
+                if is_wanted(key):
+                    steps = (_values(record, *f[1:]) for f in _fields(record, at, end))
+                    lists[key] = [step or Values("none", 0, 0) for step in steps]
+        else:
+            raise NoExampleError(f"field {number}")
+    return features, lists
+
+
+def _put(features: dict[bytes, Values], key: bytes, values: Values | None) -> None:
+    """Of a key that comes twice the last one counts."""
+    if values is None:
+        features.pop(key, None)
+    else:
+        features[key] = values
+
+
+def count(record: bytes, values: Values) -> int:
+    """Returns how many values a list has."""
+    if values.kind == "bytes":
+        return sum(1 for _ in strings(record, values))
+    total = 0
+    for wire, start, stop in _numbers(record, values):
+        if wire != _DELIMITED:
+            total += 1
+        elif values.kind == "float":
+            total += (stop - start) // 4
+        else:  # The last digit of each varint is below 128.
+            total += len(record[start:stop].translate(None, _HIGH_DIGITS))
+    return total
+
+
+def strings(record: bytes, values: Values) -> Iterator[tuple[int, int]]:
+    """Yields where the strings of a list of kind "bytes" lie."""
+    for number, start, stop in _fields(record, values.start, values.stop):
+        if number == 1:
+            yield start, stop
+
+
+def integers(record: bytes, values: Values) -> list[int]:
+    """Returns the numbers of a list of kind "int64"."""
+    found = []
+    for wire, at, stop in _numbers(record, values):
+        if wire != _DELIMITED:
+            found.append(_signed(_varint(record, at)[0]))
+            continue
+        while at < stop:
+            number, at = _varint(record, at)
+            found.append(_signed(number))
+    return found
+
+
+def floats(record: bytes, values: Values) -> list[float]:
+    """Returns the numbers of a list of kind "float"."""
+    found: list[float] = []
+    for _, at, stop in _numbers(record, values):
+        if (stop - at) % 4:
+            raise NoExampleError("half a number")
+        found.extend(struct.unpack_from(f"<{(stop - at) // 4}f", record, at))
+    return found
+
+
+def _entries(record: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields (key, where its message lies) of the entries of a map."""
+    for number, at, end in _fields(record, start, stop):
+        if number != 1:
+            continue
+        key, place = None, None
+        for part, low, high in _fields(record, at, end):
+            if part == 1:
+                key = record[low:high]
+            elif part == 2:
+                place = (low, high)
+        if key is not None and place is not None:
+            yield key, *place
+
+
+def _values(record: bytes, start: int, stop: int) -> Values | None:
+    """Returns the list of a tf.train.Feature, which may be empty; None when none is set."""
+    found = None
+    for number, low, high in _fields(record, start, stop):
+        if number in KINDS:
+            found = Values(KINDS[number], low, high)
+    return found
+
+
+def _fields(record: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (number, where it lies) of the length-delimited fields of a message."""
+    while at < stop:
+        key = record[at]
+        at += 1
+        if key > 127:
+            key, at = _varint(record, at - 1)
+        wire = key & 7
+        if wire == _DELIMITED and at < stop:
+            length = record[at]
+            at += 1
+            if length > 127:
+                length, at = _varint(record, at - 1)
+            end = at + length
+            if end > stop or key < 8:
+                raise NoExampleError("a length that leads out of the record")
+            yield key >> 3, at, end
+            at = end
+        else:
+            at = _after(record, at, wire)
+            if at > stop:
+                raise NoExampleError("a number that leads out of the record")
+
+
+def _numbers(record: bytes, values: Values) -> Iterator[tuple[int, int, int]]:
+    """Yields (wire type, where it lies) of the parts of a list of numbers, packed or one by one."""
+    at = values.start
+    while at < values.stop:
+        key, at = _varint(record, at)
+        wire = key & 7
+        if wire == _DELIMITED:
+            length, at = _varint(record, at)
+            end = at + length
+        else:
+            end = _after(record, at, wire)
+        if end > values.stop:
+            raise NoExampleError("a list that leads out of the record")
+        if key >> 3 == 1:
+            yield wire, at, end
+        at = end
+
+
+def _after(record: bytes, at: int, wire: int) -> int:
+    """Returns where a number of that wire type ends."""
+    if wire == _VARINT:
+        return _varint(record, at)[1]
+    if wire not in (_FIXED_32, _FIXED_64):
+        raise NoExampleError("no protobuf message")
+    return at + (4 if wire == _FIXED_32 else 8)
+
+
+def _varint(record: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        if at >= len(record):
+            raise NoExampleError("a number that leads out of the record")
+        digit = record[at]
+        at += 1
+        number |= (digit & 127) << shift
+        if digit < 128:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise NoExampleError("a number that is too long")
+
+
+def _signed(number: int) -> int:
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number

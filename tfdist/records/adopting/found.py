@@ -1,0 +1,160 @@
+"""What the records that others wrote have under one key, gathered record by record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tfdist.records.adopting.examples import Values, count, floats, integers, strings
+from tfdist.records.adopting.image_heads import Head, head_of, other_format
+
+# Numbers that are no class ids differ nearly all: counting them would need their memory.
+_MOST_CLASSES = 100_000
+_MOST_SIZES = 2
+_SHOWN_LETTERS = 24
+_SHOWN_VALUES = 4
+
+
+@dataclass
+class Found:
+    """The values of one key in some records.
+
+    Attributes:
+        in_list: whether they are steps of feature lists.
+        records: how many records have a value.
+        kinds: of the lists: "bytes", "float", "int64"; "none" for an empty step.
+        fewest, most: values, or steps, of the records that have some.
+        step: values of each step; -1 where they differ; 0 of what is no feature list.
+        class_counts: of the whole numbers of records that have one each; None when they are many.
+        heads: of the images, how many of each: of two sizes at most, and then without a size.
+        images: how many values are JPEG or PNG images.
+        texts: how many values are text.
+        values: how many values there are.
+        other: an image format that is not read, which was found.
+        nans: how many records have a NaN.
+        binary: the number of bytes of all values; -1 where they differ.
+        example: the first record's values, as they are shown.
+    """
+
+    in_list: bool = False
+    records: int = 0
+    kinds: set[str] = field(default_factory=set)
+    fewest: int = 0
+    most: int = 0
+    step: int = 0
+    class_counts: Counter[int] | None = field(default_factory=Counter)
+    heads: Counter[Head] = field(default_factory=Counter)
+    images: int = 0
+    texts: int = 0
+    values: int = 0
+    other: str | None = None
+    nans: int = 0
+    binary: int = 0
+    example: str = ""
+
+    def take(self, record: bytes, values: Values) -> None:
+        """Takes the list of one record."""
+        self.kinds.add(values.kind)
+        if values.kind == "bytes":
+            places = list(strings(record, values))
+            self._take_length(len(places))
+            for start, stop in places:
+                self._take_string(record, start, stop)
+        else:
+            length = count(record, values)
+            self._take_length(length)
+            if values.kind == "int64" and length == 1 and self.class_counts is not None:
+                self.class_counts[integers(record, values)[0]] += 1
+                if len(self.class_counts) > _MOST_CLASSES:
+                    self.class_counts = None
+            elif values.kind == "float":
+                self.nans += any(number != number for number in floats(record, values))
+        if self.records == 1:
+            self.example = _shown(record, values)
+
+    def take_steps(self, record: bytes, steps: list[Values]) -> None:
+        """Takes the feature list of one record."""
+        self._take_length(len(steps))
+        for step in steps:
+            self.kinds.add(step.kind)
+            size = 0 if step.kind == "none" else count(record, step)
+            self.step = size if self.step in (0, size) and size else -1
+            if step.kind == "bytes":
+                for start, stop in strings(record, step):
+                    self._take_string(record, start, stop)
+        if self.records == 1 and steps and steps[0].kind != "none":
+            self.example = f"{_shown(record, steps[0])}, …"
+
+    def add(self, other: Found) -> None:
+        """Takes what was found in other records, which come behind."""
+        if not other.records:
+            return
+        self.fewest = min(self.fewest, other.fewest) if self.records else other.fewest
+        self.most = max(self.most, other.most)
+        self.step = other.step if self.step in (0, other.step) else -1
+        self.binary = other.binary if not self.values or self.binary == other.binary else -1
+        self.example = self.example or other.example
+        self.in_list |= other.in_list
+        self.records += other.records
+        self.kinds |= other.kinds
+        if None in (self.class_counts, other.class_counts):
+            self.class_counts = None
+        else:
+            self.class_counts.update(other.class_counts)
+        for head, number in other.heads.items():
+            self._take_head(head, number)
+        self.nans += other.nans
+        self.images += other.images
+        self.texts += other.texts
+        self.values += other.values
+        self.other = self.other or other.other
+
+    def _take_length(self, length: int) -> None:
+        self.fewest = min(self.fewest, length) if self.records else length
+        self.most = max(self.most, length)
+        self.records += 1
+
+    def _take_string(self, record: bytes, start: int, stop: int) -> None:
+        self.binary = stop - start if not self.values or self.binary == stop - start else -1
+        self.values += 1
+        head = head_of(record, start, stop)
+        if head is not None:
+            self.images += 1
+            self._take_head(head, 1)
+        elif self.texts == self.values - 1:
+            self.texts += _is_text(record[start:stop])
+            if self.texts < self.values:
+                self.other = self.other or other_format(record[start : start + 12])
+
+    def _take_head(self, head: Head, number: int) -> None:
+        if head not in self.heads and len({h[1:3] for h in self.heads}) >= _MOST_SIZES:
+            head = head._replace(height=0, width=0)
+        self.heads[head] += number
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return text.isprintable() or all(letter.isprintable() or letter.isspace() for letter in text)
+
+
+def _shown(record: bytes, values: Values) -> str:
+    if values.kind == "bytes":
+        start, stop = next(strings(record, values), (0, 0))
+        head = head_of(record, start, stop)
+        if head is not None:
+            return f"{head.format} {head.height}x{head.width}x{head.channels}"
+        data = record[start : min(stop, start + 4 * _SHOWN_LETTERS)]
+        text = data.decode(errors="ignore")
+        # Cut within a letter, it may be up to three bytes short.
+        if len(text.encode()) < len(data) - 3 or not _is_text(text.encode()):
+            return f"{stop - start} bytes"
+        text = " ".join(text.split())
+        return f"'{text[:_SHOWN_LETTERS]}{'…' if len(text) > _SHOWN_LETTERS else ''}'"
+    numbers = integers(record, values) if values.kind == "int64" else floats(record, values)
+    shown = ", ".join(f"{number:g}" for number in numbers[:_SHOWN_VALUES])
+    if values.kind == "int64":
+        shown = ", ".join(str(number) for number in numbers[:_SHOWN_VALUES])
+    return shown if len(numbers) <= _SHOWN_VALUES else f"{shown}, …"

@@ -1,0 +1,185 @@
+"""Reading files of records once: every checksum, and what the records have."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crc32c import crc32c
+
+from tfdist.records.adopting.examples import NoExampleError, features_of
+from tfdist.records.adopting.found import Found
+from tfdist.records.format.checking import Fault, ShardReader, check_records
+from tfdist.records.format.encoding import HEADER_BYTES, mask
+from tfdist.records.format.files import open_regular, unreadable
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+# Checksums and inflating run side by side; more than a few would only wait for the rest.
+_MOST_THREADS = 4
+
+
+class _EnoughError(Exception):
+    """As many records as were asked for have been read, or nobody wants to know any more."""
+
+
+@dataclass
+class Scanned:
+    """One file.
+
+    Attributes:
+        name: as in ``which_files.Files``.
+        found: by key, what its records have.
+        fault: the first thing that is wrong with it; None when it is right.
+    """
+
+    name: str
+    records: int = 0
+    bytes: int = 0
+    checksum: str = ""
+    is_gzip: bool = False
+    found: dict[str, Found] = field(default_factory=dict)
+    fault: Fault | None = None
+
+
+def scan(
+    folder: Path,
+    names: Sequence[str],
+    wanted: Collection[str] | None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Scanned]:
+    """Returns what is in each file.
+
+    Args:
+        wanted: the keys that are looked at; None looks at all.
+        progress: called, by several threads, with the number of bytes just read.
+    """
+    stopping = threading.Event()
+
+    def advance(num_bytes: int) -> None:
+        if stopping.is_set():
+            raise _EnoughError
+        if progress is not None:
+            progress(num_bytes)
+
+    threads = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(names)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="tfdist-adopt") as pool:
+        running = [pool.submit(scan_file, folder, name, wanted, advance) for name in names]
+        try:
+            return [done.result() for done in running]
+        except BaseException:
+            stopping.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def peek(folder: Path, names: Sequence[str], records: int) -> dict[str, Found] | None:
+    """Returns what the first records have; None where they cannot be read."""
+    for name in names:
+        scanned = scan_file(folder, name, None, limit=records)
+        if scanned.fault is not None:
+            return None
+        if scanned.found:
+            return scanned.found
+    return None
+
+
+def scan_file(
+    folder: Path,
+    name: str,
+    wanted: Collection[str] | None,
+    progress: Callable[[int], None] | None = None,
+    *,
+    limit: int | None = None,
+) -> Scanned:
+    """Returns what is in a file.
+
+    Args:
+        limit: read no more records than that.
+    """
+    scanned = Scanned(name)
+    keys = None if wanted is None else frozenset(key.encode() for key in wanted)
+    looked = _Looked(keys, limit)
+
+    def advance(num_bytes: int) -> None:
+        scanned.bytes += num_bytes
+        if progress is not None:
+            progress(num_bytes)
+
+    faults: list[Fault] = []
+    count: int | None = 0
+    try:
+        scanned.is_gzip = _is_gzip(folder / name)
+        with ShardReader(folder / name, scanned.is_gzip, advance) as reader:
+            try:
+                faults, count = check_records(reader, name, None, looked.take)
+                reader.finish()
+            except _EnoughError:
+                if limit is None:
+                    raise
+        scanned.checksum = f"{reader.checksum:08x}"
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else unreadable(error)
+        faults = [Fault(name, None, None, reason.removeprefix("which "))]
+    scanned.records = count or 0
+    scanned.fault = faults[0] if faults else None
+    scanned.found = looked.found()
+    return scanned
+
+
+def _is_gzip(path: Path) -> bool:
+    with open_regular(path) as file:
+        head = file.read(HEADER_BYTES)
+    if head[:3] != _GZIP_MAGIC:
+        return False
+    # A record can have a length that looks so; then its checksum is right.
+    is_frame = len(head) == HEADER_BYTES and struct.unpack_from("<I", head, 8)[0] == mask(
+        crc32c(head[:8])
+    )
+    return not is_frame
+
+
+class _Looked:
+    """Looks at one record after the other."""
+
+    def __init__(self, keys: frozenset[bytes] | None, limit: int | None):
+        self._found: dict[bytes, Found] = {}
+        self._is_wanted = (lambda key: True) if keys is None else keys.__contains__
+        self._left = limit
+        self._is_broken = False
+
+    def take(self, record: bytes) -> str | None:
+        """Takes a record; returns what is wrong with it, once for all."""
+        if self._left is not None:
+            if not self._left:
+                raise _EnoughError
+            self._left -= 1
+        if self._is_broken:
+            return None
+        try:
+            features, lists = features_of(record, self._is_wanted)
+            for key, values in features.items():
+                self._of(key).take(record, values)
+            for key, steps in lists.items():
+                found = self._of(key)
+                if key in features or (found.records and not found.in_list):
+                    raise NoExampleError("a feature and a feature list of one name")
+                found.in_list = True
+                found.take_steps(record, steps)
+        except NoExampleError as error:
+            self._is_broken = True
+            return f"is no tf.train.Example ({error})"
+        return None
+
+    def _of(self, key: bytes) -> Found:
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = Found()
+        return found
+
+    def found(self) -> dict[str, Found]:
+        return {key.decode(errors="replace"): found for key, found in self._found.items()}

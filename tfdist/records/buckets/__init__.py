@@ -1,0 +1,1 @@
+"""Data that lies in a bucket or behind a URL: fetched once into a cache, and written there."""

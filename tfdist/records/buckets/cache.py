@@ -1,0 +1,309 @@
+"""What lies below a URL, fetched once into a folder of this machine.
+
+Processes of one machine share it: one fetches, the others wait for it. What is kept at a time has
+a bound, and what was not used for the longest time goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.store import MissingObjectError, Store
+from tfdist.records.buckets.urls import url_of
+
+FOLDER_VARIABLE = "TFDIST_CACHE"
+BOUND_VARIABLE = "TFDIST_CACHE_GB"
+_DEFAULT_GB = 50
+_MANIFEST = "manifest.json"
+_SECONDS_BETWEEN_LINES = 5.0
+_PIECE_BYTES = 1 << 20
+
+# Bytes and checksum of a file; None where it has no checksum.
+_Wanted = tuple[int, str | None]
+
+# The open files whose locks say what this process uses.
+_used: dict[Path, int] = {}
+
+
+def local_shards(path: Any) -> Path:
+    """Returns a folder of shards, or one of its splits, on this machine: a path as it is.
+
+    While this process runs nothing is removed from there.
+
+    Args:
+        path: a path, or the URL of a folder with a manifest.json, or of that and "/SPLIT".
+
+    Raises:
+        DataError: there is no such folder, it cannot be reached, or it is not as it was written.
+    """
+    url = url_of(path)
+    if url is None:
+        return Path(path)
+    base, split = url, None
+    try:
+        manifest = Store(base).read(_MANIFEST)
+    except MissingObjectError:
+        base, _, split = url.rpartition("/")
+        try:
+            manifest = Store(base).read(_MANIFEST)
+        except DataError:
+            raise MissingObjectError(
+                f"{url} must be a folder of shards with a {_MANIFEST}", received="none there"
+            ) from None
+    folder = _fetched(base, manifest, split)
+    return folder if split is None else folder / split
+
+
+@contextlib.contextmanager
+def local_tree(url: str) -> Iterator[Path]:
+    """Gives a folder, or a file, with all that lies below a URL; it is removed at the end."""
+    base, name = url, ""
+    sizes = Store(url).sizes()
+    if not sizes:
+        base, _, name = url.rpartition("/")
+        sizes = {found: size for found, size in Store(base).sizes().items() if found == name}
+    if not sizes:
+        raise MissingObjectError(f"{url} must be a folder or an object", received="none")
+    with scratch_folder() as folder:
+        _make_room(folder, sum(sizes.values()), url)
+        _fetch_all(base, folder, {name: (size, None) for name, size in sizes.items()})
+        yield folder / name
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Gives an empty folder of the cache, which is removed at the end."""
+    root = _root()
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".scratch-") as folder:
+        yield Path(folder)
+
+
+def upload(folder: Path, url: str) -> None:
+    """Copies a folder of shards to a URL, where nothing may lie; its manifest comes last."""
+    store = Store(url)
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == _MANIFEST, path.name)):
+        store.put(path, path.name)
+
+
+def check_free(url: str) -> None:
+    """Raises DataError where something lies below a URL."""
+    found = sorted(Store(url).sizes())
+    if found:
+        raise DataError(
+            "shards must be written to a place that is free",
+            received=f"{url}, where {found[0]} lies",
+            mend="Choose another place",
+        )
+
+
+def _files_of(manifest: bytes, split: str | None) -> dict[str, _Wanted]:
+    """Returns size and checksum of each shard; of a manifest that is none, nothing: its reader
+    says what is wrong with it."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        splits = json.loads(manifest)["splits"]
+        chosen = splits.values() if split is None or split not in splits else [splits[split]]
+        shards = [shard for info in chosen for shard in info["shards"]]
+        return {
+            shard["file"]: (shard["bytes"], shard["checksum"])
+            for shard in shards
+            if Path(shard["file"]).name == shard["file"] and shard["file"] not in ("", "..", ".")
+        }
+    return {}
+
+
+def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
+    """Returns the folder that holds the shards of a manifest, of one split or of all."""
+    root = _root()
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = f"{_plain_name(url)}-{hashlib.blake2b(url.encode(), digest_size=6).hexdigest()}"
+    folder = root / name
+    files = _files_of(manifest, split)
+    with _locked(root / f"{name}.lock"):
+        _use(root / f"{name}.used")
+        folder.mkdir(exist_ok=True)
+        os.utime(folder)
+        _remove_changed(folder, files)
+        missing = {file: wanted for file, wanted in files.items() if not (folder / file).is_file()}
+        _make_room(folder, sum(size for size, _ in files.values()), url)
+        _fetch_all(url, folder, missing)
+        _write(folder / _MANIFEST, manifest)
+    return folder
+
+
+def _remove_changed(folder: Path, files: dict[str, _Wanted]) -> None:
+    """Removes what was fetched of another manifest, or is not whole."""
+    before = folder / _MANIFEST
+    known = _files_of(before.read_bytes(), None) if before.is_file() else {}
+    for file, wanted in files.items():
+        path = folder / file
+        is_same = known.get(file) == wanted and path.is_file() and path.stat().st_size == wanted[0]
+        if not is_same:
+            path.unlink(missing_ok=True)
+
+
+def _fetch_all(url: str, folder: Path, files: dict[str, _Wanted]) -> None:
+    if not files:
+        return
+    store = Store(url)
+    progress = _Progress(url, sum(size for size, _ in files.values()))
+    for file, wanted in files.items():
+        _fetch(store, folder, file, wanted, progress)
+
+
+def _fetch(
+    store: Store,
+    folder: Path,
+    name: str,
+    wanted: _Wanted,
+    progress: Callable[[int], None],
+) -> None:
+    path = folder / name
+    if ".." in path.parts or name.startswith("/"):
+        raise DataError(f"an object of {store.url} must have a plain name", received=repr(name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        store.fetch(name, temporary, progress)
+        size, checksum = wanted
+        found = temporary.stat().st_size
+        if found != size:
+            raise DataError(f"{store.url}/{name} must have {size} bytes", received=f"{found} bytes")
+        if checksum is not None and _checksum(temporary) != checksum:
+            raise DataError(
+                f"{store.url}/{name} must be as it was written",
+                received="bytes that do not match the checksum of the manifest",
+            )
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    checksum = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            checksum = crc32c(piece, checksum)
+    return f"{checksum:08x}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.is_file() and path.read_bytes() == data:
+        return
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def _root() -> Path:
+    given = os.environ.get(FOLDER_VARIABLE)
+    return Path(given) if given else Path.home() / ".cache" / "tfdist"
+
+
+def _bound() -> int:
+    given = os.environ.get(BOUND_VARIABLE, str(_DEFAULT_GB))
+    try:
+        return int(float(given) * 1e9)
+    except (ValueError, OverflowError):
+        raise OptionError(f"{BOUND_VARIABLE} must be a number of GB", received=given) from None
+
+
+def _plain_name(url: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", url.split("://")[1])[-60:].strip("-.") or "data"
+
+
+def _make_room(folder: Path, wanted: int, url: str) -> None:
+    """Removes what was used least lately, until what is wanted fits beside the rest.
+
+    Raises:
+        DataError: it does not fit.
+    """
+    bound, root = _bound(), folder.parent
+    others = [path for path in root.iterdir() if path.is_dir() and path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime)
+    kept = sum(_bytes_in(path) for path in others)
+    for oldest in others:
+        if wanted + kept <= bound:
+            break
+        freed = _bytes_in(oldest)
+        if _remove_unused(oldest):
+            kept -= freed
+    if wanted + kept > bound:
+        in_use = f", beside {kept / 1e9:.3g} GB that are in use" if kept else ""
+        raise DataError(
+            f"what is fetched must fit into the cache of {bound / 1e9:g} GB",
+            received=f"{wanted / 1e9:.3g} GB of {url}{in_use}",
+            mend=f"Allow more with the environment's {BOUND_VARIABLE}, or mount the bucket",
+        )
+
+
+def _remove_unused(folder: Path) -> bool:
+    """Removes a folder that no process uses, and returns whether it did."""
+    descriptor = os.open(
+        folder.with_name(f"{folder.name}.used"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _use(path: Path) -> None:
+    """Keeps a folder from being removed as long as this process runs."""
+    if path not in _used:
+        _used[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(_used[path], fcntl.LOCK_SH)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for whoever else fetches the same; the kernel releases what a killed process held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Progress:
+    """Says now and then how far it is."""
+
+    def __init__(self, url: str, total: int):
+        self._url, self._total = url, total
+        self._done = 0
+        self._said = time.monotonic()
+
+    def __call__(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        if time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            print(
+                f"tfdist: fetched {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB "
+                f"of {self._url}",
+                flush=True,
+            )

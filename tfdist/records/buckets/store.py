@@ -1,0 +1,117 @@
+"""Objects below a URL, through fsspec: credentials are where its packages look for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError, EngineMissingError, package_missing
+from tfdist.records.buckets.urls import PACKAGES
+
+# What tfdist's extra "buckets" installs; the others bring much that few need.
+_IN_EXTRA = ("s3fs", "aiohttp")
+_PIECE_BYTES = 8 << 20
+# How often and how long a request is tried before it is given up; of S3, whose default is longer
+# than anyone waits.
+_OF_S3 = {
+    "config_kwargs": {
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        "retries": {"max_attempts": 4, "mode": "standard"},
+    }
+}
+
+
+class MissingObjectError(DataError):
+    """There is no such object."""
+
+
+class Store:
+    """What lies below a URL; names are relative to it.
+
+    Args:
+        url: as ``urls.url_of`` returns it.
+
+    Raises:
+        EngineMissingError: the package that reads such a URL is missing.
+        DataError: any request that fails, of every method: it names the object.
+    """
+
+    def __init__(self, url: str):
+        self.url = url
+        scheme = url.split(":")[0]
+        try:
+            import fsspec
+
+            options = _OF_S3 if scheme == "s3" else {}
+            # A listing kept from before would hide what is new.
+            self._files, self._root = fsspec.url_to_fs(url, use_listings_cache=False, **options)
+        except ImportError as error:
+            raise _missing(scheme, error) from error
+
+    def read(self, name: str) -> bytes:
+        with self._told(name):
+            return self._files.cat_file(self._path(name))
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the bytes of every object below the URL, by name."""
+        with self._told(""):
+            found = self._files.find(self._root, detail=True)
+        start = len(self._root.rstrip("/")) + 1
+        sizes = {path[start:]: info["size"] or 0 for path, info in found.items()}
+        return {name: size for name, size in sizes.items() if name and name[-1] != "/"}
+
+    def fetch(self, name: str, path: Path, progress: Callable[[int], None]) -> None:
+        """Copies an object into a file.
+
+        Args:
+            progress: called with the number of bytes just written.
+        """
+        with self._told(name):
+            remote = self._files.open(self._path(name), "rb", cache_type="readahead")
+            with remote, open(path, "wb") as file:
+                while piece := remote.read(_PIECE_BYTES):
+                    file.write(piece)
+                    progress(len(piece))
+
+    def put(self, path: Path, name: str) -> None:
+        """Copies a file into an object."""
+        with self._told(name):
+            self._files.put_file(str(path), self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Turns whatever a package raises into one line that names the object."""
+        place = f"{self.url}/{name}" if name else self.url
+        try:
+            yield
+        except FileNotFoundError:
+            raise MissingObjectError(
+                f"{place} must be an object that can be read", received="none"
+            ) from None
+        except DataError:
+            raise
+        except Exception as error:  # Each package has errors of its own.
+            raise DataError(
+                f"{place} must be within reach", received=f"an error: {_first_line(error)}"
+            ) from error
+
+
+def _missing(scheme: str, error: ImportError) -> EngineMissingError:
+    package, purpose = PACKAGES[scheme], f"{scheme}:// URLs"
+    if package in _IN_EXTRA:
+        return package_missing(package, purpose, "buckets", error)
+    return EngineMissingError(
+        f"{package} must be installed for {purpose}",
+        received=f"an error: {error}",
+        mend=f"Run pip install 'tfdist[buckets]' {package}",
+    )
+
+
+def _first_line(error: BaseException) -> Any:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,54 @@
+"""Which texts and paths name something on another machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from tfdist.errors import DataError
+
+# By scheme, the package through which fsspec reads it.
+PACKAGES = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "hf": "huggingface_hub",
+    "https": "aiohttp",
+    "http": "aiohttp",
+}
+# Of two letters and more: one may be a drive. pathlib makes one slash of two.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+([^/].*)", re.DOTALL)
+
+
+def url_of(path: Any) -> str | None:
+    """Returns the URL that a text or a path names, without a slash at its end; None for a path.
+
+    Raises:
+        DataError: a URL of a kind that is not read.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        return None
+    text = os.fspath(path)
+    found = _URL.fullmatch(text) if isinstance(text, str) else None
+    if found is None or os.path.exists(text):
+        return None
+    scheme = found[1].lower()
+    if scheme not in PACKAGES:
+        known = ", ".join(f"{name}://" for name in PACKAGES)
+        raise DataError(f"a URL must begin with one of {known}", received=f"{scheme}://{found[2]}")
+    return f"{scheme}://{found[2].rstrip('/')}"
+
+
+def refuse_url(path: Any, what: str) -> None:
+    """Raises DataError where a path is a URL.
+
+    Args:
+        what: what must lie on this machine, for the message.
+    """
+    if url := url_of(path):
+        raise DataError(
+            f"{what} must be a folder of this machine",
+            received=url,
+            mend="Name a folder, and copy it afterwards",
+        )

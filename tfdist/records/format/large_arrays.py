@@ -1,0 +1,160 @@
+"""Arrays that need not fit into memory, in files or in several parts: read when asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+
+_CHUNK_BYTES = 16 << 20
+# A map of less than this may be in memory as a whole.
+_SMALL_BYTES = 128 << 20
+# The system maps up to this much around each place that is read; what is mapped counts as memory.
+_MAPPED_AROUND = 2 << 20
+
+
+class LargeArray:
+    """The rows of several arrays as those of one, [rows, ...], never copied as a whole.
+
+    Args:
+        parts: arrays with the same shape of a row, numbers of one dtype, maps of files among them.
+        dtype: what rows are converted to when they are read; None keeps theirs.
+    """
+
+    def __init__(
+        self, parts: Sequence[np.ndarray | LargeArray | _Part], dtype: np.dtype | None = None
+    ):
+        self.parts: list[_Part] = []
+        for part in parts:
+            own = part.parts if isinstance(part, LargeArray) else [part]
+            self.parts.extend(each if isinstance(each, _Part) else _Part(each) for each in own)
+        first = self.parts[0].array
+        self._ends = np.cumsum([len(part.array) for part in self.parts])
+        self.dtype = first.dtype if dtype is None else np.dtype(dtype)
+        self.shape = (int(self._ends[-1]), *first.shape[1:])
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Returns a copy of the rows of the given numbers, int64 [n], or of a slice."""
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        values = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        part_of = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(part_of):
+            chosen, part = part_of == number, self.parts[number]
+            values[chosen] = part.read(rows[chosen] - (self._ends[number] - len(part.array)))
+        return values
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> LargeArray:
+        """Returns the same rows in another dtype, converted when they are read."""
+        del copy  # Nothing is ever copied.
+        return LargeArray(self.parts, np.dtype(dtype))
+
+    def min(self) -> Any:
+        return min(chunk.min() for _, chunk in chunks(self))
+
+    def max(self) -> Any:
+        return max(chunk.max() for _, chunk in chunks(self))
+
+
+class _Part:
+    """An array, of which a file is read and not mapped where it is larger than a little."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self._map = _map_of(array) if array.nbytes > _SMALL_BYTES else None
+        self._file, self._offset = None, 0
+        self._mapped = 0
+        if self._map is not None and array.flags.c_contiguous:
+            self._open()
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of the given numbers, int64 [n]."""
+        if self._file is not None:
+            return self._read_file(rows)
+        values = np.asarray(self.array)[rows]
+        if self._map is not None:
+            self._mapped += len(rows) * _MAPPED_AROUND
+            if self._mapped > _SMALL_BYTES:
+                self._mapped = 0
+                self._map.madvise(mmap.MADV_DONTNEED)
+        return values
+
+    def _open(self) -> None:
+        """Opens the file of the map, if that is still the one which is mapped."""
+        mapped = self.array
+        while not isinstance(mapped, np.memmap):
+            mapped = mapped.base
+        start = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
+        first = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
+        self._offset = self.array.__array_interface__["data"][0] - start + first
+        with contextlib.suppress(OSError, TypeError, DataError):
+            self._file = os.open(mapped.filename, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+            some = np.unique(np.linspace(0, len(self.array) - 1, 9).astype(np.int64))
+            if self._read_file(some).tobytes() == np.asarray(self.array)[some].tobytes():
+                return
+        self._file = None
+
+    def _read_file(self, rows: np.ndarray) -> np.ndarray:
+        values = np.empty((len(rows), *self.array.shape[1:]), self.array.dtype)
+        row_bytes = self.array.nbytes // len(self.array)
+        # Rows that follow each other are read at once.
+        first_of_run = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+        lengths = np.diff(first_of_run, append=len(rows))
+        view = memoryview(values.reshape(-1).view(np.uint8))
+        for first, length in zip(first_of_run.tolist(), lengths.tolist(), strict=True):
+            at = self._offset + int(rows[first]) * row_bytes
+            wanted = view[first * row_bytes : (first + length) * row_bytes]
+            while wanted:
+                got = os.preadv(self._file, [wanted], at)
+                if not got:
+                    raise DataError(
+                        "the file of an array must stay as it is while it is written",
+                        received="one that has become shorter",
+                    )
+                wanted, at = wanted[got:], at + got
+        return values
+
+
+def large(values: Any) -> LargeArray | None:
+    """Returns the rows of a map of a file with numbers in rows; None for all that is small."""
+    if isinstance(values, LargeArray):
+        return values
+    is_rows = isinstance(values, np.memmap) and values.ndim > 1 and values.dtype.kind in "biuf"
+    return LargeArray([values]) if is_rows and len(values) else None
+
+
+def chunks(array: np.ndarray | LargeArray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (first row, rows) of parts of an array that fit into memory well."""
+    rows = max(1, _CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
+    for start in range(0, len(array), rows):
+        yield start, array[start : start + rows]
+
+
+def _map_of(array: np.ndarray) -> mmap.mmap | None:
+    """Returns the map that an array is a view of, if what is read may be dropped from it."""
+    shared = False
+    while array is not None:
+        if isinstance(array, mmap.mmap):
+            return array if shared and hasattr(mmap, "MADV_DONTNEED") else None
+        if isinstance(array, np.memmap):
+            # Of a private copy, mode "c", the user's changes would be lost.
+            shared = getattr(array, "mode", "c") in ("r", "r+", "w+")
+        array = getattr(array, "base", None)
+    return None

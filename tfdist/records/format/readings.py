@@ -1,0 +1,94 @@
+"""What a user says of how features are read, put into a schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tfdist.errors import DataError, OptionError, unknown_choice
+from tfdist.records.format.schema import FITS, Feature, Reading, Schema
+
+COLORS = {"gray": 1, "rgb": 3}
+
+
+def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
+    """Returns height and width of "224x224" or (224, 224). Raises OptionError."""
+    found = re.fullmatch(r"([1-9]\d*)[xX]([1-9]\d*)", text) if isinstance(text, str) else None
+    if found is not None:
+        return int(found[1]), int(found[2])
+    if isinstance(text, tuple) and len(text) == 2 and all(type(n) is int and n > 0 for n in text):
+        return text
+    raise OptionError(
+        "resize must be HEIGHTxWIDTH, such as 224x224, or a tuple of two numbers",
+        received=repr(text),
+    )
+
+
+def with_readings(
+    schema: Schema,
+    *,
+    resize: str | tuple[int, int] | None = None,
+    fit: str | None = None,
+    color: str | None = None,
+    max_length: int | None = None,
+) -> Schema:
+    """Returns the schema with other readings; what is None stays as it is.
+
+    Args:
+        resize: of all images: "HxW" or (height, width).
+        fit: "stretch", "crop" or "pad"; see ``schema.Reading``.
+        color: of all images but masks, which are labels: "gray" or "rgb".
+        max_length: of all features of variable length: the entries of each record.
+
+    Raises:
+        OptionError: an unknown choice.
+        DataError: the schema has nothing that the option could be of.
+    """
+    if fit is not None and fit not in FITS:
+        raise unknown_choice("fit", fit, FITS)
+    if color is not None and color not in COLORS:
+        raise unknown_choice("color", color, list(COLORS))
+    if max_length is not None and max_length < 1:
+        raise OptionError("max_length must be at least 1", received=max_length)
+    of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
+    schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)
+    channels = {"channels": None if color is None else COLORS[color]}
+    schema = _changed(schema, "color", "an image as an input", _is_colored, channels)
+    return _changed(
+        schema,
+        "max_length",
+        "a feature of variable length",
+        lambda feature: feature.is_ragged,
+        {"length": max_length},
+    )
+
+
+def _is_image(feature: Feature) -> bool:
+    return feature.is_image
+
+
+def _is_colored(feature: Feature) -> bool:
+    # The pixels of a mask are numbers.
+    return feature.is_image and feature.role != "label"
+
+
+def _changed(
+    schema: Schema, options: str, what: str, holds: Callable[[Feature], bool], said: dict[str, Any]
+) -> Schema:
+    said = {name: value for name, value in said.items() if value is not None}
+    if not said:
+        return schema
+    if not any(holds(feature) for feature in schema.features):
+        names = ", ".join(feature.name for feature in schema.features)
+        raise DataError(
+            f"{options} must be said of records that have {what}",
+            received=f"records of {names}",
+            mend="Leave it out",
+        )
+
+    def changed(feature: Feature) -> Reading:
+        return replace(feature.reading, **said) if holds(feature) else feature.reading
+
+    return Schema(tuple(replace(feature, reading=changed(feature)) for feature in schema.features))

@@ -1,0 +1,145 @@
+"""Columns of text, and of arrays that differ in length from record to record."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+
+_TEXT_KINDS = "OSU"
+
+
+class TextColumn:
+    """Text of each record: str or bytes, which are taken as they are.
+
+    Args:
+        values: [records, ...], of dtype object, str or bytes.
+    """
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+        self.shape = values.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: np.ndarray) -> list[Any]:
+        chosen = self.values[rows]
+        if not self.shape:
+            return [as_bytes(text) for text in chosen.tolist()]
+        return [[as_bytes(text) for text in texts] for texts in chosen.reshape(len(rows), -1)]
+
+
+class RaggedColumn:
+    """For each record an array [n, *inner] with an n of its own.
+
+    Attributes:
+        flat: the entries of all records, [entries, *inner]; of text, dtype object with bytes.
+        ends: where those of each record end, int64 [records].
+    """
+
+    def __init__(self, flat: np.ndarray, ends: np.ndarray):
+        self.flat = flat
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, rows: np.ndarray) -> list[np.ndarray]:
+        return [self._of(row) for row in rows.tolist()]
+
+    def _of(self, row: int) -> np.ndarray:
+        return self.flat[self.ends[row - 1] if row else 0 : self.ends[row]]
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest record, at least 1."""
+        return max(1, int(np.diff(self.ends, prepend=0).max(initial=0)))
+
+
+def as_bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
+    """Returns the column of what a user has: an array, lists, text, or a tf.RaggedTensor.
+
+    Raises:
+        DataError: lists of lists that are neither all alike nor different in their first length
+            alone, or values that are neither numbers nor text.
+    """
+    if hasattr(values, "row_splits"):  # tf.RaggedTensor, which only a program with TensorFlow has.
+        return _of_ragged_tensor(name, values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # Lists of unequal lengths.
+        array = np.empty(len(values), object)
+        array[:] = list(values)
+    if array.dtype.kind in "SU":
+        return TextColumn(array)
+    if array.dtype.kind != "O":
+        return array
+    if all(isinstance(value, (str, bytes)) for value in array.flat):
+        return TextColumn(array)
+    if array.ndim == 1 and all(_is_list(value) for value in array):
+        return _of_lists(name, array)
+    odd = next(
+        (n, value) for n, value in enumerate(array.flat) if not isinstance(value, (str, bytes))
+    )
+    raise DataError(
+        f"array '{name}' must hold numbers, or text, or an array for each record",
+        received=f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}",
+        mend="Convert it to one of these first",
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _of_ragged_tensor(name: str, values: Any) -> RaggedColumn:
+    if values.ragged_rank != 1:
+        raise DataError(
+            f"array '{name}' must differ in one length only, that of each record",
+            received=f"{values.ragged_rank} ragged dimensions",
+        )
+    flat = np.asarray(values.flat_values)
+    return RaggedColumn(flat, np.asarray(values.row_splits, np.int64)[1:])
+
+
+def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
+    parts = [_as_part(name, record, value) for record, value in enumerate(lists)]
+    filled = [part for part in parts if len(part)] or parts[:1]
+    for record, part in enumerate(parts):
+        if len(part) and part.shape[1:] != filled[0].shape[1:]:
+            raise DataError(
+                f"the entries of array '{name}' must all have the same shape",
+                received=f"{list(part.shape[1:])} in record {record} where others have "
+                f"{list(filled[0].shape[1:])}",
+            )
+    flat = np.concatenate(filled)
+    if flat.dtype.kind in _TEXT_KINDS:
+        texts = list(itertools.chain.from_iterable(part.tolist() for part in filled))
+        flat = np.empty(len(texts), object)
+        flat[:] = [as_bytes(text) for text in texts]
+    return RaggedColumn(flat, np.cumsum([len(part) for part in parts], dtype=np.int64))
+
+
+def _as_part(name: str, record: int, value: Sequence[Any]) -> np.ndarray:
+    try:
+        part = np.asarray(value)
+    except ValueError:
+        part = None
+    is_text = part is not None and part.dtype.kind in _TEXT_KINDS and part.ndim == 1
+    if part is None or not (
+        part.dtype.kind in "biuf" or (is_text and all(isinstance(v, (str, bytes)) for v in value))
+    ):
+        raise DataError(
+            f"each record of array '{name}' must be numbers or text, in equal rows",
+            received=f"{value!r:.60} in record {record}",
+        )
+    return part

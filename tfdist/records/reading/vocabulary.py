@@ -1,0 +1,104 @@
+"""Keras' TextVectorization with the vocabulary of a split, which is read once."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+from tfdist.records.reading.reader import open_records
+
+_BATCH_SIZE = 1024
+
+
+def text_vectorizer(
+    data: Any,
+    *,
+    max_tokens: int | None = None,
+    output_sequence_length: int | None = None,
+    feature: str | None = None,
+    **options: Any,
+) -> tf.keras.layers.TextVectorization:
+    """Returns a TextVectorization of Keras that has seen all texts of a split.
+
+    It belongs into ``map_fn``, so that models get numbers on every strategy and device:
+    ``strategy.dataset(..., map_fn=lambda x, y: (vectorize(x), y))``. Words are numbered by how
+    often they come, then by their letters: every process gets the same numbers.
+
+    Args:
+        data: "DIR/SPLIT" of shards; DIR, of which the first split is read, "train" as a rule; or
+            anything else that ``records.open_records`` takes.
+        max_tokens: the size of the vocabulary; None keeps all words.
+        output_sequence_length: of the numbers of each text, so many are kept or filled up with 0.
+        feature: the input whose texts are read, where there are several.
+        **options: others of TextVectorization, as ``standardize``, ``split`` or ``output_mode``.
+
+    Raises:
+        OptionError: an option that TextVectorization has not, or a feature that is no text.
+        DataError: data that cannot be read, or that holds no text.
+    """
+    layer = _layer(max_tokens, output_sequence_length, options)
+    records = open_records(_first_split(data))
+    inputs = records.element_spec[0]
+    name = _text_feature(inputs, feature)
+    batches = records.batches(0, records.num_records, _BATCH_SIZE, shuffle=False, seed=0, epoch=0)
+    try:
+        layer.adapt(batches.map(lambda x, *_: x if name is None else x[name]))
+    except tf.errors.OpError as error:
+        explained = records.explain(error)
+        if explained is None:
+            raise
+        raise explained from error
+    return layer
+
+
+def _layer(
+    max_tokens: int | None, length: int | None, options: dict[str, Any]
+) -> tf.keras.layers.TextVectorization:
+    known = inspect.signature(tf.keras.layers.TextVectorization).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise OptionError(
+            "the options of a text_vectorizer must be those of TextVectorization",
+            received=", ".join(unknown),
+            mend=f"Choose from {', '.join(name for name in known if name != 'kwargs')}",
+        )
+    return tf.keras.layers.TextVectorization(
+        max_tokens=max_tokens, output_sequence_length=length, **options
+    )
+
+
+def _first_split(data: Any) -> Any:
+    """Returns DIR/SPLIT of the folder DIR's first split, and anything else as it is."""
+    if isinstance(data, (str, Path)) and (Path(data) / MANIFEST_NAME).is_file():
+        return Path(data) / next(iter(load_manifest(Path(data)).splits))
+    return data
+
+
+def _text_feature(inputs: Any, feature: str | None) -> str | None:
+    """Returns the name of the input that holds text; None where it is the only input."""
+    is_named = isinstance(inputs, dict)
+    named = inputs if is_named else {"x": inputs}
+    texts = [name for name, spec in named.items() if spec.dtype == tf.string]
+    if not texts:
+        raise DataError(
+            "data for a text_vectorizer must have an input of text",
+            received=", ".join(f"{name} {spec.dtype.name}" for name, spec in named.items()),
+        )
+    if not is_named and feature is not None:
+        raise OptionError(
+            "feature must be named where there are several inputs alone",
+            received=f"{feature!r} of one input",
+            mend="Leave it out",
+        )
+    if (feature is None and len(texts) > 1) or (feature is not None and feature not in texts):
+        raise OptionError(
+            "feature must name one of the inputs that are text",
+            received=f"{feature!r} of {', '.join(texts)}",
+            mend=f"Choose one of {', '.join(texts)}",
+        )
+    return (feature or texts[0]) if is_named else None

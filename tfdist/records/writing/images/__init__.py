@@ -1,0 +1,1 @@
+"""Folders of images: finding them, what is said beside them, and their bytes."""

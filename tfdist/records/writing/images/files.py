@@ -1,0 +1,202 @@
+"""Image files: what their headers say, and their bytes as they are written."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.format.image_bytes import (
+    UNREADABLE,
+    Image,
+    UnidentifiedImageError,
+    undecodable,
+)
+from tfdist.records.writing.images.resizing import Resizing, resized
+
+# Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
+_KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
+# The mode that any other file is written in, as PNG.
+_CONVERTED = {
+    "1": "L",
+    "L": "L",
+    "I;16": "I;16",
+    "LA": "RGBA",
+    "PA": "RGBA",
+    "RGBA": "RGBA",
+    "RGBX": "RGB",
+    "RGB": "RGB",
+    "P": "RGB",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
+    "LAB": "RGB",
+    "HSV": "RGB",
+}
+# The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
+_MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I"}
+_LOSSY = ("JPEG", "WEBP", "MPO")
+_ORIENTATION = 0x0112
+_JPEG_QUALITY = 95
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an image file says of itself.
+
+    Attributes:
+        convert_to: the mode to write it in as PNG; None to keep the file's bytes.
+        is_turned: whether the camera says that it was turned, which no decoder of tf.io heeds.
+        has_frames: whether more images follow the first one.
+    """
+
+    format: str
+    mode: str
+    height: int
+    width: int
+    channels: int
+    dtype: str
+    convert_to: str | None
+    is_turned: bool = False
+    has_frames: bool = False
+
+    @property
+    def written_format(self) -> str:
+        return "PNG" if self.convert_to else self.format
+
+    def __str__(self) -> str:
+        bits = "16-bit " if self.dtype == "uint16" else ""
+        plural = "s" if self.channels > 1 else ""
+        return f"{self.width}x{self.height} with {self.channels} {bits}channel{plural}"
+
+
+def read_headers(
+    paths: Sequence[Path], *, decode: bool, workers: int = 1, are_masks: bool = False
+) -> list[Header | str]:
+    """Returns what each file is; for one that cannot be read, why.
+
+    Args:
+        decode: whether every pixel is decoded too.
+        are_masks: whether their pixels are numbers of classes.
+    """
+
+    def read(path: Path) -> Header | str:
+        return _read_header(path, decode, are_masks)
+
+    # Pillow decodes outside Python's lock.
+    with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
+        return list(pool.map(read, paths))
+
+
+def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
+    try:
+        # Pillow warns of huge images; and an image that is not decoded is read no further than its
+        # header.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data = path.read_bytes() if decode else b""
+            with Image.open(io.BytesIO(data) if decode else path) as image:
+                header = _mask_header(image) if is_mask else _header(image)
+    except UnidentifiedImageError:
+        return "is no image"
+    except OSError as error:
+        return error.strerror or str(error)
+    except UNREADABLE as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return (undecodable(data) if decode else None) or header
+
+
+def _header(image: Image.Image) -> Header | str:
+    kept = image.mode in _KEPT.get(_format(image), ())
+    mode = image.mode if kept else _CONVERTED.get(image.mode)
+    if mode is None:
+        return f"mode {image.mode} where images must have 8 or 16 bits a channel"
+    if image.mode == "P" and "transparency" in image.info:
+        mode = "RGBA"
+    return _header_of(image, mode, kept)
+
+
+def _mask_header(image: Image.Image) -> Header | str:
+    mode = _MASKS.get(image.mode)
+    if mode is None or image.format in _LOSSY:
+        return f"{image.format} of mode {image.mode} where a mask must be a PNG of one channel"
+    return _header_of(image, mode, image.format == "PNG" and image.mode not in ("1", "P"))
+
+
+def _format(image: Image.Image) -> str:
+    # Several JPEG images in one file, as telephones write: the first one is the photo.
+    return "JPEG" if image.format == "MPO" else image.format or ""
+
+
+def _header_of(image: Image.Image, mode: str, kept: bool) -> Header:
+    # Of other formats Pillow would decode the whole image to find it.
+    orientation = image.getexif().get(_ORIENTATION, 1) if _format(image) == "JPEG" else 1
+    return Header(
+        format=_format(image),
+        mode=image.mode,
+        height=image.height,
+        width=image.width,
+        channels=_CHANNELS[mode],
+        dtype="uint16" if mode.startswith("I") else "uint8",
+        convert_to=None if kept else mode,
+        is_turned=orientation not in (0, 1),
+        has_frames=not kept and getattr(image, "is_animated", False),
+    )
+
+
+class ImageFiles:
+    """A column of image files, read when they are written: a protocol of ``format.columns``.
+
+    Args:
+        resizing: the size that they are written in; None keeps their bytes where they can be kept.
+        are_masks: whether their pixels are numbers, which no conversion may change.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        headers: Sequence[Header],
+        resizing: Resizing | None = None,
+        *,
+        are_masks: bool = False,
+    ):
+        self._paths, self._headers = paths, headers
+        self._resizing = resizing
+        self._are_masks = are_masks
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, rows: np.ndarray) -> list[bytes]:
+        return [self._read(row) for row in rows.tolist()]
+
+    def _read(self, row: int) -> bytes:
+        path, header = self._paths[row], self._headers[row]
+        try:
+            if header.convert_to is None and self._resizing is None:
+                return path.read_bytes()
+            with Image.open(path) as image:
+                return self._rewritten(image, header)
+        except UNREADABLE as error:
+            raise DataError("every image must be decodable", received=f"{path}: {error}") from error
+
+    def _rewritten(self, image: Image.Image, header: Header) -> bytes:
+        if self._are_masks and header.mode in ("1", "P"):
+            numbers = np.asarray(image).astype(np.uint8)
+            image = Image.fromarray(numbers)
+        elif header.convert_to is not None:
+            image = image.convert(header.convert_to)
+        if self._resizing is not None:
+            image = resized(image, self._resizing, is_mask=self._are_masks)
+        file = io.BytesIO()
+        if header.written_format == "JPEG":
+            image.save(file, "JPEG", quality=_JPEG_QUALITY)
+        else:
+            image.save(file, "PNG")
+        return file.getvalue()

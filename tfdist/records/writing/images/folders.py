@@ -1,0 +1,222 @@
+"""A folder of images, in class folders or with a file that says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.format.columns import Column, Columns
+from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.format.splits import SPLITS
+from tfdist.records.wording import listed
+from tfdist.records.writing.images import masks as image_masks
+from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
+from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
+from tfdist.records.writing.images.options import ImageOptions
+from tfdist.records.writing.images.resizing import Resizing
+from tfdist.records.writing.images.search import FoundImage, find_images
+from tfdist.records.writing.roles import Asked
+
+_BAD_SHOWN = 20
+# More of them are named by their path below the folder.
+_WHOLE_PATHS = 3
+
+
+def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Columns:
+    """Returns the images of FOLDER/CLASS/, FOLDER/SPLIT/CLASS/ or, with labels, of FOLDER.
+
+    JPEG and PNG files are written byte for byte, of whatever size; others that Pillow reads become
+    PNG. "image" has as many channels as the image with most of them. Class folders give "label",
+    the numbers of their sorted names; else the labels are those of ``options.labels``. Masks are
+    "mask", an image with the role of a label.
+
+    Raises:
+        DataError: images that lie elsewhere or cannot be read, those of 8 bits among those of 16,
+            or rows and masks that do not fit them; all bad files are named.
+    """
+    loose = options.labels is not None or options.masks is not None
+    listing = find_images(folder, loose=loose)
+    images = listing.images
+    headers = read_headers(
+        [image.path for image in images], decode=options.decode, workers=options.workers
+    )
+    faults = _Faults(folder, images, headers, options)
+    table = masks = None
+    if options.labels is not None:
+        from tfdist.records.writing.images.tables import ImageTable
+
+        table = ImageTable(options.labels, folder, images, asked)
+        faults.of_table(table)
+        own = table.path.resolve()
+        listing.foreign = [n for n in listing.foreign if (folder / n).resolve() != own]
+    if options.masks is not None:
+        masks = image_masks.find_masks(
+            options.masks, images, decode=options.decode, workers=options.workers
+        )
+        faults.of_masks(masks)
+    kept = faults.kept()
+    images, headers = [images[n] for n in kept], [headers[n] for n in kept]
+    resizing = None if options.written_size is None else Resizing(options.written_size, options.fit)
+    feature = _image_feature("image", "input", images, headers, resizing)
+    found: dict[str, tuple[Feature, Column]] = {
+        "image": (feature, ImageFiles([i.path for i in images], headers, resizing))
+    }
+    if table is not None:
+        found |= table.labels(kept)
+    elif images[0].class_name is not None:
+        found["label"] = _class_label(images)
+    if masks is not None:
+        if image_masks.NAME in found:
+            raise DataError("each label must have a name of its own", received="'mask' twice")
+        column = masks.column(kept, resizing=resizing)
+        of_masks = [masks.headers[n] for n in kept]
+        found[image_masks.NAME] = (
+            _image_feature(image_masks.NAME, "label", images, of_masks, resizing),
+            column,
+        )
+    schema = Schema(tuple(feature for feature, _ in found.values()))
+    names = (table and table.splits(kept)) or [image.split for image in images]
+    notes = (
+        *faults.notes(),
+        *notes_of_folders(listing, images, are_classes="label" in found and table is None),
+        *notes_of_files(feature, headers, options),
+        *([] if table is None else table.notes(found, options)),
+        *([] if masks is None else notes_of_masks([masks.headers[n] for n in kept])),
+    )
+    return Columns(
+        "folder",
+        schema,
+        {name: column for name, (_, column) in found.items()},
+        owners=None if table is None else table.owners(kept),
+        roles=() if table is None else table.roles(),
+        splits=_rows_of_splits(names),
+        notes=notes,
+    )
+
+
+class _Faults:
+    """Everything that is wrong with images and what belongs to them: told at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        images: Sequence[FoundImage],
+        headers: Sequence[Header | str],
+        options: ImageOptions,
+    ):
+        self._folder, self._images, self._options = folder, images, options
+        self._of_image = {
+            number: header for number, header in enumerate(headers) if isinstance(header, str)
+        }
+        self._headers = headers
+        self._others: list[str] = []
+        self._needed = []
+
+    def of_table(self, table: Any) -> None:
+        self._needed.append("row")
+        for number, reason in table.faults():
+            self._of_image.setdefault(number, reason)
+        self._others.extend(f"{row}, which is no image here" for row in table.astray)
+
+    def of_masks(self, masks: image_masks.FoundMasks) -> None:
+        self._needed.append("mask")
+        for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
+            if reason := image_masks.fault(image, mask):
+                self._of_image.setdefault(number, reason)
+        self._others.extend(f"the mask {name}, which has no image" for name in masks.alone)
+
+    def kept(self) -> list[int]:
+        """Returns the numbers of the good images. Raises DataError unless bad ones may be left out.
+
+        Raises it too when there are no others.
+        """
+        kept = [number for number in range(len(self._images)) if number not in self._of_image]
+        count = len(self._of_image) + len(self._others)
+        if count and not (self._options.skip_bad and kept):
+            belongs = " and its ".join(self._needed)
+            rule = "every image must be one that can be read" + (
+                f", with its {belongs}, and each of those must have its image" if belongs else ""
+            )
+            look = "; --no-decode looks at no pixels" if self._options.decode else ""
+            place = "" if count <= _WHOLE_PATHS else f" in {self._folder}"
+            raise DataError(
+                rule,
+                received=f"{count:,} that cannot{place}: {self._listed(count)}"
+                if not belongs
+                else f"{count:,} without{place}: {self._listed(count)}",
+                mend=f"Repair or remove them, or leave them out with --skip-bad{look}",
+            )
+        return kept
+
+    def notes(self) -> Iterable[str]:
+        if self._of_image:
+            count, total = len(self._of_image), len(self._images)
+            yield f"left out {count:,} of {total:,} images: {self._listed(count + 1, 5)}"
+        if self._others:
+            count = len(self._others)
+            what = " and ".join(f"{needed}s" for needed in self._needed)
+            yield f"left out {what} without an image, {count:,}: {listed(self._others, 5)}"
+
+    def _listed(self, count: int, most: int = _BAD_SHOWN) -> str:
+        whole = count <= _WHOLE_PATHS
+        named = [
+            f"{self._images[number].path if whole else self._images[number].name}: {reason}"
+            for number, reason in sorted(self._of_image.items())
+        ]
+        return listed([*named, *self._others], most)
+
+
+def _image_feature(
+    name: str,
+    role: str,
+    images: Sequence[FoundImage],
+    headers: Sequence[Header],
+    resizing: Resizing | None,
+) -> Feature:
+    dtypes = {header.dtype: number for number, header in enumerate(headers)}
+    if len(dtypes) > 1:
+        shown = ", ".join(f"{images[n].path} {headers[n]}" for n in sorted(dtypes.values()))
+        raise DataError(
+            f"all files of '{name}' must have the same number of bits a channel",
+            received=shown,
+            mend="Convert those of one kind first",
+        )
+    sizes = {(header.height, header.width) for header in headers}
+    size = sizes.pop() if len(sizes) == 1 else (None, None)
+    formats = {header.written_format for header in headers}
+    return Feature(
+        name=name,
+        dtype=next(iter(dtypes)),
+        shape=(
+            *(size if resizing is None else resizing.size),
+            max(header.channels for header in headers),
+        ),
+        encoding=formats.pop().lower() if len(formats) == 1 else "image",
+        role=role,
+    )
+
+
+def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
+    """Returns the numbers of the class folders, sorted by name over all splits."""
+    classes = sorted({image.class_name for image in images})
+    ids = {name: number for number, name in enumerate(classes)}
+    feature = Feature(
+        name="label",
+        dtype="int64",
+        shape=(),
+        encoding="int64",
+        role="label",
+        classes=tuple(classes),
+    )
+    return feature, np.array([ids[image.class_name] for image in images], np.int64)
+
+
+def _rows_of_splits(names: Sequence[str | None]) -> dict[str, np.ndarray] | None:
+    """Returns the numbers of the records of each split, int64 [n]; None where nothing divides."""
+    array = np.array([name or "" for name in names])
+    rows = {split: np.flatnonzero(array == split) for split in SPLITS}
+    return {split: found for split, found in rows.items() if len(found)} or None

@@ -1,0 +1,83 @@
+"""What a user says of a folder of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.records.format.readings import COLORS, parse_size
+from tfdist.records.format.schema import FITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """What is said of the images of a folder.
+
+    Attributes:
+        labels: a CSV or JSON lines file that has a row for each image; None for class folders.
+        masks: a folder of masks, which are called as their images are.
+        skip_bad: whether images that cannot be read, or lack a row or a mask, are left out.
+        written_size: height and width that images are written in; None keeps their bytes.
+        is_resized: whether they are read in one size, so that they need not have one.
+        fit: how they get to ``written_size``: see ``schema.Reading``.
+        decode: whether every image is decoded, to see that it can be.
+        workers: number of threads that look at the files.
+    """
+
+    labels: str | Path | None = None
+    masks: str | Path | None = None
+    skip_bad: bool = False
+    written_size: tuple[int, int] | None = None
+    is_resized: bool = False
+    fit: str = "stretch"
+    decode: bool = True
+    workers: int = 1
+
+    def check_unused(self, source: object) -> None:
+        """Raises OptionError when something is said that only a folder of images can have."""
+        said = {
+            "labels": self.labels is not None,
+            "masks": self.masks is not None,
+            "skip_bad": self.skip_bad,
+            "write_resized": self.written_size is not None,
+        }
+        named = [name for name, is_said in said.items() if is_said]
+        if named:
+            raise OptionError(
+                f"{', '.join(named)} must go with a folder of images",
+                received=f"{source!r:.60}",
+                mend="Leave it out",
+            )
+
+
+def image_options(
+    *,
+    resize: str | tuple[int, int] | None,
+    fit: str | None,
+    color: str | None,
+    write_resized: bool,
+    **others: object,
+) -> ImageOptions:
+    """Returns what ``writer.write`` was given, before anything is read.
+
+    Raises:
+        OptionError: an unknown choice, or options that cannot hold together.
+    """
+    size = None if resize is None else parse_size(resize)
+    for name, chosen, known in (("fit", fit, FITS), ("color", color, list(COLORS))):
+        if chosen is not None and chosen not in known:
+            raise unknown_choice(name, chosen, known)
+    for name, is_said in (("fit", fit is not None), ("write_resized", write_resized)):
+        if is_said and resize is None:
+            raise OptionError(
+                f"{name} must go with resize, which says the size",
+                received="no size",
+                mend="Say it, such as 224x224, or leave the other out",
+            )
+    return ImageOptions(
+        written_size=size if write_resized else None,
+        is_resized=resize is not None,
+        fit=fit or "stretch",
+        **others,
+    )

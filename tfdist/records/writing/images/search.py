@@ -1,0 +1,190 @@
+"""Which files of a folder are images, and what their folders say: class and split."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfdist.errors import DataError
+from tfdist.records.format.splits import SPLITS, split_of_word
+from tfdist.records.wording import listed
+
+_SUFFIXES = frozenset(
+    f".{name}"
+    for names in ("jpg jpeg jpe jfif png bmp dib gif", "tif tiff webp ppm pgm pbm pnm tga")
+    for name in names.split()
+)
+# Of files whose names do not say what they are.
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+
+_STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE"
+_MEND = (
+    "Give a folder that holds a folder for each class; or say what the images are, with --labels "
+    "FILE (a CSV or JSON lines file with a row for each) or --masks FOLDER"
+)
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """A file that is an image, by its name or its first bytes.
+
+    Attributes:
+        name: its path below the folder, with slashes.
+        class_name: the name of its class folder; None where there is none.
+        split: one of ``SPLITS``; None where the folder is not divided.
+    """
+
+    path: Path
+    name: str
+    class_name: str | None
+    split: str | None
+
+
+@dataclass
+class Listing:
+    """What a folder holds.
+
+    Attributes:
+        images: in the order of splits, classes and names.
+        foreign: the names of files and folders that are no images.
+        empty: the names of class folders without an image.
+    """
+
+    images: list[FoundImage] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+
+
+def split_name(text: str) -> str | None:
+    """Returns which of ``SPLITS`` a folder's name, or a word in a table, stands for."""
+    return split_of_word(text.strip())
+
+
+def find_images(folder: Path, *, loose: bool = False) -> Listing:
+    """Returns the images of FOLDER/CLASS/ or FOLDER/SPLIT/CLASS/.
+
+    Args:
+        loose: whether they may lie in FOLDER or FOLDER/SPLIT too, without classes.
+
+    Raises:
+        DataError: none, or some that lie elsewhere.
+    """
+    listing = Listing()
+    scan = _scan(folder, folder, listing)
+    splits = _split_folders(folder, scan, listing)
+    if splits is None:
+        _add(folder, scan, None, listing, loose)
+    else:
+        for split, path in splits.items():
+            _add(folder, _scan(folder, path, listing), split, listing, loose)
+    if not listing.images:
+        others = listed([*listing.empty, *listing.foreign], 5)
+        beside = f" beside {others}" if others else ""
+        raise DataError(
+            "every class folder must have an image"
+            if listing.empty
+            else "a folder of images must hold some",
+            received=f"none in {folder}{beside}" if others else f"nothing in {folder}",
+            mend=_MEND,
+        )
+    return listing
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """The folders and the images of one folder, sorted by name."""
+
+    path: Path
+    folders: list[Path]
+    images: list[Path]
+
+
+def _scan(root: Path, path: Path, listing: Listing) -> _Scan:
+    folders, images = [], []
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith((".", "__MACOSX")):
+            listing.foreign.append(_name(root, entry))
+        elif entry.is_dir():
+            folders.append(entry)
+        elif _is_image(entry):
+            images.append(entry)
+        else:
+            listing.foreign.append(_name(root, entry))
+    return _Scan(path, folders, images)
+
+
+def _name(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _is_image(path: Path) -> bool:
+    if path.suffix.lower() in _SUFFIXES:
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(8).startswith(_BEGINNINGS)
+    except OSError:
+        return False
+
+
+def _split_folders(root: Path, scan: _Scan, listing: Listing) -> dict[str, Path] | None:
+    """Returns the folder of each split; None when the folders are not called so."""
+    named = [(split_name(path.name), path) for path in scan.folders]
+    known = [split for split, _ in named if split is not None]
+    others = [path for split, path in named if split is None]
+    # One class may well be called "train", beside others.
+    if "train" not in known or (others and len(known) < 2):
+        return None
+    if len(set(known)) != len(known):
+        raise DataError(
+            "each split must have one folder",
+            received=", ".join(path.name for _, path in named),
+            mend="Put those of one split together",
+        )
+    misplaced = [*scan.images, *(path for path in others if _holds_images(path))]
+    if misplaced:
+        raise DataError(
+            f"a folder with splits ({', '.join(sorted(known))}) must hold no other images",
+            received=listed((str(path) for path in misplaced), 5),
+            mend="Move them away, or into a split",
+        )
+    listing.foreign.extend(_name(root, path) for path in others)
+    found = {split: path for split, path in named if split is not None}
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(
+        Path(name).suffix.lower() in _SUFFIXES
+        for _, _, files in os.walk(folder)
+        for name in files
+        if not name.startswith(".")
+    )
+
+
+def _add(root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bool) -> None:
+    """Adds the images of a folder of classes, or of images alone."""
+    if scan.images and loose and not any(_holds_images(path) for path in scan.folders):
+        listing.foreign.extend(_name(root, path) for path in scan.folders)
+        listing.images.extend(
+            FoundImage(path, _name(root, path), None, split) for path in scan.images
+        )
+        return
+    if scan.images:
+        raise DataError(
+            _STRUCTURE, received=f"the file {scan.images[0]}, in no class folder", mend=_MEND
+        )
+    for folder in scan.folders:
+        inner = _scan(root, folder, listing)
+        for deeper in inner.folders:
+            if _holds_images(deeper):
+                raise DataError(
+                    _STRUCTURE, received=f"the folder {deeper}, with images", mend=_MEND
+                )
+            listing.foreign.append(_name(root, deeper))
+        if not inner.images:
+            listing.empty.append(_name(root, folder))
+        listing.images.extend(
+            FoundImage(path, _name(root, path), folder.name, split) for path in inner.images
+        )

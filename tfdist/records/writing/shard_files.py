@@ -1,0 +1,116 @@
+"""The files of a folder of shards while they are written: all of them or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from crc32c import crc32c
+
+GZIP_LEVEL = 6
+_GZIP_WINDOW_BITS = 31
+SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
+
+Progress = Callable[[int, "int | None"], None]
+
+
+@contextlib.contextmanager
+def staging_folder(out: Path) -> Iterator[Path]:
+    """Gives a folder beside ``out`` that becomes ``out`` at the end, or vanishes on any error."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
+    folder.mkdir()
+    try:
+        yield folder
+        # Replaces an empty folder in one step; fails when another writer was faster.
+        os.rename(folder, out)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """Turns SIGTERM into SystemExit, so that it unwinds like Ctrl-C; a user's own handler stays."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Counter:
+    """Adds up the progress of all threads."""
+
+    def __init__(self, total: int | None, progress: Progress | None):
+        self._total, self._progress = total, progress
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, records: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._done += records
+                self._progress(self._done, self._total)
+
+
+class ShardFile:
+    """A file that counts and sums its bytes as they are written.
+
+    Args:
+        stays_open: whether it is open between two writes; of many files at once none should be.
+    """
+
+    def __init__(self, path: Path, compression: str, *, stays_open: bool = True):
+        self.path = path
+        self.bytes = 0
+        self.checksum = 0
+        self._stays_open = stays_open
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        if not stays_open:
+            self._file.close()
+        self._compress = (
+            zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW_BITS)
+            if compression == "gzip"
+            else None
+        )
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._put(data if self._compress is None else self._compress.compress(data))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        if self._file.closed and view:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        self.bytes += len(view)
+        self.checksum = crc32c(view, self.checksum)
+        # A raw write may take less than it is given.
+        while view:
+            view = view[self._file.write(view) :]
+        if not self._stays_open:
+            self._file.close()
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        try:
+            if kind is None and self._compress is not None:
+                self._put(self._compress.flush())
+        finally:
+            self._file.close()

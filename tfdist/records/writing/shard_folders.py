@@ -1,0 +1,206 @@
+"""Another folder of shards as a source: its records are dealt anew, and stay byte for byte."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from tfdist import __version__
+from tfdist.errors import DataError, OptionError
+from tfdist.records.format.checking import damage
+from tfdist.records.format.columns import Columns
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, int64_in
+from tfdist.records.format.files import open_regular
+from tfdist.records.format.manifest import (
+    FRAME_BYTES,
+    MANIFEST_NAME,
+    Manifest,
+    ShardInfo,
+    load_manifest,
+)
+from tfdist.records.format.schema import Schema
+from tfdist.records.writing.raw_sources import DIGITS
+from tfdist.records.writing.shard_files import (
+    Counter,
+    Progress,
+    staging_folder,
+    stop_on_sigterm,
+)
+from tfdist.records.writing.shard_sizes import shards_for
+from tfdist.records.writing.streams.mixing import BUFFER_BYTES, held_bytes
+from tfdist.records.writing.streams.shards import StreamShards
+from tfdist.records.writing.streams.writer import mixing_note
+
+_READ_BYTES = 1 << 20
+_GZIP_WINDOW_BITS = 31
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """Shards that are there already.
+
+    Attributes:
+        manifest: that of the folder, with the splits that are meant alone.
+        is_one_split: whether one was named, whose records may be divided anew.
+    """
+
+    folder: Path
+    manifest: Manifest
+    is_one_split: bool
+
+    def columns(self) -> Columns:
+        """Returns what there is to say of the source before it is written."""
+        note = "records of shards are written as they are, and shuffled anew"
+        return Columns("shards", self.manifest.schema, {}, notes=(note,))
+
+
+def find_shards(source: object) -> ShardFolder | None:
+    """Returns the shards of "DIR" or "DIR/SPLIT"; None of anything else.
+
+    Raises:
+        DataError: a manifest that cannot be read, or records that are dealt to clients.
+    """
+    if not isinstance(source, (str, Path)) or source == DIGITS:
+        return None
+    path = Path(source)
+    name = None
+    if not (path / MANIFEST_NAME).is_file():
+        if path.exists() or not (path.parent / MANIFEST_NAME).is_file():
+            return None
+        path, name = path.parent, path.name
+    manifest = load_manifest(path)
+    if name is not None:
+        if name not in manifest.splits:
+            raise DataError(
+                f"{path} must have the split '{name}'",
+                received=f"splits {', '.join(manifest.splits)}",
+            )
+        manifest = replace(manifest, splits={name: manifest.splits[name]})
+    for split_name, split in manifest.splits.items():
+        if split.has_clients:
+            raise DataError(
+                "shards that are written anew must not belong to clients",
+                received=f"split '{split_name}' of {path}, which is dealt to "
+                f"{len(split.clients)} clients",
+                mend="Write it from its source again",
+            )
+    return ShardFolder(path, manifest, name is not None)
+
+
+def write_shards_anew(
+    source: ShardFolder,
+    out: Path,
+    *,
+    shares: Mapping[str, float] | None,
+    num_shards: int | None,
+    seed: int,
+    compression: str,
+    progress: Progress | None,
+    as_read: Callable[[Schema], Schema],
+    buffer_bytes: int = BUFFER_BYTES,
+) -> Manifest:
+    """Writes the records of shards into others. Without ``shares`` each stays in its split."""
+    manifest = source.manifest
+    splits = manifest.splits
+    keeps = shares is None
+    schema = as_read(manifest.schema)
+    files = manifest.shard_folder(source.folder)
+    if manifest.is_adopted and not keeps:
+        raise DataError(
+            "shards that others wrote must stay in their splits",
+            received=f"split {', '.join(shares)} for those of {source.folder}",
+            mend="Leave the split out",
+        )
+    shares = dict.fromkeys(splits, 1.0) if shares is None else shares
+    num_bytes = sum(split.bytes for split in splits.values())
+    records = sum(split.records for split in splits.values())
+    of_split = {name: share / sum(shares.values()) * num_bytes for name, share in shares.items()}
+    if keeps:
+        of_split = {name: split.bytes for name, split in splits.items()}
+    told = None if num_shards is None else dict.fromkeys(shares, num_shards)
+    per_split = told or {name: shards_for(size) for name, size in of_split.items()}
+    counter = Counter(records, progress)
+    with staging_folder(out) as folder, stop_on_sigterm():
+        shards = StreamShards(folder, shares, per_split, seed, compression, buffer_bytes)
+        for name, split in splits.items():
+            for shard in split.shards:
+                for frames in _frames(files, shard, manifest):
+                    ids = None if keeps else _class_ids(frames, manifest)
+                    shards.add(frames, name if keeps else None, ids)
+                    counter.add(len(frames))
+        infos = shards.finish(is_exact=num_shards is not None)
+        if keeps:
+            infos = {
+                name: replace(info, class_counts=splits[name].class_counts)
+                for name, info in infos.items()
+            }
+        is_whole = held_bytes(num_bytes, records) <= buffer_bytes
+        mixing = mixing_note(buffer_bytes, num_bytes / records, sum(per_split.values()))
+        written = replace(
+            manifest,
+            schema=schema,
+            shards_in=None,
+            splits=infos,
+            seed=seed,
+            stratified=manifest.stratified and keeps,
+            compression=compression,
+            written_by=f"tfdist {__version__}",
+            mixing=None if is_whole else mixing,
+        )
+        written.save(folder)
+    return written
+
+
+def refuse_for_shards(asked: Mapping[str, bool]) -> None:
+    """Raises OptionError for what cannot be asked of records that are not looked into."""
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise OptionError(
+                f"{name} must go with data from which records are made",
+                received="a folder of shards, whose records stay as they are",
+                mend="Leave it out, or write the shards from their source",
+            )
+
+
+def _frames(folder: Path, shard: ShardInfo, manifest: Manifest) -> Iterator[list[bytes]]:
+    """Yields the framed records of a shard, some at a time; it must be as it was written."""
+    unzip = (
+        zlib.decompressobj(_GZIP_WINDOW_BITS).decompress
+        if manifest.compression == "gzip"
+        else lambda data: data
+    )
+    rest, checksum, records = b"", 0, 0
+    try:
+        with open_regular(folder / shard.file) as file:
+            while data := file.read(_READ_BYTES):
+                checksum = crc32c(data, checksum)
+                rest += unzip(data)
+                frames, at = [], 0
+                while len(rest) - at >= HEADER_BYTES:
+                    end = at + int.from_bytes(rest[at : at + 8], "little") + FRAME_BYTES
+                    if end > len(rest):
+                        break
+                    frames.append(rest[at:end])
+                    at = end
+                rest = rest[at:]
+                records += len(frames)
+                if records > shard.records:
+                    break
+                yield frames
+    except (OSError, zlib.error):
+        raise damage(folder, shard, manifest) from None
+    if rest or records != shard.records or f"{checksum:08x}" != shard.checksum:
+        raise damage(folder, shard, manifest)
+
+
+def _class_ids(frames: list[bytes], manifest: Manifest) -> np.ndarray | None:
+    label = manifest.schema.class_label
+    if label is None:
+        return None
+    ids = [int64_in(frame[HEADER_BYTES:-FOOTER_BYTES], label.name)[0] for frame in frames]
+    return np.array(ids, np.int64)

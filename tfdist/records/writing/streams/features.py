@@ -1,0 +1,329 @@
+"""The features of a stream: found in its first records, and demanded of all others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.clients.dealing import take_column
+from tfdist.records.format.columns import Column, Columns, check_lengths, column_of
+from tfdist.records.format.encoding import Block, varint_width
+from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_bytes
+from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
+
+_RECORD = re.compile(r"\brecord (\d+)")
+# A label or a count that is larger than any of the first is no surprise: up to four times as much.
+_ROOM = 4
+_LEAST_WIDTH = 2
+
+
+class _Values(Protocol):
+    """The values of one feature as they come."""
+
+    def take(self, values: Any, first: int) -> Any:
+        """Returns what a framer takes of the values of some records, the first of this number."""
+
+    def feature(self) -> Feature: ...
+
+
+class StreamFeatures:
+    """What the records of a stream are, judged by the first of them.
+
+    Args:
+        head: those, some at a time.
+        decode: whether images are decoded.
+    """
+
+    def __init__(self, stream: Stream, head: Sequence[Chunk], *, decode: bool):
+        self._stream = stream
+        self._values: dict[str, _Values] = {}
+        self._columns: dict[str, Column] = {}
+        roles = [(name, "input") for name in stream.inputs]
+        roles += [(name, "label") for name in stream.labels]
+        roles += [(name, "weight") for name in stream.weights]
+        for name, role in roles:
+            self._values[name], self._columns[name] = _found(stream, head, name, role, decode)
+        check_lengths({name: len(column) for name, column in self._columns.items()})
+        self._head = head
+
+    def schema(self) -> Schema:
+        return Schema(tuple(values.feature() for values in self._values.values()))
+
+    def notes(self) -> list[str]:
+        found = (getattr(values, "notes", list)() for values in self._values.values())
+        return [note for notes in found for note in notes]
+
+    def columns(self) -> Columns:
+        """Returns the first records, which are all when the stream has no more."""
+        owners, client = None, self._stream.client
+        if client is not None:
+            others: dict[str, Any] = dict.fromkeys(self._stream.inputs)
+            labels: dict[str, Any] = dict.fromkeys(self._stream.labels)
+            if client in self._head[0]:
+                values = _joined([chunk[client] for chunk in self._head])
+                (labels if client in labels else others)[client] = values
+            owners, _ = take_column(client, others, labels)
+        return Columns(
+            self._stream.kind,
+            self.schema(),
+            self._columns,
+            owners=owners,
+            roles=self._stream.roles,
+            notes=[*self._stream.notes, *self.notes()],
+        )
+
+    def widths(self) -> dict[str, int]:
+        """Returns bytes for each varint that those of later records will fit into as well."""
+        widths = {}
+        for feature in self.schema().features:
+            if feature.encoding == "int64" and not feature.varies:
+                largest = np.array([self._columns[feature.name].min(), 0], np.int64)
+                largest[1] = min(int(self._columns[feature.name].max()), 1 << 60) * _ROOM
+                widths[feature.name] = max(_LEAST_WIDTH, varint_width(largest))
+        return widths
+
+    def forget_head(self) -> None:
+        """Lets go of the first records, which are then taken like all others."""
+        self._head, self._columns = [], {}
+
+    def block(self, chunk: Chunk, first: int) -> Block:
+        """Returns the records of a chunk as a framer takes them.
+
+        Args:
+            first: number of the first of them, for messages.
+
+        Raises:
+            DataError: a record is not as the first ones are.
+        """
+        block = {}
+        for name, values in self._values.items():
+            try:
+                block[name] = values.take(chunk[name], first)
+            except _InChunkError as error:
+                raise error.numbered(first) from None
+        return block
+
+
+class _InChunkError(Exception):
+    """A DataError that counts records from the start of a chunk."""
+
+    def numbered(self, first: int) -> DataError:
+        error = self.args[0]
+        received = _RECORD.sub(
+            lambda found: f"record {int(found[1]) + first}", str(error.received or "")
+        )
+        return DataError(error.rule, received=received, mend=error.mend)
+
+
+def _found(
+    stream: Stream, head: Sequence[Chunk], name: str, role: str, decode: bool
+) -> tuple[_Values, Column]:
+    """Returns what takes the values of a name, and those of the first records as a column."""
+    if image_like(head[0][name][0]):
+        from tfdist.records.writing.streams.images import StreamImages
+
+        images = StreamImages(name, role, is_decoded=decode)
+        files = [value for chunk in head for value in chunk[name]]
+        return images, _Files(images.take(files, 0))
+    values = _joined([chunk[name] for chunk in head])
+    classes = stream.classes.get(name)
+    if name in stream.dtypes:
+        values = _cast(values, stream.dtypes[name])
+    feature, column = column_of(name, role, values, classes)
+    if isinstance(column, RaggedColumn):
+        return _Ragged(feature, stream.dtypes.get(name)), column
+    if isinstance(column, TextColumn):
+        return _Text(feature), column
+    if feature.classes is not None and classes is None:
+        return _TextLabels(feature), column
+    return _Dense(feature, np.asarray(values).dtype, stream.dtypes.get(name)), column
+
+
+class _Files:
+    """Bytes of image files, as a column."""
+
+    def __init__(self, files: list[bytes]):
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, rows: np.ndarray) -> list[bytes]:
+        return [self._files[row] for row in rows.tolist()]
+
+
+class _Dense:
+    """Numbers of one shape and dtype."""
+
+    def __init__(self, feature: Feature, dtype: np.dtype, cast: str | None):
+        self._feature, self._dtype, self._cast = feature, dtype, cast
+
+    def feature(self) -> Feature:
+        return self._feature
+
+    def take(self, values: Any, first: int) -> np.ndarray:
+        if self._cast is not None:
+            values = _cast(values, self._cast)
+        array = _stacked(values)
+        shape = self._feature.shape
+        if (
+            array is None
+            or array.shape[1:] != shape
+            or not np.can_cast(array.dtype, self._dtype, "safe")
+        ):
+            raise _odd_one(self._feature.name, values, shape, self._dtype, first)
+        array = array.astype(self._dtype, copy=False)
+        return _column(self._feature, array)
+
+
+class _Ragged:
+    """Arrays whose first length differs from record to record."""
+
+    def __init__(self, feature: Feature, cast: str | None):
+        self._feature, self._cast, self._longest = feature, cast, 1
+
+    def feature(self) -> Feature:
+        return replace(self._feature, longest=max(self._longest, self._feature.longest or 1))
+
+    def take(self, values: Any, first: int) -> list[Any]:
+        feature, parts = self._feature, []
+        is_text = feature.dtype == "string"
+        for number, value in enumerate(values):
+            if is_text:
+                part = [as_bytes(text) for text in value]
+            else:
+                part = np.asarray(value, self._cast if self._cast and len(value) else None)
+                if not len(part):
+                    part = np.empty((0, *feature.shape[1:]), feature.dtype)
+                wanted = np.dtype(feature.dtype)
+                fits = np.can_cast(part.dtype, wanted, "safe") or (
+                    feature.role == "label" and part.dtype == np.float64
+                )
+                if part.shape[1:] != feature.shape[1:] or part.ndim == 0 or not fits:
+                    shape = (None, *feature.shape[1:])
+                    raise _odd_one(feature.name, [value], shape, wanted, first + number)
+                if part.dtype.kind == "f" and np.isnan(part).any():
+                    raise DataError(
+                        "every value must be present",
+                        received=f"NaN in array '{feature.name}', record {first + number}",
+                    )
+                part = part.astype(wanted, copy=False)
+            parts.append(part)
+        self._longest = max(self._longest, *map(len, parts))
+        return parts
+
+
+class _Text:
+    """Text, a string or as many strings in each record."""
+
+    def __init__(self, feature: Feature):
+        self._feature = feature
+
+    def feature(self) -> Feature:
+        return self._feature
+
+    def take(self, values: Any, first: int) -> list[Any]:
+        shape = self._feature.shape
+        for number, value in enumerate(values):
+            item = np.asarray(value, object)
+            texts = item.reshape(-1).tolist()
+            if item.shape != shape or not all(isinstance(text, (str, bytes)) for text in texts):
+                raise _odd_one(self._feature.name, [value], shape, "text", first + number)
+        return _column(self._feature, _objects(values))[np.arange(len(values))]
+
+
+class _TextLabels:
+    """Labels of text: their classes are numbered as they come, those of the first ones by name."""
+
+    def __init__(self, feature: Feature):
+        self._feature = feature
+        self._ids = {name: number for number, name in enumerate(feature.classes)}
+
+    def feature(self) -> Feature:
+        return replace(self._feature, classes=tuple(self._ids))
+
+    def take(self, values: Any, first: int) -> np.ndarray:
+        ids = np.empty(len(values), np.int64)
+        for number, value in enumerate(values):
+            if not isinstance(value, (str, bytes)):
+                raise _odd_one(self._feature.name, [value], (), "text", first + number)
+            text = value.decode() if isinstance(value, bytes) else str(value)
+            ids[number] = self._ids.setdefault(text, len(self._ids))
+        return ids
+
+
+def _column(feature: Feature, values: Any) -> Any:
+    try:
+        return column_of(feature.name, feature.role, values, feature.classes)[1]
+    except DataError as error:
+        raise _InChunkError(error) from None
+
+
+def _odd_one(name: str, values: Any, shape: Any, dtype: Any, first: int) -> DataError:
+    """Returns the error for the first value that is not as those before it."""
+    said = f"shape {list(shape)} of {dtype}".replace("None", "n")
+    received = f"values of another kind from record {first} on"
+    for number, value in enumerate(values):
+        try:
+            item = np.asarray(value)
+        except ValueError:
+            received = f"rows of unequal lengths in record {first + number}"
+            break
+        ragged = tuple(shape)[:1] == (None,)
+        is_alike = item.shape[1:] == shape[1:] if ragged and item.ndim else item.shape == shape
+        is_number = isinstance(dtype, np.dtype)
+        if not is_alike or (is_number and not np.can_cast(item.dtype, dtype, "safe")):
+            kind = "text" if item.dtype.kind in "SU" else item.dtype
+            received = f"shape {list(item.shape)} of {kind} in record {first + number}"
+            break
+    return DataError(
+        f"'{name}' of every record must be as in the first ones, {said}",
+        received=received,
+        mend="Make all records alike, or give one of the others among the first 128 MB",
+    )
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Returns the values of all parts: one array where they are arrays alike, else a list."""
+    arrays = all(isinstance(part, np.ndarray) for part in parts)
+    if arrays and len({(part.shape[1:], part.dtype) for part in parts}) == 1:
+        return np.concatenate(parts)
+    values = [value for part in parts for value in part]
+    array = _stacked(values)
+    return values if array is None else array
+
+
+def _stacked(values: Any) -> np.ndarray | None:
+    """Returns the array of values that have one shape; None for others, and for text."""
+    if isinstance(values, np.ndarray):
+        return values
+    if values and all(isinstance(value, np.ndarray) for value in values):
+        alike = len({value.shape for value in values}) == 1
+        return np.stack(values) if alike else None
+    if any(isinstance(value, (str, bytes)) for value in values):
+        return None
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return None
+
+
+def _objects(values: Any) -> np.ndarray:
+    """Returns text as an array of dtype object, which keeps what fixed widths would cut off."""
+    return values if isinstance(values, np.ndarray) else np.array(list(values), object)
+
+
+def _cast(values: Any, dtype: str) -> Any:
+    """Returns Python's numbers in the dtype that their source has for them."""
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype, copy=False)
+    try:
+        return np.asarray(values, dtype)
+    except (ValueError, TypeError):
+        return [np.asarray(value, dtype) for value in values]

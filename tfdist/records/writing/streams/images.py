@@ -1,0 +1,103 @@
+"""Images among the values of a stream: bytes of JPEG and PNG files are kept as they are."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+from tfdist.errors import DataError
+from tfdist.records.format.image_bytes import UNREADABLE, Image, undecodable
+from tfdist.records.format.schema import Feature
+
+# What tf.io decodes to the pixels that Pillow sees, and the channels of each mode.
+_KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
+_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
+
+
+class StreamImages:
+    """The images of one feature, whose sizes are known when all have come.
+
+    Args:
+        is_decoded: whether each is decoded, to see that it can be.
+    """
+
+    def __init__(self, name: str, role: str, *, is_decoded: bool):
+        self._name, self._role, self._is_decoded = name, role, is_decoded
+        self._encodings: set[str] = set()
+        self._sizes: set[tuple[int, int]] = set()
+        self._channels: set[int] = set()
+        self._dtypes: set[str] = set()
+
+    def take(self, values: Any, first: int) -> list[bytes]:
+        """Returns the bytes of image files. Raises DataError for what is no image."""
+        return [self._file(value, first + number) for number, value in enumerate(values)]
+
+    def feature(self) -> Feature:
+        # Two sizes are enough to know that they differ.
+        size = next(iter(self._sizes)) if len(self._sizes) == 1 else (None, None)
+        channels = next(iter(self._channels)) if len(self._channels) == 1 else 3
+        encoding = next(iter(self._encodings)) if len(self._encodings) == 1 else "image"
+        return Feature(
+            name=self._name,
+            dtype=next(iter(self._dtypes)),
+            shape=(*size, channels),
+            encoding=encoding,
+            role=self._role,
+        )
+
+    def notes(self) -> list[str]:
+        if len(self._channels) < 2:
+            return []
+        return [f"the images '{self._name}' have different channels, and are read with 3"]
+
+    def _file(self, value: Any, record: int) -> bytes:
+        try:
+            data = bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow warns of huge images.
+                image = value if data is None else Image.open(io.BytesIO(data))
+                kept = data is not None and image.mode in _KEPT.get(image.format or "", ())
+                encoding, mode = (image.format or "").lower(), image.mode
+                if not kept:
+                    encoding, (mode, data) = "png", _as_png(image)
+        except (*UNREADABLE, TypeError) as error:
+            raise self._bad(record, error) from None
+        if kept and self._is_decoded and (reason := undecodable(data)):
+            raise self._bad(record, reason)
+        self._encodings.add(encoding)
+        self._channels.add(_CHANNELS[mode])
+        self._dtypes.add("uint16" if mode.startswith("I") else "uint8")
+        if len(self._sizes) < 2:
+            self._sizes.add((image.height, image.width))
+        if len(self._dtypes) > 1:
+            raise DataError(
+                f"all images '{self._name}' must have as many bits a channel",
+                received=f"8 and 16, in record {record}",
+            )
+        return data
+
+    def _bad(self, record: int, reason: object) -> DataError:
+        return DataError(
+            f"every value '{self._name}' must be an image that can be decoded",
+            received=f"{' '.join(str(reason).split())} in record {record}",
+            mend="Repair it, or leave its record out",
+        )
+
+
+def _as_png(image: Any) -> tuple[str, bytes]:
+    """Returns the mode and the bytes of an image that is written anew, without loss."""
+    if image.mode in _KEPT["PNG"]:
+        mode = image.mode
+    elif image.mode in _WITH_ALPHA or (image.mode == "P" and "transparency" in image.info):
+        mode = "RGBA"
+    elif image.mode == "1":
+        mode = "L"
+    elif image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "RGBX"):
+        mode = "RGB"
+    else:
+        raise ValueError(f"an image of mode {image.mode}, not of 8 or 16 bits a channel")
+    png = io.BytesIO()
+    image.convert(mode).save(png, "PNG")
+    return mode, png.getvalue()

@@ -1,0 +1,174 @@
+"""The shards of a stream: all of them grow side by side, whatever their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.format.manifest import ShardInfo, SplitInfo
+from tfdist.records.writing.shard_files import SUFFIX, ShardFile
+from tfdist.records.writing.streams.mixing import (
+    BUFFER_BYTES,
+    MixingBuffer,
+    ShardDeal,
+    SplitPattern,
+)
+
+# Bytes that wait in memory, in all shards, before they are written.
+_WAITING_BYTES = 16 << 20
+
+
+class StreamShards:
+    """Takes records as they come, and writes them into the shards of their splits.
+
+    Args:
+        folder: where the shards are written; it is there, and empty.
+        shares: of the splits, for records of no split of their own.
+        num_shards: of each split.
+        buffer_bytes: of the records that are held to be mixed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shares: Mapping[str, float],
+        num_shards: Mapping[str, int],
+        seed: int,
+        compression: str,
+        buffer_bytes: int = BUFFER_BYTES,
+    ):
+        self._folder, self._compression = folder, compression
+        self._buffer_bytes = buffer_bytes
+        self._are_counted = False
+        self._pattern = SplitPattern(shares, seed)
+        waiting = _WAITING_BYTES // sum(num_shards.values())
+        self._splits = {
+            name: _Split(folder, name, number, num_shards[name], seed, compression, waiting)
+            for number, name in enumerate(shares)
+        }
+
+    def add(self, frames: list[bytes], split: str | None, class_ids: np.ndarray | None) -> None:
+        """Takes framed records, of one split or of none, and their class ids, int64 [n]."""
+        self._are_counted |= class_ids is not None
+        if split is None:
+            names = self._pattern.names
+            numbers = self._pattern.next(len(frames))
+            for frame, number in zip(frames, numbers.tolist(), strict=True):
+                self._splits[names[number]].buffer.add(frame)
+            for number in range(len(names)) if class_ids is not None else ():
+                self._splits[names[number]].count(class_ids[numbers == number])
+        else:
+            for frame in frames:
+                self._splits[split].buffer.add(frame)
+            if class_ids is not None:
+                self._splits[split].count(class_ids)
+        while sum(each.buffer.bytes for each in self._splits.values()) > self._buffer_bytes:
+            fullest = max(self._splits.values(), key=lambda each: each.buffer.bytes)
+            # Many at once: to compare all splits for each record would take longer than to write.
+            for _ in range(max(1, len(fullest.buffer) // 100)):
+                fullest.put_one()
+
+    def finish(self, *, is_exact: bool) -> dict[str, SplitInfo]:
+        """Writes what is left, and returns the splits.
+
+        Args:
+            is_exact: whether each shard of the first split must have a record.
+
+        Raises:
+            DataError: a split, or a shard that must not be, is empty.
+        """
+        infos = {}
+        for number, (name, split) in enumerate(self._splits.items()):
+            while len(split.buffer):
+                split.put_one()
+            shards = split.close()
+            records = sum(shard.records for shard in shards)
+            if not records:
+                raise DataError(
+                    f"split '{name}' must have at least one record",
+                    received="none",
+                    mend="Give it a larger share, or leave the split out",
+                )
+            if is_exact and number == 0 and records < split.num_shards:
+                raise DataError(
+                    f"split '{name}' must have at least one record for each shard",
+                    received=f"{records} records for {split.num_shards} shards",
+                    mend="Choose fewer shards",
+                )
+            counts = dict(sorted(split.class_counts.items())) if self._are_counted else None
+            infos[name] = SplitInfo(shards=tuple(shards), class_counts=counts)
+        return infos
+
+
+class _Split:
+    """The shards of one split, and what waits to be written into them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        number: int,
+        num_shards: int,
+        seed: int,
+        compression: str,
+        waiting_bytes: int,
+    ):
+        self.num_shards = num_shards
+        self.buffer = MixingBuffer(seed, number)
+        self.class_counts: Counter[int] = Counter()
+        self._name, self._folder, self._compression = name, folder, compression
+        self._deal = ShardDeal(num_shards, seed, number)
+        self._waiting_bytes = waiting_bytes
+        self._files = [
+            ShardFile(folder / f"{name}-{shard:05d}", compression, stays_open=False)
+            for shard in range(num_shards)
+        ]
+        self._waiting: list[list[bytes]] = [[] for _ in range(num_shards)]
+        self._sizes = [0] * num_shards
+        self._records = [0] * num_shards
+
+    def count(self, class_ids: np.ndarray) -> None:
+        ids, counts = np.unique(class_ids, return_counts=True)
+        self.class_counts.update(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
+
+    def put_one(self) -> None:
+        """Sends a random one of the records that are held to a shard."""
+        record, shard = self.buffer.take(), self._deal.next()
+        self._waiting[shard].append(record)
+        self._records[shard] += 1
+        self._sizes[shard] += len(record)
+        if self._sizes[shard] > self._waiting_bytes:
+            self._flush(shard)
+
+    def close(self) -> list[ShardInfo]:
+        """Returns the shards that have records, whose files get their names now."""
+        for shard in range(self.num_shards):
+            self._flush(shard)
+            with self._files[shard]:
+                pass
+        full = [shard for shard in range(self.num_shards) if self._records[shard]]
+        infos = []
+        for number, shard in enumerate(full):
+            file = self._files[shard]
+            name = f"{self._name}-{number:05d}-of-{len(full):05d}{SUFFIX[self._compression]}"
+            file.path.rename(self._folder / name)
+            infos.append(
+                ShardInfo(
+                    file=name,
+                    records=self._records[shard],
+                    bytes=file.bytes,
+                    checksum=f"{file.checksum:08x}",
+                )
+            )
+        for shard in set(range(self.num_shards)) - set(full):
+            self._files[shard].path.unlink()
+        return infos
+
+    def _flush(self, shard: int) -> None:
+        self._files[shard].write(b"".join(self._waiting[shard]))
+        self._waiting[shard] = []
+        self._sizes[shard] = 0

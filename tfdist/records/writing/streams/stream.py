@@ -1,0 +1,309 @@
+"""Sources that are read once, record by record: their length is not known, and may be anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
+
+# Values by name, of as many records each: an array [records, ...] or a list.
+Chunk = Mapping[str, "np.ndarray | list[Any]"]
+
+_CHUNK_RECORDS = 256
+_CHUNK_BYTES = 4 << 20
+# Records that are looked at to see whether elements are batches.
+_SEEN = 8
+
+
+@dataclass(kw_only=True)
+class Stream:
+    """Records in the order in which they come, some at a time.
+
+    Attributes:
+        kind: what the source is, for the manifest.
+        chunks: (split, records): the split that the records are of, None where there is none yet.
+        inputs, labels, weights: the names of the values of each record.
+        classes: of labels of class ids, the names of the classes.
+        dtypes: of values that are given as Python's numbers, what they are to become.
+        total: how many records they are, when that is known.
+        splits: the splits that the source has; None when it has none.
+        client: the value that names the client of each record.
+        roles: see ``Columns.roles``.
+        notes: see ``Columns.notes``.
+    """
+
+    kind: str
+    chunks: Iterator[tuple[str | None, Chunk]]
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    total: int | None = None
+    splits: tuple[str, ...] | None = None
+    client: str | None = None
+    roles: tuple[tuple[str, str], ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.inputs, *self.labels, *self.weights)
+
+
+def of_elements(
+    kind: str,
+    elements: Iterable[Any],
+    asked: Asked,
+    *,
+    batched: bool | None,
+    total: int | None = None,
+) -> Stream:
+    """Returns the records of elements that Python gives one by one, each a record or a batch."""
+    elements = iter(elements)
+    first = list(islice(elements, _SEEN))
+    if not first:
+        raise DataError("a source must have at least one record", received="none")
+    if batched is None:
+        batched = are_batches(first, type(first[0]).__name__)
+    structure = Structure.of(first[0], asked, kind)
+    named = (structure.named(n, each) for n, each in enumerate(chain(first, elements)))
+    chunks = in_chunks(named, structure.names) if not batched else _checked_batches(named)
+    return structure.stream(kind, chunks, total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """What the parts of an element are called, and what they are.
+
+    Attributes:
+        is_flat: whether an element is a dict {name: value}; else it is x, (x, y) or (x, y, weight).
+        keys: of x and y, the keys when they are dicts.
+    """
+
+    is_flat: bool
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...]
+    weights: tuple[str, ...]
+    client: str | None
+    keys: tuple[tuple[str, ...] | None, ...] = ()
+    roles: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        of_client = () if self.client in (None, *self.labels, *self.inputs) else (self.client,)
+        return (*self.inputs, *self.labels, *self.weights, *of_client)
+
+    @classmethod
+    def of(cls, element: Any, asked: Asked, place: str) -> Structure:
+        """Returns that of a first element. Raises DataError for one that is no record."""
+        if isinstance(element, Mapping):
+            roles = roles_of(f"the {place}", list(element), asked)
+            return cls(
+                is_flat=True,
+                inputs=roles.inputs,
+                labels=roles.labels,
+                weights=() if roles.weight is None else (roles.weight,),
+                client=asked.client,
+                roles=roles.listed(list(element)),
+            )
+        if asked.names_columns:
+            raise DataError(
+                "the options label, inputs and drop must go with records that are dicts",
+                received=f"one of them with records that are a {type(element).__name__}",
+                mend="Leave it out, or give each record as a dict {name: value}",
+            )
+        parts = element if isinstance(element, tuple) else (element,)
+        _check_parts(parts, 0)
+        keys = tuple(tuple(part) if isinstance(part, Mapping) else None for part in parts)
+        _, y, weight = (*parts, None, None)[:3]
+        inputs = keys[0] or ("x",)
+        labels = () if y is None else keys[1] or ("label",)
+        if asked.client in inputs and len(inputs) > 1:
+            inputs = tuple(name for name in inputs if name != asked.client)
+        return cls(
+            is_flat=False,
+            inputs=inputs,
+            labels=labels,
+            weights=() if weight is None else (WEIGHT,),
+            client=asked.client,
+            keys=keys,
+        )
+
+    def stream(self, kind: str, chunks: Iterable[Chunk], total: int | None) -> Stream:
+        """Returns the stream of chunks of such records, which are of no split yet."""
+        return Stream(
+            kind=kind,
+            chunks=((None, chunk) for chunk in chunks),
+            inputs=self.inputs,
+            labels=self.labels,
+            weights=self.weights,
+            total=total,
+            client=self.client,
+            roles=self.roles,
+        )
+
+    def named(self, number: int, element: Any) -> dict[str, Any]:
+        """Returns the values of an element by name."""
+        if self.is_flat:
+            if not isinstance(element, Mapping):
+                raise _unlike(number, "a dict", type(element).__name__)
+            return self._pick(number, element)
+        parts = element if isinstance(element, tuple) else (element,)
+        if len(parts) != len(self.keys):
+            raise _unlike(number, f"{len(self.keys)} parts", str(len(parts)))
+        values: dict[str, Any] = {}
+        for part, keys, name in zip(parts, self.keys, ("x", "label", WEIGHT), strict=False):
+            if keys is not None and not isinstance(part, Mapping):
+                raise _unlike(number, "a dict", type(part).__name__)
+            if part is not None:
+                values.update(part if keys is not None else {name: part})
+        return self._pick(number, values)
+
+    def _pick(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {name: values[name] for name in self.names}
+        except KeyError as error:
+            raise _unlike(number, f"the value {error}", ", ".join(map(str, values))) from None
+
+
+def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
+    """Returns what the values of records that are dicts become; without a label, all are inputs."""
+    if not (asked.names_columns or any(looks_like_label(name) for name in names)):
+        client = asked.client
+        if client is None or client in names:
+            left = [name for name in names if name not in (client, WEIGHT)]
+            weight = WEIGHT if WEIGHT in names else None
+            return Roles(inputs=tuple(left), labels=(), weight=weight, client=client, dropped=())
+    return assign(place, "value", names, asked)
+
+
+def are_batches(elements: Sequence[Any], what: str) -> bool:
+    """Returns whether elements are batches, as their shapes tell: those of records differ.
+
+    Raises:
+        DataError: they may be either.
+    """
+    shapes = []
+    for element in elements:
+        sizes = set()
+        for leaf in _leaves(element):
+            shape = _shape(leaf)
+            if not shape:
+                return False
+            sizes.add(shape[0])
+        if len(sizes) > 1:
+            return False
+        shapes.append([_shape(leaf) for leaf in _leaves(element)])
+    raise DataError(
+        f"elements of a {what} must show whether each is one record or a batch of them",
+        received=f"elements of shapes {', '.join(map(str, shapes[0]))}, which may be either",
+        mend="Say batched=True or batched=False beside it",
+    )
+
+
+def image_like(value: Any) -> bool:
+    """Whether a value is the bytes of a JPEG or PNG file, or an image of Pillow's."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value[:3]) == b"\xff\xd8\xff" or bytes(value[:8]) == b"\x89PNG\r\n\x1a\n"
+    return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
+
+
+def in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
+    """Yields the values of records together, some at a time."""
+    chunk: dict[str, list[Any]] = {name: [] for name in names}
+    size = count = 0
+    for record in records:
+        for name in names:
+            value = _plain(record[name])
+            chunk[name].append(value)
+            size += _size(value)
+        count += 1
+        if count == _CHUNK_RECORDS or size > _CHUNK_BYTES:
+            yield chunk
+            chunk, size, count = {name: [] for name in names}, 0, 0
+    if count:
+        yield chunk
+
+
+def chunk_bytes(chunk: Chunk) -> int:
+    """Returns about how many bytes the values of a chunk have."""
+    return sum(
+        values.nbytes if isinstance(values, np.ndarray) else sum(map(_size, values))
+        for values in chunk.values()
+    )
+
+
+def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
+    for number, batch in enumerate(batches):
+        values = {
+            name: value if isinstance(value, list) else np.asarray(value)
+            for name, value in batch.items()
+        }
+        lengths = {name: len(np.atleast_1d(value)) for name, value in values.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                "the parts of a batch must have as many rows each",
+                received=", ".join(map(str, lengths.values())) + f" in batch {number}",
+            )
+        if next(iter(lengths.values())):
+            yield values
+
+
+def _check_parts(parts: Sequence[Any], number: int) -> None:
+    if not 1 <= len(parts) <= 3:
+        raise DataError(
+            "a record must be x, (x, y) or (x, y, sample_weight)",
+            received=f"a tuple of {len(parts)} in record {number}",
+        )
+
+
+def _unlike(number: int, expected: str, received: str) -> DataError:
+    return DataError(
+        f"every record must have {expected}, as the first has",
+        received=f"{received} in record {number}",
+    )
+
+
+def _leaves(element: Any) -> Iterator[Any]:
+    if isinstance(element, Mapping):
+        for value in element.values():
+            yield from _leaves(value)
+    elif isinstance(element, tuple):
+        for value in element:
+            if value is not None:
+                yield from _leaves(value)
+    else:
+        yield element
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes, bytearray)) or image_like(value):
+        return ()
+    if hasattr(value, "shape"):
+        return tuple(value.shape)
+    return (len(value),) if isinstance(value, list) else ()
+
+
+def _plain(value: Any) -> Any:
+    """Returns what NumPy holds of a tensor; anything else as it is."""
+    if isinstance(value, (np.ndarray, np.generic, str, bytes, int, float, list)):
+        return value
+    return np.asarray(value) if hasattr(value, "__array__") and not image_like(value) else value
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value))
+    if image_like(value):
+        return value.width * value.height * 4
+    return 8

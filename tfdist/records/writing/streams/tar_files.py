@@ -1,0 +1,122 @@
+"""A .tar file of records as webdataset writes them: files of one stem are the parts of a record."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.roles import Asked
+from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_IMAGES = ("jpg", "jpeg", "png")
+# What the parts are called where their files have nothing but an extension.
+_NAMES = {"jpg": "image", "jpeg": "image", "png": "image", "cls": "label", "txt": "text"}
+
+
+def is_tar(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES) and path.is_file()
+
+
+def from_tar(path: Path, asked: Asked) -> Stream:
+    """Returns the records of an archive, which is read once, from its beginning to its end.
+
+    "dog.jpg", "dog.cls" and "dog.json" make one record: an image "image", whose bytes are kept, a
+    label "label", and each value of the JSON object by its key. "dog.left.png" is an image "left".
+    Text in .txt is "text", arrays in .npy are called as their extension.
+
+    Raises:
+        DataError: no archive, or records that do not have the same parts.
+    """
+    skipped: Counter[str] = Counter()
+    notes: list[str] = []
+    records = _records(path, skipped)
+    first = next(records, None)
+    if first is None:
+        raise DataError(
+            f"{path} must hold files of images, text, numbers or arrays, as webdataset writes them",
+            received="none",
+        )
+    structure = Structure.of(first, asked, path.name)
+
+    def every() -> Iterator[Mapping[str, Any]]:
+        yield structure.named(0, first)
+        for number, record in enumerate(records, 1):
+            yield structure.named(number, record)
+        if skipped:
+            found = ", ".join(f"{count:,} .{kind}" for kind, count in skipped.most_common())
+            notes.append(f"files of kinds that are not read were left out: {found}")
+
+    return Stream(
+        kind="tar",
+        chunks=((None, chunk) for chunk in in_chunks(every(), structure.names)),
+        inputs=structure.inputs,
+        labels=structure.labels,
+        weights=structure.weights,
+        client=asked.client,
+        roles=structure.roles,
+        notes=notes,
+    )
+
+
+def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+    stem, record = None, {}
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                folder, _, file = member.name.rpartition("/")
+                name, dot, kind = file.partition(".")
+                if not member.isfile() or not name or not dot:
+                    continue
+                if (folder, name) != stem and record:
+                    yield record
+                    record = {}
+                stem = (folder, name)
+                data = archive.extractfile(member).read()
+                parts = _parts(kind.lower(), data, member.name, path)
+                if parts is None:
+                    skipped[kind.lower()] += 1
+                    continue
+                for part in parts:
+                    if part in record:
+                        raise DataError(
+                            f"each part of a record of {path} must come once",
+                            received=f"'{part}' twice, again in {member.name}",
+                        )
+                record.update(parts)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(
+            f"{path} must be a whole .tar archive", received=f"an error: {error}"
+        ) from None
+    if record:
+        yield record
+
+
+def _parts(kind: str, data: bytes, member: str, path: Path) -> dict[str, Any] | None:
+    """Returns the values of one file by name; None of a kind that is not read."""
+    prefix, _, kind = kind.rpartition(".")
+    name = prefix or _NAMES.get(kind, kind)
+    read: dict[str, Callable[[bytes], Any]] = {
+        **dict.fromkeys(_IMAGES, bytes),
+        "cls": lambda text: int(text.decode()),
+        "txt": lambda text: text.decode(),
+        "json": lambda text: json.loads(text.decode()),
+        "npy": lambda array: np.load(io.BytesIO(array), allow_pickle=False),
+    }
+    if kind not in read:
+        return None
+    try:
+        value = read[kind](data)
+    except ValueError as error:
+        raise DataError(
+            f"every .{kind} file of {path} must be one", received=f"{member}: {error}"
+        ) from None
+    return value if isinstance(value, dict) else {name: value}

@@ -1,0 +1,241 @@
+"""Writing a stream: one pass, in memory that does not grow with it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from tfdist import __version__
+from tfdist.errors import DataError
+from tfdist.records.format.columns import Columns
+from tfdist.records.format.encoding import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    make_framer,
+    make_layout,
+    varint_width,
+)
+from tfdist.records.format.manifest import Layout, Manifest
+from tfdist.records.format.schema import Schema
+from tfdist.records.writing.shard_files import (
+    Counter,
+    Progress,
+    staging_folder,
+    stop_on_sigterm,
+)
+from tfdist.records.writing.shard_sizes import STREAM_NUM_SHARDS, shards_for
+from tfdist.records.writing.streams.features import StreamFeatures
+from tfdist.records.writing.streams.mixing import BUFFER_BYTES
+from tfdist.records.writing.streams.shards import StreamShards
+from tfdist.records.writing.streams.stream import Chunk, Stream, chunk_bytes
+
+# Records that are read before anything is written; a stream of no more is written as arrays are.
+HEAD_BYTES = 128 << 20
+# What Python needs for each value that is an object.
+_OBJECT_BYTES = 64
+
+
+@dataclass
+class Head:
+    """The first records of a stream.
+
+    Attributes:
+        chunks: (split, records) as they came.
+        is_whole: whether there are no more.
+    """
+
+    chunks: list[tuple[str | None, Chunk]]
+    is_whole: bool
+    features: StreamFeatures
+
+    def columns(self) -> Columns:
+        """Returns the columns of all records. Only of a stream that is whole."""
+        assert self.is_whole
+        columns = self.features.columns()
+        names = {split for split, _ in self.chunks}
+        if names == {None}:
+            return columns
+        of = np.repeat(
+            [split for split, _ in self.chunks], [_length(chunk) for _, chunk in self.chunks]
+        )
+        splits = {name: np.flatnonzero(of == name) for name in dict.fromkeys(of.tolist())}
+        return Columns(**{**vars(columns), "splits": splits})
+
+
+def read_head(stream: Stream, *, decode: bool, head_bytes: int | None = None) -> Head:
+    """Reads the first records of a stream. Raises DataError when there are none."""
+    limit = HEAD_BYTES if head_bytes is None else head_bytes
+    chunks, size, is_whole = [], 0, True
+    for split, chunk in stream.chunks:
+        chunks.append((split, chunk))
+        objects = sum(not isinstance(values, np.ndarray) for values in chunk.values())
+        size += chunk_bytes(chunk) + objects * _length(chunk) * _OBJECT_BYTES
+        if size > limit:
+            is_whole = False
+            break
+    if not chunks:
+        raise DataError("a source must have at least one record", received="none")
+    features = StreamFeatures(stream, [chunk for _, chunk in chunks], decode=decode)
+    return Head(chunks, is_whole, features)
+
+
+def write_stream(
+    stream: Stream,
+    head: Head,
+    out: Path,
+    *,
+    shares: Mapping[str, float],
+    num_shards: int | None,
+    seed: int,
+    compression: str,
+    progress: Progress | None,
+    as_read: Callable[[Schema], Schema],
+    buffer_bytes: int = BUFFER_BYTES,
+) -> Manifest:
+    """Writes a stream that its head is only the beginning of; see ``writer.write``."""
+    as_read(head.features.schema())  # What cannot be is told before anything is written.
+    framer = _Framer(head.features)
+    per_split = _num_shards(stream, head, framer.first_bytes, shares, num_shards)
+    counter = Counter(stream.total, progress)
+    features = head.features
+    features.forget_head()
+    # A split that is asked for divides anew what is divided.
+    keeps = stream.splits is not None and tuple(shares) == stream.splits
+    framed = (
+        (split if keeps else None, frames, class_ids)
+        for split, chunk in chain(_emptied(head.chunks), _of_source(stream.chunks))
+        for frames, class_ids in framer.frames(chunk)
+    )
+    with staging_folder(out) as folder, stop_on_sigterm():
+        shards = StreamShards(folder, shares, per_split, seed, compression, buffer_bytes)
+        for split, frames, class_ids in framed:
+            shards.add(frames, split, class_ids)
+            counter.add(len(frames))
+        manifest = Manifest(
+            splits=shards.finish(is_exact=num_shards is not None),
+            schema=as_read(features.schema()),
+            layout=framer.layout,
+            source=stream.kind,
+            seed=seed,
+            stratified=False,
+            compression=compression,
+            written_by=f"tfdist {__version__}",
+            mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
+        )
+        manifest.save(folder)
+    stream.notes += features.notes()
+    stream.notes.append(f"the records, more than fit into memory, were {manifest.mixing}")
+    return manifest
+
+
+class SourceFailedError(Exception):
+    """An OSError of the source, which says nothing of the folder that is written."""
+
+
+def _of_source(
+    chunks: Iterator[tuple[str | None, Chunk]],
+) -> Iterator[tuple[str | None, Chunk]]:
+    try:
+        yield from chunks
+    except OSError as error:
+        raise SourceFailedError from error
+
+
+def mixing_note(buffer_bytes: int, record_bytes: float, num_shards: int) -> str:
+    """Returns how well the records of a stream are mixed, for the manifest and the user."""
+    held = int(buffer_bytes / max(1, record_bytes))
+    return (
+        f"dealt to {num_shards} shards at random, and mixed by a buffer of about {held:,} records"
+    )
+
+
+class _Framer:
+    """Frames the records of chunks, and numbers them."""
+
+    def __init__(self, features: StreamFeatures):
+        self._features = features
+        self._schema = features.schema()
+        self._widths = features.widths()
+        self._framer = make_framer(self._schema, self._widths)
+        # That all records have; None when they have none in common.
+        self.layout: Layout | None = make_layout(self._schema, self._widths)
+        self._records = self._bytes = 0
+        self.first_bytes = self._mean_of(features.columns())
+
+    @property
+    def mean_bytes(self) -> float:
+        return self._bytes / max(1, self._records)
+
+    def frames(self, chunk: Chunk) -> Iterator[tuple[list[bytes], np.ndarray | None]]:
+        """Yields the framed records of a chunk, some at a time, and their class ids."""
+        block = self._features.block(chunk, self._records)
+        self._widen(block)
+        label = self._schema.class_label
+        length, step = _length(chunk), self._framer.block_records
+        for start in range(0, length, step):
+            part = {name: values[start : start + step] for name, values in block.items()}
+            frames = cut_frames(self._framer.frame(part))
+            self._bytes += sum(map(len, frames))
+            yield frames, None if label is None else part[label.name]
+        self._records += length
+
+    def _mean_of(self, columns: Columns) -> float:
+        if self.layout is not None:
+            return HEADER_BYTES + self.layout.record_bytes + FOOTER_BYTES
+        rows = np.unique(np.linspace(0, columns.num_records - 1, 64).astype(np.int64))
+        return len(self._framer.frame(columns.block(rows))) / len(rows)
+
+    def _widen(self, block: Mapping[str, object]) -> None:
+        """Makes room for numbers larger than all before; records then have no common layout."""
+        needed = {name: varint_width(block[name]) for name in self._widths}
+        if any(needed[name] > width for name, width in self._widths.items()):
+            self._widths = {name: max(needed[name], self._widths[name]) for name in needed}
+            self._framer = make_framer(self._schema, self._widths)
+            self.layout = None
+
+
+def cut_frames(framed: bytes | memoryview) -> list[bytes]:
+    """Returns each of the framed records that follow each other."""
+    frames, at = [], 0
+    while at < len(framed):
+        (length,) = struct.unpack_from("<Q", framed, at)
+        end = at + HEADER_BYTES + length + FOOTER_BYTES
+        frames.append(bytes(framed[at:end]))
+        at = end
+    return frames
+
+
+def _num_shards(
+    stream: Stream,
+    head: Head,
+    record_bytes: float,
+    shares: Mapping[str, float],
+    num_shards: int | None,
+) -> dict[str, int]:
+    if num_shards is not None:
+        return dict.fromkeys(shares, num_shards)
+    parts = {name: share / sum(shares.values()) for name, share in shares.items()}
+    if stream.splits is None and stream.total is not None:
+        size = stream.total * record_bytes
+        return {name: shards_for(part * size) for name, part in parts.items()}
+    largest = max(parts.values())
+    return {
+        name: max(shards_for(0), round(STREAM_NUM_SHARDS * part / largest))
+        for name, part in parts.items()
+    }
+
+
+def _emptied(chunks: list[tuple[str | None, Chunk]]) -> Iterator[tuple[str | None, Chunk]]:
+    """Yields chunks, each of which is then held by nobody else."""
+    chunks.reverse()
+    while chunks:
+        yield chunks.pop()
+
+
+def _length(chunk: Chunk) -> int:
+    return len(next(iter(chunk.values())))

@@ -1,0 +1,91 @@
+"""Files of Apache Arrow: .parquet, .arrow and .feather."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError, package_missing
+from tfdist.records.writing.tables.table import (
+    BOOLEAN,
+    DATE,
+    INTEGER,
+    NUMBER,
+    Cells,
+    Table,
+    Values,
+)
+
+
+def read_arrow(path: Path, kind: str) -> Table:
+    """Returns the rows of a file.
+
+    Raises:
+        EngineMissingError: pyarrow is not installed.
+        DataError: the file cannot be read.
+    """
+    try:
+        import pyarrow
+        from pyarrow import feather, ipc, parquet
+    except ImportError as error:
+        raise package_missing("pyarrow", f"{kind} files", "tables", error) from None
+    try:
+        if kind == "parquet":
+            # Not read_table, which takes a folder's names for columns.
+            found = parquet.ParquetFile(path).read()
+        elif kind == "feather":
+            found = feather.read_table(path)
+        else:
+            found = _read_ipc(path, pyarrow, ipc)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"{path} must be a {kind} file that pyarrow reads", received=f"an error: {error}"
+        ) from None
+    names = found.column_names
+    if len(set(names)) != len(names):
+        raise DataError(
+            f"each column of {path} must have a name of its own", received=", ".join(names)
+        )
+    return Table(
+        kind=kind,
+        place=str(path),
+        unit="row",
+        columns={name: _column(pyarrow, found.column(name)) for name in names},
+        lines=np.arange(found.num_rows, dtype=np.int64),
+    )
+
+
+def _read_ipc(path: Path, pyarrow: Any, ipc: Any) -> Any:
+    """Reads both forms that Arrow has: the file, and the stream."""
+    try:
+        return ipc.open_file(path).read_all()
+    except pyarrow.ArrowInvalid:
+        return ipc.open_stream(path.read_bytes()).read_all()
+
+
+def _column(pyarrow: Any, column: Any) -> Cells | Values:
+    """Returns a column: typed where numpy has the type, else value by value."""
+    types, compute = pyarrow.types, pyarrow.compute
+    kind = column.type
+    missing = np.asarray(column.is_null().to_numpy(), bool)
+    if types.is_boolean(kind):
+        values = np.asarray(column.fill_null(False).to_numpy(), bool)
+        return Cells(BOOLEAN, values, missing)
+    if types.is_integer(kind) and kind != pyarrow.uint64():
+        return Cells(INTEGER, column.fill_null(0).to_numpy().astype(np.int64), missing)
+    if types.is_floating(kind) or types.is_decimal(kind) or types.is_integer(kind):
+        values = np.asarray(column.cast(pyarrow.float64()).fill_null(np.nan).to_numpy(), float)
+        return Cells(NUMBER, values, missing | np.isnan(values))
+    if types.is_timestamp(kind) or types.is_date(kind):
+        whole = column.cast(pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
+        micros = whole.cast(pyarrow.int64()).fill_null(0).to_numpy()
+        return Cells(DATE, micros // 1_000_000, missing, notes=_fractions(micros % 1_000_000))
+    if types.is_dictionary(kind):
+        column = compute.cast(column, kind.value_type)
+    return Values(column.to_pylist())
+
+
+def _fractions(rest: np.ndarray) -> tuple[str, ...]:
+    return ("has fractions of seconds, which are cut off",) if rest.any() else ()

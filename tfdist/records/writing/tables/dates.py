@@ -1,0 +1,93 @@
+"""Dates and times, in seconds since 1970."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from datetime import date, datetime, timezone
+
+_TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+# What is written, and where in it year, month and day are.
+_FORMS = tuple(
+    (re.compile(written + _TIME, re.IGNORECASE), places)
+    for written, places in (
+        (r"(\d{4})-(\d\d?)-(\d\d?)", (1, 2, 3)),
+        (r"(\d{4})/(\d\d?)/(\d\d?)", (1, 2, 3)),
+        (r"(\d\d?)\.(\d\d?)\.(\d{4})", (3, 2, 1)),
+        (r"(\d\d?)[ -]([a-z]{3})[a-z]*[ -](\d{4})", (3, 2, 1)),
+        (r"([a-z]{3})[a-z]*\.? (\d\d?),? (\d{4})", (3, 1, 2)),
+    )
+)
+# Day and month, or month and day: only a day beyond 12 tells.
+_SLASHES = re.compile(r"(\d\d?)[/-](\d\d?)[/-](\d{4})" + _TIME, re.IGNORECASE)
+
+
+def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
+    """Returns the seconds since 1970 of each text, None for what is no date; and notes of it.
+
+    Known are ISO 8601, 2024/12/31, 31.12.2024, 31 Dec 2024 and Dec 31, 2024, each with a time or
+    without; and 31/12/2024 or 12/31/2024 where the others tell which of the two it is. A time
+    without a zone is taken for UTC.
+    """
+    different = set(texts)
+    slashes = [found for text in different if (found := _SLASHES.fullmatch(text))]
+    order = _order_of(slashes) if slashes else (3, 2, 1)
+    if order is None:
+        why = "day and month cannot be told apart"
+        return [None] * len(texts), (f"is text: of dates such as {texts[0]:.30} {why}",)
+    forms = (*_FORMS, (_SLASHES, order))
+    known = {text: _seconds(text, forms) for text in different}
+    cut = any(found is not None and found != math.floor(found) for found in known.values())
+    notes = ("has fractions of seconds, which are cut off",) if cut else ()
+    whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
+    return [whole[text] for text in texts], notes
+
+
+def seconds_of(value: date) -> int:
+    """Returns the whole seconds since 1970 of Python's date or time; UTC, if it has no zone."""
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    return math.floor((value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp())
+
+
+def _order_of(found: Collection[re.Match[str]]) -> tuple[int, int, int] | None:
+    """Returns where year, month and day are; None where that cannot be told."""
+    first = max(int(match[1]) for match in found) > 12
+    second = max(int(match[2]) for match in found) > 12
+    if first == second:
+        return None
+    return (3, 2, 1) if first else (3, 1, 2)
+
+
+def _seconds(
+    text: str, forms: Sequence[tuple[re.Pattern[str], tuple[int, int, int]]]
+) -> float | None:
+    for form, places in forms:
+        found = form.fullmatch(text)
+        if found is None:
+            continue
+        year, month, day = (found[place] for place in places)
+        if not month.isdigit():
+            if month.lower() not in _MONTHS:
+                return None
+            month = str(_MONTHS.index(month.lower()) + 1)
+        hour, minute, second, fraction, zone = found.groups()[3:]
+        times = [int(part or 0) for part in (year, month, day, hour, minute, second)]
+        try:
+            seconds = datetime(*times, tzinfo=timezone.utc).timestamp() - _offset(zone)
+        except ValueError:
+            return None
+        # Any fraction: what it is exactly is cut off.
+        return seconds + (0.5 if int(fraction or 0) else 0)
+    return None
+
+
+def _offset(zone: str | None) -> int:
+    """Returns the seconds that a zone is ahead of UTC."""
+    if zone is None or zone.upper() in ("Z", "UTC"):
+        return 0
+    seconds = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+    return -seconds if zone[0] == "-" else seconds

@@ -1,0 +1,131 @@
+"""Rows of values between separators: .csv and .tsv files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.tables.table import Complaint, Table, Written
+from tfdist.records.writing.text_files import read_text
+
+#: How pandas' first column is called where it has no name.
+UNNAMED = "Unnamed: 0"
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_ROWS_LOOKED_AT = 200
+_START = 1 << 20
+# What Excel writes above the header.
+_SAID = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
+# A text may be longer than the 131,072 letters that the csv module takes.
+_LONGEST_VALUE = (1 << 31) - 1
+
+
+def read_delimited(path: Path, kind: str) -> Table:
+    """Returns the rows of a file with a header, whatever separates their values.
+
+    The separator is the one of comma, semicolon, tab and bar that gives the header several names
+    and most rows as many values. Between semicolons 1,5 is a number.
+
+    Raises:
+        DataError: no table, a header that does not name each column once, or no rows.
+    """
+    text, notes = read_text(path)
+    said = _SAID.match(text)
+    start = 0 if said is None else said.end()
+    separator = _find_separator(text[start:], kind) if said is None else said[1]
+    usual = "\t" if kind == "tsv" else ","
+    if separator != usual:
+        name = _SEPARATORS.get(separator, repr(separator))
+        notes = (*notes, f"the values of {path} are separated by {name}s")
+    with _long_values():
+        return _read(path, kind, text[start:], separator, int(start > 0), notes)
+
+
+def _read(
+    path: Path, kind: str, text: str, separator: str, lines_before: int, notes: tuple[str, ...]
+) -> Table:
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    bad: list[Complaint] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
+    try:
+        header = _check_header(path, next(reader, []))
+        width = len(header)
+        for row in reader:
+            if len(row) == width:
+                rows.append(row)
+                lines.append(reader.line_num + lines_before)
+            elif row:
+                line = reader.line_num + lines_before
+                bad.append(Complaint(line, str(len(row)), f"have {width} values"))
+    except csv.Error as error:
+        name = _SEPARATORS.get(separator, repr(separator))
+        raise DataError(
+            f"{path} must be a {name}-separated table",
+            received=f"an error: {error} in line {reader.line_num + lines_before}",
+        ) from None
+    if not rows and not bad:
+        raise DataError(f"{path} must have rows below its header", received="none")
+    # Turned here once, so that each value is kept once.
+    by_column = zip(*rows, strict=True) if rows else [()] * width
+    return Table(
+        kind=kind,
+        place=str(path),
+        unit="line",
+        columns={
+            name: Written(texts, decimal_comma=separator == ";")
+            for name, texts in zip(header, by_column, strict=True)
+        },
+        lines=np.array(lines, np.int64),
+        bad=tuple(bad),
+        notes=notes,
+    )
+
+
+def _check_header(path: Path, header: list[str]) -> list[str]:
+    names = [name.strip() for name in header]
+    if len(names) > 1 and not names[0]:
+        names[0] = UNNAMED
+    if not names or "" in names or len(set(names)) != len(names):
+        raise DataError(
+            f"the first line of {path} must name each column, each once",
+            received=", ".join(names) or "an empty line",
+        )
+    return names
+
+
+def _find_separator(text: str, kind: str) -> str:
+    """Returns what separates the values; the kind's own where nothing does."""
+    order = ["\t", ",", ";", "|"] if kind == "tsv" else [",", ";", "\t", "|"]
+    scores = {}
+    for separator in order:
+        rows = list(itertools.islice(_rows_of_start(text, separator), _ROWS_LOOKED_AT))
+        width = len(rows[0]) if rows else 0
+        if width > 1:
+            scores[separator] = (sum(len(row) == width for row in rows) / len(rows), width)
+    return max(scores, key=scores.__getitem__, default=order[0])
+
+
+def _rows_of_start(text: str, separator: str) -> Iterator[list[str]]:
+    start = text if len(text) <= _START else text[: text.rfind("\n", 0, _START) + 1]
+    reader = csv.reader(io.StringIO(start, newline=""), delimiter=separator)
+    with contextlib.suppress(csv.Error):  # Told when the file is read with the right separator.
+        for row in reader:
+            if row:
+                yield row
+
+
+@contextlib.contextmanager
+def _long_values() -> Iterator[None]:
+    limit = csv.field_size_limit(_LONGEST_VALUE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)

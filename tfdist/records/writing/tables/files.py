@@ -1,0 +1,56 @@
+"""Files that are tables, by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfdist.errors import DataError
+from tfdist.records.format.columns import Columns
+from tfdist.records.writing.roles import Asked
+from tfdist.records.writing.tables.table import Table
+
+_KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "feather",
+}
+_PACKED = ("csv", "tsv", "jsonl")
+#: What is read, for messages.
+NAMES = "a table (.csv, .tsv or .jsonl, also with .gz, .parquet, .arrow or .feather)"
+
+
+def kind_of_file(path: Path) -> str | None:
+    """Returns what kind of table a file is called; None for any other file."""
+    name = path.name.lower()
+    kind = _KINDS.get(Path(name.removesuffix(".gz")).suffix)
+    return None if name.endswith(".gz") and kind not in _PACKED else kind
+
+
+def from_table_file(path: Path, asked: Asked | None = None) -> Columns:
+    """Returns the records of a table in a file: see ``records.columns_of_table``."""
+    from tfdist.records.writing.tables.records import columns_of_table
+
+    return columns_of_table(_read(path), asked or Asked(), last_is_label=True)
+
+
+def _read(path: Path) -> Table:
+    kind = kind_of_file(path)
+    assert kind is not None, path
+    if kind in ("csv", "tsv"):
+        from tfdist.records.writing.tables.delimited import read_delimited
+
+        return read_delimited(path, kind)
+    if kind == "jsonl":
+        from tfdist.records.writing.tables.json_lines import read_json_lines
+
+        return read_json_lines(path)
+    from tfdist.records.writing.tables.arrow_files import read_arrow
+
+    table = read_arrow(path, kind)
+    if not len(table.lines):
+        raise DataError(f"{path} must have rows", received="none")
+    return table

@@ -1,0 +1,67 @@
+"""DataFrames of pandas. pandas is not imported: only who has a table has it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.tables.table import (
+    BOOLEAN,
+    DATE,
+    INTEGER,
+    NUMBER,
+    Cells,
+    Table,
+    Values,
+)
+
+
+def is_dataframe(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def from_dataframe(frame: Any) -> Table:
+    """Returns the rows of a DataFrame, without its index.
+
+    Raises:
+        DataError: two columns have one name, or there are no rows.
+    """
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) != len(names):
+        raise DataError(
+            "each column of a DataFrame must have a name of its own", received=", ".join(names)
+        )
+    if not len(frame):
+        raise DataError("a source must have at least one record", received="an empty DataFrame")
+    is_plain = type(frame.index).__name__ == "RangeIndex"
+    return Table(
+        kind="dataframe",
+        place="the DataFrame",
+        unit="row",
+        columns={name: _column(frame.iloc[:, number]) for number, name in enumerate(names)},
+        lines=np.arange(len(frame), dtype=np.int64),
+        notes=() if is_plain else ("the index of the DataFrame is left out",),
+    )
+
+
+def _column(series: Any) -> Cells | Values:
+    missing = series.isna().to_numpy(dtype=bool)
+    kind = getattr(series.dtype, "kind", "O")
+    if kind == "M":
+        nanoseconds = series.to_numpy(dtype="datetime64[ns]").view(np.int64)
+        nanoseconds = np.where(missing, 0, nanoseconds)
+        cut = (nanoseconds % 1_000_000_000).any()
+        notes = ("has fractions of seconds, which are cut off",) if cut else ()
+        return Cells(DATE, nanoseconds // 1_000_000_000, missing, notes=notes)
+    if kind == "b":
+        return Cells(BOOLEAN, series.fillna(False).to_numpy(dtype=bool), missing)
+    if kind == "f" or (kind == "u" and series.dtype.itemsize == 8):
+        return Cells(NUMBER, series.to_numpy(dtype=np.float64, na_value=np.nan), missing)
+    if kind in "iu":
+        return Cells(INTEGER, series.fillna(0).to_numpy(dtype=np.int64), missing)
+    values = series.astype(object).tolist()
+    return Values([None if gone else value for gone, value in zip(missing, values, strict=True)])

@@ -1,0 +1,67 @@
+"""A JSON object in each line: .jsonl and .ndjson files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.tables.table import Complaint, Table, Values
+from tfdist.records.writing.text_files import read_text
+
+_MUST = "be a JSON object"
+
+
+def read_json_lines(path: Path) -> Table:
+    """Returns the objects of a file as rows; a key that an object lacks is a missing value.
+
+    Raises:
+        DataError: no text, or no objects.
+    """
+    text, notes = read_text(path)
+    objects: list[Mapping[str, Any]] = []
+    lines: list[int] = []
+    bad: list[Complaint] = []
+    names: dict[str, None] = {}
+    # Not splitlines: what Unicode calls a line's end may stand within a string.
+    for line, content in enumerate(text.split("\n"), 1):
+        if not content.strip():
+            continue
+        try:
+            found = json.loads(content)
+        except ValueError as error:
+            bad.append(Complaint(line, f"an error ({error})", _MUST))
+            continue
+        if not isinstance(found, dict):
+            bad.append(Complaint(line, f"{content.strip():.30}", _MUST))
+            continue
+        if "\\ud" in content.lower() and not _is_utf_8(found):
+            bad.append(Complaint(line, "half a letter (a lone surrogate)", "be text of UTF-8"))
+            continue
+        objects.append(found)
+        lines.append(line)
+        names |= dict.fromkeys(found)
+    if not names and not bad:
+        raise DataError(f"{path} must hold a JSON object in each line", received="none")
+    return Table(
+        kind="jsonl",
+        place=str(path),
+        unit="line",
+        columns={name: Values([item.get(name) for item in objects]) for name in names},
+        lines=np.array(lines, np.int64),
+        bad=tuple(bad),
+        notes=notes,
+    )
+
+
+def _is_utf_8(value: Any) -> bool:
+    """Whether all text in it can be written: JSON can hold one half of a letter, as of an emoji."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,134 @@
+"""The columns of a table as arrays of features: numbers together, each other column alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
+
+FEATURES = "features"
+#: Text with at most so many different values, in fewer than half of the rows, is categories.
+MOST_CATEGORIES = 1000
+# Whole numbers up to here are exact in float32.
+_EXACT = 1 << 24
+_CLASSES_IN_DOUBT = 20
+# The names that an input of Keras can have.
+_INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+
+
+@dataclass
+class Packed:
+    """The arrays of the records.
+
+    Attributes:
+        numbers: the columns of "features", float64, int64 or bool [rows].
+        inputs, labels: the other arrays, by the name of the feature.
+        classes: by feature, the names of the numbers in it.
+        columns: by feature, the columns that it is made of.
+        details: by column, what else there is to say of its role.
+    """
+
+    place: str
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    inputs: dict[str, object] = field(default_factory=dict)
+    labels: dict[str, object] = field(default_factory=dict)
+    classes: dict[str, Sequence[str]] = field(default_factory=dict)
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_input(self, name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> None:
+        if cells.kind in NUMERIC:
+            self.numbers[name] = cells.values
+            if cells.kind == BOOLEAN:
+                self.details[name] = "0 or 1"
+            return
+        self.inputs[name] = cells.values
+        self.columns[name] = (name,)
+        if not _INPUT_NAME.fullmatch(name):
+            self.notes.append(
+                f"'{name}' is a name that no input of Keras can have: give the column another, or "
+                "its values in map_fn"
+            )
+        if cells.kind == DATE:
+            self.details[name] = "seconds since 1970"
+        elif cells.kind == LISTS:
+            self.inputs[name] = cells.values.tolist()
+            self.details[name] = "of variable length"
+        elif _is_categories(name, cells, said):
+            self.inputs[name], self.classes[name] = _numbered(cells.values)
+            self.details[name] = f"{len(self.classes[name]):,} categories"
+        else:
+            self.details[name] = "text"
+
+    def add_label(self, name: str, feature: str, cells: Cells) -> None:
+        self.columns[feature] = (name,)
+        values = cells.values
+        if cells.kind in (TEXT, DATE):
+            self.labels[feature], names = _numbered(values)
+            self.classes[feature] = names
+            if len(names) > max(_CLASSES_IN_DOUBT, len(values) / 2):
+                self.notes.append(
+                    f"the label '{name}' has {len(names):,} classes in {len(values):,} rows: if it "
+                    "is none, name the label with --label"
+                )
+        elif cells.kind == BOOLEAN:
+            self.labels[feature] = values.astype(np.int64)
+            self.classes[feature] = ("false", "true")
+        elif cells.kind == LISTS:
+            self.labels[feature] = values.tolist()
+        else:
+            self.labels[feature] = values.astype(np.float32) if cells.kind == NUMBER else values
+
+    def all_inputs(self) -> dict[str, object]:
+        """Returns the inputs, that of all numbers first."""
+        if not self.numbers:
+            return self.inputs
+        if FEATURES in self.inputs:
+            raise DataError(
+                f"no column of {self.place} that is no number must be called '{FEATURES}'",
+                received=f"numbers in {', '.join(self.numbers)}, which are '{FEATURES}' together",
+                mend="Give the column another name",
+            )
+        rows = len(next(iter(self.numbers.values())))
+        features = np.empty((rows, len(self.numbers)), np.float32)
+        rounded = []
+        for place, (name, values) in enumerate(self.numbers.items()):
+            with np.errstate(over="ignore"):
+                features[:, place] = values
+            if values.dtype == np.int64 and np.abs(values).max() > _EXACT:
+                rounded.append(f"'{name}'")
+        if rounded:
+            self.notes.append(
+                f"whole numbers beyond {_EXACT:,} are rounded to float32: {', '.join(rounded)}"
+            )
+        self.columns = {FEATURES: tuple(self.numbers), **self.columns}
+        return {FEATURES: features, **self.inputs}
+
+
+def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> bool:
+    if name in said["text"] or name in said["categories"]:
+        return name in said["categories"]
+    different = len(set(cells.values.tolist()))
+    return different <= MOST_CATEGORIES and different * 2 < len(cells)
+
+
+def _numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Returns the number of each value in the sorted ones, int64 [rows], and those."""
+    texts = [str(value).strip() for value in values.tolist()]
+    names = _sorted(set(texts))
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers[text] for text in texts], np.int64), names
+
+
+def _sorted(names: Collection[str]) -> list[str]:
+    """Sorts names; numbers by their value, after what is empty."""
+    try:
+        return sorted(names, key=lambda name: (name != "", float(name or 0), name))
+    except ValueError:
+        return sorted(names)

@@ -1,0 +1,223 @@
+"""From a table to columns of records: which of its columns are what, and how they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.writing.roles import Asked, Roles, assign, named
+from tfdist.records.writing.tables.complaints import complaints_of, refuse
+from tfdist.records.writing.tables.delimited import UNNAMED
+from tfdist.records.writing.tables.kinds import find_kind
+from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
+from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.table import (
+    BOOLEAN,
+    DATE,
+    EMPTY,
+    INTEGER,
+    NUMERIC,
+    Cells,
+    Table,
+    Written,
+)
+
+MISSING = "missing"
+# What tables number their rows with, as pandas writes them.
+_INDEX_NAMES = ("", "id", "index", UNNAMED.lower(), "__index_level_0__")
+# Kinds that are the names of classes when a label is written so.
+_NAMES = (BOOLEAN, DATE)
+
+
+def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Columns:
+    """Returns the records of a table.
+
+    All numbers and truth values that are inputs are one input, "features", float32 [columns].
+    Every other input is called as its column: dates are int64, seconds since 1970; text of few
+    different values is categories, int64, numbered in the order of the sorted values of all rows;
+    other text is strings; lists have variable length. With ``missing="mask"`` there is one more,
+    "missing", uint8 [columns], 1 where a column had no value.
+
+    Without one that is named, the label's column is the one called label, target, class or y, else
+    the last; see ``roles``. Integers become int64 class ids, other numbers float32 targets, text
+    the numbers of its sorted values, which are the class names. One label is called "label",
+    several are called as their columns. The column that names the owner of each row is no input,
+    nor is one that only numbers the rows.
+
+    Args:
+        last_is_label: whether the last column is the label where none is called so.
+
+    Raises:
+        DataError: rows that are not whole, values that are missing or not of their column's kind,
+            no rows, or columns of which only the user can say what they are.
+    """
+    how = parse_missing(asked.missing)
+    if not len(table.lines):
+        raise refuse(table, table.bad, {})
+    said = {
+        role: named(table.place, "column", f"--{role}", getattr(asked, role), table.names) or ()
+        for role in ("text", "categories")
+    }
+    index = _index_columns(table, asked, said)
+    names = [name for name in table.names if name not in index]
+    roles = assign(table.place, "column", names, asked, last_is_label=last_is_label)
+    cells = _cells(table, roles, (*said["text"], *said["categories"]))
+    empty = [name for name in roles.inputs if cells[name].kind == EMPTY]
+    cells = {name: column for name, column in cells.items() if name not in empty}
+    inputs = [name for name in roles.inputs if name not in empty]
+    if not inputs:
+        raise DataError(f"{table.place} must have an input with values", received="none")
+    was_missing = {name: column.missing for name, column in cells.items()}
+    kept, notes = _kept_rows(table, asked, how, cells, [n for n in cells if n not in inputs])
+    cells = {name: _take(column, kept) for name, column in cells.items()}
+    notes = [*table.notes, *notes]
+    notes += [f"column '{name}' has no value in any row: it is left out" for name in empty]
+    for name in inputs:
+        if cells[name].missing.any():
+            cells[name], note = filled(name, cells[name], how)
+            notes.append(note)
+    packed = Packed(table.place)
+    for name in inputs:
+        packed.add_input(name, cells[name], said)
+    if how == MASK:
+        mask = np.stack([was_missing[name][kept] for name in inputs], axis=-1)
+        packed.inputs[MISSING], packed.columns[MISSING] = mask.astype(np.uint8), tuple(inputs)
+    for name in roles.labels:
+        packed.add_label(name, "label" if len(roles.labels) == 1 else name, cells[name])
+    weights = {} if roles.weight is None else {roles.weight: cells[roles.weight].values}
+    columns = from_arrays(
+        table.kind,
+        packed.all_inputs(),
+        packed.labels,
+        weights,
+        classes=packed.classes,
+        columns=packed.columns,
+    )
+    details = {
+        **packed.details,
+        **dict.fromkeys(index, "it numbers the rows"),
+        **dict.fromkeys(empty, "it is empty"),
+    }
+    left_out = replace(roles, inputs=tuple(inputs), dropped=(*roles.dropped, *index, *empty))
+    columns = replace(
+        columns,
+        roles=left_out.listed(table.names, details),
+        notes=(*columns.notes, *notes, *packed.notes, *_notes_of(cells)),
+    )
+    if roles.client is None:
+        return columns
+    owners = find_kind(table.columns[roles.client], is_text=True).values[kept]
+    return replace(columns, owners=np.array([owner.strip() for owner in owners.tolist()]))
+
+
+def _index_columns(table: Table, asked: Asked, said: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the columns that number the rows, of which the user says nothing."""
+    mentioned = {asked.client, asked.weight, *said["text"], *said["categories"]}
+    for option in ("label", "inputs", "drop"):
+        mentioned |= set(
+            named(table.place, "column", f"--{option}", getattr(asked, option), table.names) or ()
+        )
+    found = []
+    for name, column in table.columns.items():
+        if name.lower() in _INDEX_NAMES and name not in mentioned:
+            cells = find_kind(column)
+            is_whole = cells.kind == INTEGER and not cells.missing.any() and not cells.bad
+            if is_whole and len(np.unique(cells.values)) == len(cells):
+                found.append(name)
+    return found
+
+
+def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]:
+    """Returns the columns that are used, each of its kind."""
+    cells = {}
+    others = [name for name in (roles.weight, roles.client) if name is not None]
+    for name in dict.fromkeys((*roles.inputs, *roles.labels, *others)):
+        try:
+            cells[name] = find_kind(table.columns[name], is_text=name in words)
+        except DataError as error:
+            raise DataError(
+                f"column '{name}' of {table.place}: {error.rule}",
+                received=error.received,
+                mend=error.mend,
+            ) from None
+        column, found = table.columns[name], cells[name]
+        if name == roles.client and name not in roles.labels:
+            cells[name] = replace(find_kind(column, is_text=True), missing=found.missing)
+        elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
+            as_written = find_kind(column, is_text=True)
+            cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
+    for name in (*roles.labels, *others):
+        if cells[name].kind == EMPTY or cells[name].missing.all():
+            raise DataError(f"column '{name}' of {table.place} must have values", received="none")
+    if roles.weight is not None and cells[roles.weight].kind not in NUMERIC:
+        raise DataError(
+            f"the sample weights in column '{roles.weight}' of {table.place} must be numbers",
+            received=cells[roles.weight].kind,
+        )
+    return cells
+
+
+def _kept_rows(
+    table: Table,
+    asked: Asked,
+    how: str | float | None,
+    cells: Mapping[str, Cells],
+    needed: Sequence[str],
+) -> tuple[np.ndarray, list[str]]:
+    """Returns the rows that are kept, int64 [n], and sentences on the others.
+
+    Args:
+        needed: the columns of which no value can be made up.
+
+    Raises:
+        DataError: rows that are not as they must be, and of which the user has said nothing.
+    """
+    complaints = complaints_of(table, cells)
+    is_kept = np.ones(len(table.lines), bool)
+    notes = []
+    if asked.skip_bad and complaints:
+        for column in cells.values():
+            is_kept[list(column.bad)] = False
+        lines = list(dict.fromkeys(complaint.line for complaint in complaints))
+        first = ", ".join(str(line) for line in lines[:20]) + (", ..." if len(lines) > 20 else "")
+        notes.append(
+            f"{len(lines):,} {_rows(lines)} left out as bad, of {table.place} {table.unit} {first}"
+        )
+        complaints = []
+    missing = {name: column.missing & is_kept for name, column in cells.items()}
+    missing = {name: rows for name, rows in missing.items() if rows.any()}
+    if complaints or (how is None and missing):
+        told = missing if how is None else {}
+        raise refuse(table, complaints, {n: np.flatnonzero(rows) for n, rows in told.items()})
+    dropped = [name for name in missing if how == DROP or name in needed]
+    if dropped:
+        gone = np.any([missing[name] for name in dropped], axis=0)
+        is_kept &= ~gone
+        counts = ", ".join(f"{int(missing[name].sum()):,} in '{name}'" for name in dropped)
+        rows = np.flatnonzero(gone)
+        notes.append(f"{len(rows):,} {_rows(rows)} left out for missing values: {counts}")
+    if not is_kept.any():
+        raise DataError(f"{table.place} must have a row that is whole", received="none")
+    return np.flatnonzero(is_kept), notes
+
+
+def _rows(rows: Sequence[int] | np.ndarray) -> str:
+    return "row is" if len(rows) == 1 else "rows are"
+
+
+def _take(cells: Cells, rows: np.ndarray) -> Cells:
+    return replace(cells, values=cells.values[rows], missing=cells.missing[rows], bad={})
+
+
+def _notes_of(cells: Mapping[str, Cells]) -> Iterator[str]:
+    """Yields what is to be said of the columns; columns of the same are said together."""
+    together: dict[str, list[str]] = {}
+    for name, column in cells.items():
+        for note in column.notes:
+            together.setdefault(note, []).append(f"'{name}'")
+    for note, names in together.items():
+        yield f"column {names[0]} {note}" if len(names) == 1 else f"{', '.join(names)}: each {note}"

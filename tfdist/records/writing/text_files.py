@@ -1,0 +1,53 @@
+"""The text of a file: packed or not, in whichever of the usual encodings."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from pathlib import Path
+
+from tfdist.errors import DataError
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns the text of a file, and notes of how it was read.
+
+    The bytes are UTF-8 (with or without a mark), UTF-16 with its mark, or else those of Western
+    European Windows (cp1252), or of Latin-1 where not even that holds, which a note then says.
+
+    Raises:
+        DataError: it cannot be read or unpacked, or is no text.
+    """
+    text, encoding = decoded(read_bytes(path), path)
+    if encoding is None:
+        return text, ()
+    return text, (f"{path} is not UTF-8: it was read as {encoding}",)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the bytes of a file, unpacked where it is called .gz."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} must be readable", received=f"an error: {error}") from None
+
+
+def decoded(data: bytes, path: Path) -> tuple[str, str | None]:
+    """Returns the text, and its encoding where that is none that announces itself."""
+    try:
+        if data.startswith(_UTF_16):
+            return data.decode("utf-16"), None
+        if b"\0" in data:
+            raise DataError(f"{path} must be text", received="bytes of value 0")
+        return data.decode("utf-8-sig"), None
+    except UnicodeDecodeError as error:
+        if data.startswith(_UTF_16):
+            raise DataError(f"{path} must be text", received=f"an error: {error}") from None
+    try:
+        return data.decode("cp1252"), "Western European Windows text (cp1252)"
+    except UnicodeDecodeError:
+        return data.decode("latin-1"), "Latin-1"
