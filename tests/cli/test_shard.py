@@ -54,13 +54,43 @@ def test_images_and_arrays(tfdist, tmp_path):
     assert tfdist("shard", "a.npz", "two", "--num-shards", "1")[0] == 0
 
 
+def test_photos_as_they_come(tfdist, tmp_path):
+    """Of unequal size, in splits, with a file that is none and one that is broken."""
+    for split, count in (("train", 8), ("val", 3)):
+        for kind in "ab":
+            save_images(tmp_path / "photos" / split / kind, [(4 + n, 9 - n) for n in range(count)])
+    (tmp_path / "photos" / "README.txt").write_text("x")
+    (tmp_path / "photos" / "train" / "a" / "x.jpg").write_bytes(b"x")
+    options = "--resize 6x6 --pad --color gray --skip-bad --num-shards 2"
+    code, out, err = tfdist("shard", "photos", "data", *options.split())
+    assert (code, err) == (0, "")
+    assert "tfdist: left out 1 of 23 images: photos/train/a/x.jpg: is no image\n" in out
+    assert "tfdist: skipped 1 that are no images: README.txt\n" in out
+    manifest = load_manifest(tmp_path / "data")
+    assert {name: split.records for name, split in manifest.splits.items()} == {
+        "train": 16,
+        "validation": 6,
+    }
+    image = manifest.schema.features[0]
+    assert (image.shape, image.read_shape, image.reading.fit) == (
+        (None, None, 3),
+        (6, 6, 1),
+        "pad",
+    )
+    assert tfdist("inspect", "data", "--check")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["nowhere", "out"], "'nowhere', which does not exist"),
         (["ragged.csv", "out"], "1 in line 3"),
         (["missing.csv", "out"], "line 2, column 'a'"),
-        (["photos", "out"], "0.png 4x4 with 3 channels, photos/a/1.png 5x4"),
+        (["photos", "out"], "photos/a/2.png: is no image. Repair or remove them, or leave"),
+        (["photos", "out", "--crop"], "fit must go with resize"),
+        (["photos", "out", "--resize", "8x8", "--crop", "--pad"], "must not go together"),
+        (["photos", "out", "--labels", "photos/none.csv"], "none.csv, which is no file"),
+        (["digits", "out", "--skip-bad"], "skip_bad must go with a folder of images"),
         (["negative.npz", "out"], "-1 in 'y'"),
         (["digits", "full"], "new or empty folder"),
         (["digits", "out", "--num-shards", "2000"], "1498 records for 2000 shards"),
@@ -71,7 +101,7 @@ def test_images_and_arrays(tfdist, tmp_path):
             "split 'test' must have at least one record",
         ),
         (["digits", "out", "--compression", "zip"], "zip"),
-        (["digits", "out", "--label", "x"], "must go with a .csv or .npz file"),
+        (["digits", "out", "--label", "x"], "must go with a table or a .npz file"),
         (["digits"], "Missing argument 'OUT'"),
     ],
 )
@@ -79,6 +109,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tfdist, tmp_path, args, messag
     (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
     (tmp_path / "missing.csv").write_text("a,b\n,2\n3,4\n")
     save_images(tmp_path / "photos" / "a", [(4, 4), (5, 4)])
+    (tmp_path / "photos" / "a" / "2.png").write_bytes(b"")
     np.savez(tmp_path / "negative.npz", x=np.zeros(2), y=np.array([0, -1]))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
@@ -165,3 +196,42 @@ def test_columns_that_may_be_labels_are_asked_for(tfdist, tmp_path, options, mes
     assert err.count("\n") == 1
     assert message in err
     assert not (tmp_path / "data").exists()
+
+
+def test_a_messy_table(tfdist, tmp_path):
+    lines = ["id;size;colour;note;by;label", "1;1,5;red;fine;ann;a", "2;;red;;bob;b", "3;2;blue"]
+    lines += [
+        f"{n};{n},25;{'red' if n % 2 else 'blue'};text {n};cy;{'ab'[n % 2]}" for n in range(4, 40)
+    ]
+    (tmp_path / "t.csv").write_bytes("\n".join(lines).replace("fine", "größe").encode("cp1252"))
+    code, out, err = tfdist("shard", "t.csv", "data", "--ignore", "by")
+    assert (code, out) == (2, "")
+    assert "3 in line 4" in err
+    assert "'' in line 3, column 'size'" in err
+    assert err.count("\n") == 1
+    options = ["--ignore", "by", "--skip-bad", "--missing", "mask", "--text", "note"]
+    code, out, err = tfdist("shard", "t.csv", "data", *options, "--num-shards", "1")
+    assert (code, err) == (0, "")
+    for told in ("read as Western European", "semicolons", "1 row is left out as bad", "filled"):
+        assert told in out
+    became = {
+        cells[1].strip(): cells[2].strip()
+        for line in out.splitlines()
+        if len(cells := line.split("│")) == 4
+    }
+    assert became["id"] == "dropped (it numbers the rows)"
+    assert became["by"] == "dropped"
+    assert became["colour"] == "input (2 categories)"
+    assert became["note"] == "input (text)"
+    features = load_manifest(tmp_path / "data").schema.of_role("input")
+    assert [f.name for f in features] == ["features", "colour", "note", "missing"]
+    assert features[1].classes == ("blue", "red")
+    assert check(tmp_path / "data") == []
+
+
+def test_options_of_tables_go_with_tables_alone(tfdist, tmp_path):
+    for option in ("--text", "--categories", "--missing", "--weight"):
+        code, out, err = tfdist("shard", "digits", "data", option, "x")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "must go with a table" in err
+    assert list(tmp_path.iterdir()) == []

@@ -62,6 +62,12 @@ def test_a_training_leaves_its_results(train, strategy, replicas):
     for part in ("train", "validation", "test"):
         assert set(summary[part]) == {"loss", "accuracy"}
     assert summary["validation"]["accuracy"] > 0.6
+    # Where batches wait on devices, nothing tells how long a step waits for them.
+    is_measured = strategy in ("single", "horovod")
+    assert all(("data_wait" in row) == is_measured for row in history(folder))
+    assert is_measured == (summary["data_wait"] is not None)
+    said = "steps waited" if is_measured else "waiting was not measured"
+    assert done.stdout.count(f"\ndata    {said}") == 1
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert [line[:9] for line in done.stdout.splitlines()[:3]] == [
         f"epoch {n}/3" for n in (1, 2, 3)
@@ -79,6 +85,10 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     assert "--resume" in done.stderr
     assert "--overwrite" in done.stderr
     assert (folder / "history.csv").read_bytes() == before
+
+    for name, told in (("flip", "--resume must have the augment"), ("spin", "flip, crop, color")):
+        done, _ = train("--strategy", "single", "--resume", "--augment", name)
+        assert (done.returncode, told in done.stderr) == (2, True)
 
     done, _ = train("--strategy", "single", "--epochs", "3", "--resume")
     assert done.returncode == 0, done.stderr

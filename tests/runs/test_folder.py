@@ -331,6 +331,21 @@ def test_resuming_compares_files_not_words(tmp_path, monkeypatch):
     resume(working_folder=other, model="../m.py:f", data="../data")
 
 
+def test_resuming_compares_the_records_and_how_they_are_read(tmp_path):
+    run = RunFolder(tmp_path / "run")
+
+    def resume(**changes):
+        with run.taken(CONFIG | changes, resume=True):
+            write_epoch(run, "epoch,seconds,samples_per_s\n")
+
+    resume()  # An earlier tfdist, which wrote nothing of them down.
+    resume(records="0000000a")
+    for config in ({"records": "0000000b"}, {}):
+        with pytest.raises(OptionError, match="must have the records of the training"):
+            resume(**config)
+    resume(records="0000000a")
+
+
 def test_a_damaged_file_is_one_line(tmp_path):
     path = tmp_path / "config.json"
     for text in ("[" * 100_000, "{}", "[]", '{"model": 1}', "\xff", "1e999", ""):

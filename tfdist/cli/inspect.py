@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from tfdist.records.clients.shard_store import ShardStore
     from tfdist.records.format.manifest import Manifest
-    from tfdist.records.format.schema import Schema
+    from tfdist.records.format.schema import Feature, Schema
 
 EXIT_FAULTS = 1
 _CLASSES_SHOWN = 20
 
 _CLIENT_SHARDS_SHOWN = 20
+_FITS = {"stretch": "stretched", "crop": "cropped", "pad": "padded"}
 
 _EPILOG = """\b
 Examples:
@@ -67,10 +68,11 @@ def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None
         if split is not None:
             manifest = replace(manifest, splits={split: manifest.splits[split]})
         stores = _stores_of_splits(folder, manifest)
+        elsewhere = f", shards in {manifest.shard_folder(folder)}" if manifest.shards_in else ""
         console.print(
             f"{folder}: from {manifest.source}, seed {manifest.seed}, "
             f"{'stratified, ' if manifest.stratified else ''}compression {manifest.compression}, "
-            f"written by {manifest.written_by}",
+            f"written by {manifest.written_by}{elsewhere}",
             soft_wrap=True,
         )
         tables = _tables(manifest, stores)
@@ -96,8 +98,10 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
         DataError: OUT has no such split.
     """
     from tfdist.errors import DataError
+    from tfdist.records.buckets.cache import local_shards
     from tfdist.records.format.manifest import MANIFEST_NAME, has_client_folders, load_manifest
 
+    path = local_shards(path)
     if path.exists():
         return path, None
     if (path.parent / MANIFEST_NAME).is_file():
@@ -119,8 +123,7 @@ def _check(folder: Path, split: str | None) -> bool:
     from tfdist.cli.console import progress_bar, stdout
     from tfdist.records.format.checking import check
 
-    of_split = "" if split is None else f"{split}-?????-of-"
-    files = list(folder.rglob(f"{of_split}*.tfrecord*"))
+    files = _shards(folder, split)
     with progress_bar("bytes") as bar:
         task = bar.add_task("Checking", total=_total_bytes(files))
         faults = check(
@@ -134,6 +137,22 @@ def _check(folder: Path, split: str | None) -> bool:
     else:
         console.print(f"clean: every byte of {len(files)} shards is as it was written")
     return not faults
+
+
+def _shards(folder: Path, split: str | None) -> list[Path]:
+    """Returns the files of a split, or of all, of a folder of shards or of one for each client."""
+    from tfdist.errors import TfdistError
+    from tfdist.records.format.manifest import MANIFEST_NAME, client_folders, load_manifest
+
+    files = []
+    is_one = (folder / MANIFEST_NAME).is_file()
+    for place in [folder] if is_one else client_folders(folder):
+        with contextlib.suppress(TfdistError):  # A client that cannot be read is a fault.
+            manifest = load_manifest(place)
+            shards = manifest.shard_folder(place)
+            splits = manifest.splits if split is None else {split: manifest.splits.get(split)}
+            files += [shards / s.file for info in splits.values() if info for s in info.shards]
+    return files
 
 
 def _total_bytes(files: list[Path]) -> int:
@@ -188,8 +207,8 @@ def _plot(folder: Path, stores: dict[str, ShardStore], path: Path) -> None:
 
 
 def _tables(manifest: Manifest, stores: dict[str, ShardStore]) -> Iterator[Table]:
-    yield _schema_table(manifest.schema)
-    yield _splits_table(manifest)
+    yield schema_table(manifest.schema)
+    yield splits_table(manifest)
     if manifest.schema.class_label is not None:
         yield _classes_table(manifest)
     for store in stores.values():
@@ -199,7 +218,7 @@ def _tables(manifest: Manifest, stores: dict[str, ShardStore]) -> Iterator[Table
 
 def _tables_of_clients(stores: dict[str, ShardStore]) -> Iterator[Table]:
     first = next(iter(stores.values()))
-    yield _schema_table(first.schema)
+    yield schema_table(first.schema)
     for name, store in stores.items():
         for table in store.skew().tables():
             table.title = f"{name}: {table.title}"
@@ -222,19 +241,41 @@ def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     return table
 
 
-def _schema_table(schema: Schema) -> Table:
-    table = _table("schema", ("feature", "role", "dtype", "shape", "encoding", "names"), ())
+def schema_table(schema: Schema) -> Table:
+    from tfdist.records.format.schema import AS_STORED
+
+    titles = ("feature", "role", "dtype", "shape", "encoding", "names")
+    is_changed = any(feature.reading != AS_STORED for feature in schema.features)
+    table = _table("schema", (*titles, "read as") if is_changed else titles, ())
     for feature in schema.features:
         names = feature.classes or feature.columns or ()
         shown = ", ".join(names[:_CLASSES_SHOWN])
         if len(names) > _CLASSES_SHOWN:
             shown += f" and {len(names) - _CLASSES_SHOWN} more"
-        shape = str(list(feature.shape))
-        table.add_row(feature.name, feature.role, feature.dtype, shape, feature.encoding, shown)
+        shape = feature.shown_shape
+        cells = (feature.name, feature.role, feature.dtype, shape, feature.encoding, shown)
+        table.add_row(*cells, *([_read_as(feature)] if is_changed else []))
     return table
 
 
-def _splits_table(manifest: Manifest) -> Table:
+def _read_as(feature: Feature) -> str:
+    """Returns what becomes of a feature when it is read."""
+    reading = feature.reading
+    said = []
+    if reading.size is not None:
+        said.append(f"{reading.size[0]}x{reading.size[1]}, {_FITS[reading.fit]}")
+    if reading.channels is not None:
+        said.append({1: "gray", 3: "rgb"}[reading.channels])
+    if reading.length is not None:
+        said.append(f"{reading.length} entries")
+    if reading.fill:
+        said.append(f"filled with {reading.fill:g}")
+    if reading.offset:
+        said.append(f"{reading.offset} subtracted")
+    return ", ".join(said)
+
+
+def splits_table(manifest: Manifest) -> Table:
     from tfdist.cli.console import megabytes
 
     table = _table("splits", ("split",), ("records", "share", "shards", "size"))

@@ -30,6 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _VERBS = {
     "init": ("tfdist.cli.init", "Write a small project that trains as it stands."),
     "shard": ("tfdist.cli.shard", "Write data as TFRecord shards with a manifest."),
+    "adopt": ("tfdist.cli.adopt", "Make shards of other people's TFRecords, as they are."),
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),

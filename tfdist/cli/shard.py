@@ -19,8 +19,12 @@ _EPILOG = """\b
 Examples:
   tfdist shard digits data/digits
   tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
+  tfdist shard photos data/photos --resize 224x224 --crop
+  tfdist shard photos data/photos --labels labels.csv --resize 224x224 --skip-bad
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
   tfdist shard visits.csv data/visits --label sick,days --drop name
+  tfdist shard reviews.jsonl data/reviews --label stars --text title
+  tfdist shard sales.csv.gz data/sales --label sold --missing mask --ignore note,by
   tfdist shard arrays.npz data/arrays --compression gzip --workers 2
   tfdist shard digits fed --clients 30 --partition dirichlet:0.3
   tfdist shard visits.csv fed --label sick --partition by:hospital
@@ -35,13 +39,15 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.command("shard", epilog=_EPILOG, short_help="Write data as TFRecord shards.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--num-shards", type=int, help="Shards of each split.  [default: 4]")
+@click.option(
+    "--num-shards",
+    type=int,
+    help="Shards of each split.  [default: of about 150 MB each, at least 4]",
+)
 @click.option(
     "--split",
-    default="train=5,validation=1",
-    show_default=True,
     metavar="NAME=SHARE,...",
-    help="The splits and their shares.",
+    help="The splits and their shares.  [default: those of the source, else train=5,validation=1]",
 )
 @click.option("--stratify", is_flag=True, help="Give every split the proportions of the classes.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
@@ -57,7 +63,7 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     metavar="NAME,...",
     multiple=True,
     callback=_joined,
-    help="The label, or several: columns of a .csv, arrays of a .npz.",
+    help="The label, or several: columns of a table, arrays of a .npz.",
 )
 @click.option(
     "--inputs",
@@ -68,10 +74,33 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 )
 @click.option(
     "--drop",
+    "--ignore",
     metavar="NAME,...",
     multiple=True,
     callback=_joined,
     help="Columns or arrays to leave out.",
+)
+@click.option("--weight", metavar="NAME", help="The sample weight.  [default: sample_weight]")
+@click.option(
+    "--text",
+    metavar="NAME,...",
+    multiple=True,
+    callback=_joined,
+    help="Columns of a table that are text, whatever they look like.",
+)
+@click.option(
+    "--categories",
+    metavar="NAME,...",
+    multiple=True,
+    callback=_joined,
+    help="Columns of a table that become numbers of their sorted values.  "
+    "[default: text of at most 1000 values, in fewer than half of the rows]",
+)
+@click.option(
+    "--missing",
+    metavar="HOW",
+    help="What becomes of missing values of a table: drop (the row), mean, median, a number, or "
+    "mask (0, and a second input that tells).  [default: they are refused]",
 )
 @click.option(
     "--clients",
@@ -90,33 +119,72 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     "--decode/--no-decode",
     default=True,
     show_default=True,
-    help="Decode each image that is kept as it is, to see that it can be.",
+    help="Decode each image before anything is written, to see that it can be.",
+)
+@click.option(
+    "--resize",
+    metavar="HxW",
+    help="The size that images are read in, such as 224x224; their files are kept as they are.",
+)
+@click.option("--crop", is_flag=True, help="With --resize: cut off what is too much.")
+@click.option("--pad", is_flag=True, help="With --resize: fill what is missing with zeros.")
+@click.option("--color", type=click.Choice(["rgb", "gray"]), help="What images are read as.")
+@click.option("--write-resized", is_flag=True, help="Write images anew in the size of --resize.")
+@click.option(
+    "--labels",
+    metavar="FILE",
+    help="A .csv or .jsonl with a row for each image of the folder SOURCE.",
+)
+@click.option(
+    "--masks", metavar="FOLDER", help="Masks of the images in SOURCE, which are called alike."
+)
+@click.option(
+    "--skip-bad",
+    is_flag=True,
+    help="Leave out rows, texts and images that cannot be read, or images that lack their row or "
+    "mask, and tell how many they are.",
 )
 @click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
 def command(
     source: str,
     out: Path,
     num_shards: int | None,
-    split: str,
+    split: str | None,
     stratify: bool,
     seed: int,
     compression: str,
     label: str | None,
     inputs: str | None,
     drop: str | None,
+    weight: str | None,
+    text: str | None,
+    categories: str | None,
+    missing: str | None,
     clients: int | None,
     partition: str | None,
     decode: bool,
+    resize: str | None,
+    crop: bool,
+    pad: bool,
+    color: str | None,
+    write_resized: bool,
+    labels: str | None,
+    masks: str | None,
+    skip_bad: bool,
     workers: int,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
-    SOURCE is a folder of class folders with images, a .csv file with a header, a .npz file, or the
-    name "digits": 1,797 images of handwritten digits, which come with tfdist.
+    SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
+    test/) or with --labels or --masks; a folder of .txt files in class folders; a table (.csv, .tsv
+    or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or .npy file, or a
+    folder of .npy files; a .tar file, as webdataset writes it; another folder of shards, DIR or
+    DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come with tfdist.
 
     Every record is an ordinary tf.train.Example.
     """
     from tfdist.cli.console import progress_bar
+    from tfdist.records.buckets.urls import url_of
     from tfdist.records.writing.writer import write
 
     sources: list[Columns] = []
@@ -134,14 +202,36 @@ def command(
             label=label,
             inputs=inputs,
             drop=drop,
+            weight=weight,
+            text=text,
+            categories=categories,
+            missing=missing,
             clients=clients,
             partition=partition,
             decode=decode,
+            resize=resize,
+            fit=_fit(crop, pad),
+            color=color,
+            write_resized=write_resized,
+            labels=labels,
+            masks=masks,
+            skip_bad=skip_bad,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )
+    for note in sources[0].notes:
+        print(f"tfdist: {note}")
     _print_roles(source, sources[0].roles)
-    _print_summary(out, manifest)
+    _print_summary(url_of(out) or str(out), manifest)
+
+
+def _fit(crop: bool, pad: bool) -> str | None:
+    """Returns how images are resized, as ``write`` calls it."""
+    from tfdist.errors import OptionError
+
+    if crop and pad:
+        raise OptionError("--crop and --pad must not go together", mend="Leave one out")
+    return "crop" if crop else "pad" if pad else None
 
 
 def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
@@ -164,12 +254,12 @@ def _print_roles(source: str, roles: Sequence[tuple[str, str]]) -> None:
     stdout().print(table)
 
 
-def _print_summary(out: Path, manifest: Manifest) -> None:
+def _print_summary(out: str, manifest: Manifest) -> None:
     from rich.table import Table
 
     from tfdist.cli.console import megabytes, stdout
 
-    table = Table(title=str(out), title_justify="left")
+    table = Table(title=out, title_justify="left")
     table.add_column("split")
     for name in ("records", "shards", "size"):
         table.add_column(name, justify="right")

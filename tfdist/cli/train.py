@@ -15,6 +15,7 @@ from tfdist.cli.process_options import (
     seed_option,
     where_options,
 )
+from tfdist.runs import data_wait
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.ranks import Where
 from tfdist.runs.training import Run, carry_out, training_config
@@ -26,6 +27,7 @@ Examples:
   tfdist train --model model.py:model_fn --data data/digits --strategy horovod
       --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
+  tfdist train ... --augment flip,crop,color
   tfdist train ... --output runs/digits --resume
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
   tfdist train ... --strategy parameter_server --workers 2 --ps 1
@@ -57,6 +59,12 @@ Examples:
 )
 @seed_option
 @click.option(
+    "--augment",
+    metavar="NAMES",
+    help="Change the images that are trained on at random, anew in each epoch: flip, crop, color, "
+    "or several with commas. Validation and test see them as they are.",
+)
+@click.option(
     "--checkpoint-every",
     type=click.IntRange(min=1),
     metavar="STEPS",
@@ -87,6 +95,7 @@ def command(
     epochs: int,
     global_batch_size: int,
     seed: int,
+    augment: str | None,
     checkpoint_every: int | None,
     keep: int,
     stop_on_nan: bool,
@@ -111,6 +120,7 @@ def command(
         epochs=epochs,
         global_batch_size=global_batch_size,
         seed=seed,
+        augment=augment,
         checkpoint_every=checkpoint_every,
         keep=keep,
         stop_on_nan=stop_on_nan,
@@ -127,7 +137,7 @@ def command(
             tell=_tell,
         )
     if run is not None:
-        _print_results(run)
+        _print_results(run, data_wait.told(run.summary, config))
 
 
 def _tell(text: str) -> None:
@@ -141,7 +151,7 @@ def shown(epochs: int) -> Iterator[Progress]:
         yield Progress(epochs, bar)
 
 
-def _print_results(run: Run) -> None:
+def _print_results(run: Run, of_data: list[str]) -> None:
     from rich.table import Table
 
     summary = run.summary
@@ -167,5 +177,7 @@ def _print_results(run: Run) -> None:
     console.print(table)
     if summary["last_epoch"]:
         console.print(f"last    {listed(summary['last_epoch'])}")
+    for name, line in zip(("data", ""), of_data, strict=False):
+        console.print(f"{name:8}{line}", soft_wrap=True)
     console.print(f"model   {run.model_path}")
     console.print(f"curves  {run.curves}", soft_wrap=True)

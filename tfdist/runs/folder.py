@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, cannot_write
+from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import read_config, write_json
 from tfdist.training import checkpoint_files
 from tfdist.training.folder_lock import FolderLock
@@ -39,7 +40,7 @@ _UNFINISHED = re.compile(
 _UNFINISHED_MODEL = re.compile(r"\.model\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
-_SAME_ON_RESUME = ("global_batch_size", "seed")
+_SAME_ON_RESUME = ("global_batch_size", "seed", "augment")
 
 
 class RunFolder:
@@ -54,6 +55,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike):
+        refuse_url(path, "the output of a training")
         self.path = Path(path)
 
     @property
@@ -246,6 +248,13 @@ class RunFolder:
         for key in _FILES_ON_RESUME:
             if not _is_same_file(before, config, key):
                 changed.append(key)
+        # An earlier tfdist did not write it down.
+        if not changed and before.get("records") not in (None, config.get("records")):
+            raise OptionError(
+                "--resume must have the records of the training it goes on from, read as they were",
+                received=f"other records in {_shown(config, 'data')}, or another way to read them",
+                mend="Give back the manifest that it had, or train into another --output",
+            )
         if changed:
             raise OptionError(
                 f"--resume must have the {' and '.join(changed)} of the training it goes on from",

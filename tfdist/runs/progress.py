@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist.runs.data_wait import MUCH
+
 # Of an epoch's row: what its line tells in other words, and what only history.csv has.
-_TOLD_APART = ("epoch", "seconds", "samples_per_s", "round_seconds", "bytes_down", "bytes_up")
+_TOLD_APART = (
+    *("epoch", "seconds", "samples_per_s", "data_wait"),
+    *("round_seconds", "bytes_down", "bytes_up"),
+)
 
 
 class Progress:
@@ -64,6 +69,8 @@ class Silent(Progress):
 def _epoch_line(row: dict[str, float], epochs: int) -> str:
     values = listed({name: value for name, value in row.items() if name not in _TOLD_APART})
     speed = f"{row['samples_per_s']:,.0f} samples/s"
+    if row.get("data_wait", 0.0) > MUCH:
+        speed += f"  {row['data_wait']:.0%} of it waiting for data"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
 
 

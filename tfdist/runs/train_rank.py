@@ -32,9 +32,16 @@ class _Report(tf.keras.callbacks.Callback):
     """
 
     def __init__(
-        self, folder: RunFolder, strategy: Any, records: int, steps: int, stop_on_nan: bool
+        self,
+        folder: RunFolder,
+        strategy: Any,
+        records: int,
+        steps: int,
+        stop_on_nan: bool,
+        wait: Any,
     ):
         super().__init__()
+        self._wait = wait
         self._stop_on_nan = stop_on_nan
         self.diverged: dict[str, float] | None = None
         self._folder = folder
@@ -48,6 +55,7 @@ class _Report(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
+        self._wait.take()
         self._begun_at = self._trained_at = time.perf_counter()
         self._batches = 0
 
@@ -73,6 +81,9 @@ class _Report(tf.keras.callbacks.Callback):
             "seconds": round(seconds, 4),
             "samples_per_s": round(trained / seconds, 1),
         }
+        waited = self._wait.take()
+        if waited is not None:
+            row["data_wait"] = round(min(1.0, waited * self._batches / seconds), 4)
         self.new_rows.append(row)
         if self._strategy.topology.is_chief:  # Perhaps after another one, whose rows are there.
             before = read_history(self._folder.history)
@@ -160,17 +171,28 @@ def train(config: dict[str, Any]) -> None:
         model = strategy.build(model_path.load(config["model"]))
 
         def dataset(split: str, training: bool) -> Any:
+            # Strategies of other packages may know no record_fn: they are given none without need.
+            own = {"record_fn": tfdist.augment(config["augment"])} if config.get("augment") else {}
             return strategy.dataset(
                 config["splits"][split],
                 global_batch_size=config["global_batch_size"],
                 training=training,
                 seed=config["seed"],
+                **(own if training else {}),
             )
 
         feed = dataset("train", True)
         validation = dataset("validation", False) if "validation" in config["splits"] else None
+        from tfdist.training.data_wait import DataWait  # It imports TensorFlow; see below.
+
+        wait = DataWait()
         report = _Report(
-            folder, strategy, feed.records_per_epoch, feed.callback_steps, config["stop_on_nan"]
+            folder,
+            strategy,
+            feed.records_per_epoch,
+            feed.callback_steps,
+            config["stop_on_nan"],
+            wait,
         )
         checkpoints = tfdist.Checkpoints(
             folder.checkpoints,
@@ -179,7 +201,7 @@ def train(config: dict[str, Any]) -> None:
             resume=config["resume"],
         )
         checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
-        callbacks = [report, checkpoints]
+        callbacks = [wait, report, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
             # Above, it would import TensorFlow before import_tensorflow does.
             from tfdist.training.tracing import TracingNotice
@@ -244,7 +266,9 @@ def _summary(
     timed = report.new_rows[1:] or report.new_rows or rows
     speeds = sorted(timed, key=lambda row: row["samples_per_s"])
     median = speeds[len(speeds) // 2]
-    metrics = {k: v for k, v in last.items() if k not in ("epoch", "seconds", "samples_per_s")}
+    of_time = ("epoch", "seconds", "samples_per_s", "data_wait")
+    metrics = {k: v for k, v in last.items() if k not in of_time}
+    waits = sorted(row["data_wait"] for row in timed if "data_wait" in row)
     rate = metrics.pop("learning_rate")
     # A model that had nothing left to train, and nothing to be tested on, has made no metrics.
     metric_names = metric_names or [name for name in metrics if not name.startswith("val_")]
@@ -257,6 +281,7 @@ def _summary(
         "learning_rate": rate,
         "samples_per_s": median["samples_per_s"],
         "epoch_seconds": median["seconds"],
+        "data_wait": waits[len(waits) // 2] if waits else None,
         "train": {k: v for k, v in metrics.items() if k in metric_names},
         "validation": {k[4:]: v for k, v in metrics.items() if k.startswith("val_")},
         "test": {k: float(v) for k, v in test.items()} if test else {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ class Run:
     Attributes:
         folder: where all of it is.
         history: a row for each epoch: "epoch", "loss", the metrics, those of validation as
-            "val_loss", "seconds", "samples_per_s".
+            "val_loss", "seconds", "samples_per_s"; where it is measured "data_wait", the share of
+            the seconds that steps waited for data.
         summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
             "validation", "test") the metrics.
         has_trained: whether an epoch was trained in this call; False where all were done before.
@@ -81,6 +82,7 @@ def train(
     epochs: int = 5,
     global_batch_size: int = 128,
     seed: int = 0,
+    augment: str | Sequence[str] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -112,7 +114,9 @@ def train(
         stall_timeout_s: longest silence of a running job.
         epochs: of the whole training.
         global_batch_size: records in one step, over all replicas.
-        seed: of weights and order.
+        seed: of weights, order and augmentation.
+        augment: changes the images that are trained on at random, as "flip,crop,color"; see
+            ``tfdist.augment``.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -167,6 +171,7 @@ def train(
         epochs=epochs,
         global_batch_size=global_batch_size,
         seed=seed,
+        augment=augment,
         checkpoint_every=checkpoint_every,
         keep=keep,
         stop_on_nan=stop_on_nan,
@@ -220,13 +225,25 @@ def carry_out(
 
 
 def training_config(
-    where: Where, *, model: str, data: str, output: Path, resume: bool = False, **rest: Any
+    where: Where,
+    *,
+    model: str,
+    data: str,
+    output: Path,
+    augment: str | Sequence[str] | None = None,
+    resume: bool = False,
+    **rest: Any,
 ) -> dict[str, Any]:
-    """Returns what ``train_rank`` reads: JSON-able."""
+    """Returns what ``train_rank`` reads: JSON-able. Raises TfdistError for what cannot be."""
+    from tfdist.records.reading.augmentation import parse_presets
+
+    splits = find_splits(data)
     return {
         "model": model,
         "data": data,
-        "splits": find_splits(data),
+        "splits": splits,
+        "records": fingerprint(splits["train"]),
+        "augment": None if augment is None else ",".join(parse_presets(augment)),
         "strategy": where.strategy,
         "options": where.options,
         "workers": where.workers,
@@ -243,9 +260,12 @@ def find_splits(data: str) -> dict[str, str]:
     Raises:
         DataError: no shards there, or none to train on.
     """
+    from tfdist.records.buckets.cache import local_shards
+    from tfdist.records.buckets.urls import url_of
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
-    path = Path(data)
+    # A URL stays one for the ranks: those of other hosts fetch what it names themselves.
+    url, path = url_of(data), local_shards(data)
     if not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file():
         known = load_manifest(path.parent).splits
         if path.name not in known:
@@ -261,7 +281,29 @@ def find_splits(data: str) -> dict[str, str]:
             received=f"{data} with {', '.join(known)}",
             mend=f"Name the split to train on: --data {path / next(iter(known))}",
         )
-    return {name: str(path / name) for name in ("train", "validation", "test") if name in known}
+    return {
+        name: str(path / name) if url is None else f"{url}/{name}"
+        for name in ("train", "validation", "test")
+        if name in known
+    }
+
+
+def fingerprint(split: str) -> str:
+    """Returns what tells records, and how they are read, from others: 8 hexadecimal digits.
+
+    Args:
+        split: one that ``find_splits`` has found.
+    """
+    from crc32c import crc32c
+
+    from tfdist.records.buckets.cache import local_shards
+    from tfdist.records.format.manifest import load_manifest
+
+    place = local_shards(split)
+    manifest = load_manifest(place.parent)
+    shards = [[shard.records, shard.checksum] for shard in manifest.splits[place.name].shards]
+    text = json.dumps([manifest.schema.to_json(), shards])
+    return f"{crc32c(text.encode()):08x}"
 
 
 def draw(folder: RunFolder, title: str, names: list[str]) -> str:

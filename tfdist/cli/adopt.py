@@ -1,0 +1,200 @@
+"""tfdist adopt: TFRecord files that others wrote become shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tfdist.records.adopting.adopt import DamagedFilesError
+    from tfdist.records.adopting.describe import Described
+    from tfdist.records.format.manifest import Manifest
+
+_EPILOG = """\b
+Examples:
+  tfdist adopt imagenet --input image/encoded --label image/class/label --first-class 1
+      --resize 224x224 --crop
+  tfdist adopt ~/tensorflow_datasets/mnist/3.0.1 --out data/mnist
+  tfdist adopt 'logs/part-*' --split train='part-0*' --split validation='part-1*'
+  tfdist adopt data/photos --resize 160x160     (changes how shards are read, and writes none)
+  tfdist adopt data/photos --resize none
+"""
+
+
+def _splits(
+    _ctx: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str] | None:
+    splits: dict[str, str] = {}
+    for text in given:
+        name, equals, pattern = text.partition("=")
+        if not equals or not pattern or name in splits:
+            raise click.BadParameter(
+                f"must be NAME=PATTERN, each name once, but found '{text}'", param=option
+            )
+        splits[name] = pattern
+    return splits or None
+
+
+def _names(_ctx: object, _option: object, given: tuple[str, ...]) -> tuple[str, ...] | None:
+    return given or None
+
+
+def _length(_ctx: object, option: click.Parameter, given: str | None) -> int | str | None:
+    if given is None or given == "none":
+        return given
+    if not given.isdecimal():
+        raise click.BadParameter(f"must be a number or none, but found '{given}'", param=option)
+    return int(given)
+
+
+@click.command("adopt", epilog=_EPILOG, short_help="Make shards of other people's TFRecords.")
+@click.argument("source", nargs=-1, required=True, metavar="FOLDER_OR_FILES...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="A new folder for the manifest.  [default: the folder of the files]",
+)
+@click.option(
+    "--input",
+    "inputs",
+    metavar="NAME,...",
+    multiple=True,
+    callback=_names,
+    help="The features that are inputs.  [default: the only image, or the only feature]",
+)
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME,...",
+    multiple=True,
+    callback=_names,
+    help="The features that are labels.  [default: the whole number that is called a label]",
+)
+@click.option("--weight", metavar="NAME", help="The feature that is the sample weight.")
+@click.option(
+    "--split",
+    metavar="NAME=PATTERN",
+    multiple=True,
+    callback=_splits,
+    help="The files of a split; can be repeated.  [default: by their names]",
+)
+@click.option("--first-class", type=int, metavar="N", help="The smallest class id, if it is not 0.")
+@click.option(
+    "--classes",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The names of the classes, a line for each.",
+)
+@click.option("--resize", metavar="HxW|none", help="Read images in this size.")
+@click.option("--crop", "fit", flag_value="crop", help="Resize so that nothing is left empty.")
+@click.option("--pad", "fit", flag_value="pad", help="Resize so that nothing is cut off.")
+@click.option("--stretch", "fit", flag_value="stretch", help="Resize each side by itself.")
+@click.option(
+    "--color", type=click.Choice(["rgb", "gray", "none"]), help="Read images in these colors."
+)
+@click.option(
+    "--max-length",
+    metavar="N|none",
+    callback=_length,
+    help="Read lists of variable length with N entries.",
+)
+def command(
+    source: tuple[str, ...],
+    out: Path | None,
+    inputs: Sequence[str] | None,
+    labels: Sequence[str] | None,
+    weight: str | None,
+    split: dict[str, str] | None,
+    first_class: int | None,
+    classes: str | None,
+    resize: str | None,
+    fit: str | None,
+    color: str | None,
+    max_length: int | str | None,
+) -> None:
+    """Makes shards of TFRecord files that others wrote: a folder, or files and patterns of them.
+
+    The files are read once, and stay as they are: a manifest.json is written beside them, or into
+    OUT. Records are tf.train.Examples or SequenceExamples, also compressed with gzip.
+
+    On a folder that has a manifest, --resize, --color and --max-length change how its records are
+    read, and nothing else.
+    """
+    from tfdist.cli.console import progress_bar
+    from tfdist.records.adopting.adopt import DamagedFilesError, adopt
+    from tfdist.records.adopting.choose import UnclearError
+
+    notes: list[str] = []
+    try:
+        with progress_bar("bytes") as bar:
+            task = bar.add_task("Reading", total=None)
+            manifest = adopt(
+                list(source),
+                out,
+                inputs=inputs,
+                labels=labels,
+                weight=weight,
+                split=split,
+                resize=resize,
+                fit=fit,
+                color=color,
+                max_length=max_length,
+                classes=classes,
+                first_class=first_class,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                tell=notes.append,
+            )
+    except UnclearError as error:
+        _print_features(error.described)
+        raise
+    except DamagedFilesError as error:
+        _print_faults(error)
+        raise
+    for note in notes:
+        print(f"tfdist: {note}")
+    _print_summary(_folder(source, out), manifest)
+
+
+def _folder(source: Sequence[str], out: Path | None) -> Path:
+    """Returns the folder of the manifest."""
+    from tfdist.records.adopting.which_files import find_files
+
+    if out is not None or (len(source) == 1 and Path(source[0]).is_dir()):
+        return out or Path(source[0])
+    return find_files(source).folder
+
+
+def _print_features(described: Sequence[Described]) -> None:
+    from rich.table import Table
+
+    from tfdist.cli.console import stdout
+
+    table = Table("feature", "kind", "shape", "example", title="found", title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    for item in described:
+        kind = item.kind if item.problem is None else f"{item.kind}, with {item.problem}"
+        table.add_row(item.name, kind, item.shown_shape, item.found.example)
+    stdout().print(table)
+
+
+def _print_faults(error: DamagedFilesError) -> None:
+    from tfdist.records.adopting.adopt import FAULTS_SHOWN
+
+    for fault in error.faults[:FAULTS_SHOWN]:
+        print(f"fault: {fault}")
+    if len(error.faults) > FAULTS_SHOWN:
+        print(f"and {len(error.faults) - FAULTS_SHOWN:,} more")
+
+
+def _print_summary(folder: Path, manifest: Manifest) -> None:
+    from tfdist.cli.console import stdout
+    from tfdist.cli.inspect import schema_table, splits_table
+
+    console = stdout()
+    console.print(schema_table(manifest.schema))
+    console.print(splits_table(manifest))
+    console.print(f"next: tfdist inspect {folder} --check", soft_wrap=True)
