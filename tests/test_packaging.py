@@ -44,7 +44,7 @@ def test_a_bare_install_needs_tensorflow_and_no_other_engine(metadata):
 
 def test_extras(metadata):
     extras = metadata["options.extras_require"]
-    others = {"plots", "images", "export", "sagemaker", "notebooks", "all"}
+    others = {"plots", "images", "tables", "export", "sagemaker", "buckets", "notebooks", "all"}
     assert set(extras) == others | {"mesh"}  # Others that pip can bring as they are.
     (everything,) = requirements(extras["all"]).values()
     assert everything.extras == set(extras) - {"all"}

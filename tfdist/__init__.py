@@ -20,8 +20,10 @@ _LAZY = {
     "errors": ("tfdist.errors", None),
     "strategy": ("tfdist.strategies", "strategy"),
     "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
+    "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
     "verify": ("tfdist.equivalence", "verify"),
+    "text_vectorizer": ("tfdist.records.reading.vocabulary", "text_vectorizer"),
     "export": ("tfdist.export", None),
     "notebook_launch": ("tfdist.launch.notebook", "notebook_launch"),
 }

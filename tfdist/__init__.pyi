@@ -9,6 +9,8 @@ from tfdist import export as export
 from tfdist import records as records
 from tfdist.equivalence import verify as verify
 from tfdist.launch.notebook import notebook_launch as notebook_launch
+from tfdist.records.reading.augmentation import augment as augment
+from tfdist.records.reading.vocabulary import text_vectorizer as text_vectorizer
 from tfdist.runs.training import train as train
 from tfdist.strategies import strategy as strategy
 from tfdist.training.checkpoint import Checkpoints as Checkpoints

@@ -84,8 +84,8 @@ def test_shell_lines_run(page, project, tmp_path):
 
 
 def test_a_block_that_is_not_run_says_why_and_no_language_is_forgotten():
-    """A block is a table of options, a picture, text of another program, or it is run."""
-    known = {"python", "sh", "yaml", "ini"}
+    """A block is a table of options, a picture, a text of another program, data, or it is run."""
+    known = {"python", "sh", "yaml", "ini", "json"}
     for page in blocks.PAGES:
         lines = page.read_text().splitlines()
         opened = [line[3:] for line in lines if line.startswith("```") and line != "```"]

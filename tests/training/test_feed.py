@@ -32,12 +32,14 @@ def test_every_record_falls_to_one_part_in_as_many_steps(records, batch, parts):
         assert max(shares) - min(shares) <= 1
 
 
-def _records(count, map_fn=None):
+def _records(count, map_fn=None, record_fn=None):
     import numpy as np
 
     from tfdist.records.reading.reader import open_records
 
-    return open_records((np.arange(count), np.arange(count) % 3), map_fn=map_fn)
+    return open_records(
+        (np.arange(count), np.arange(count) % 3), map_fn=map_fn, record_fn=record_fn
+    )
 
 
 def _batches(feed, first=0, last=1, **options):
@@ -122,6 +124,28 @@ def test_one_device_sees_the_same_global_batches():
     expected = [a[0] + b[0] for a, b in zip(*map(_batches, parts), strict=True)]
     merged = parts[0].on_one_device().epochs(0, 1)
     assert [list(x) for x, _ in merged.as_numpy_iterator()] == expected
+
+
+def test_replicas_see_the_random_numbers_that_one_device_sees():
+    import tensorflow as tf
+
+    def noisy(x, y, seed):
+        return tf.cast(x, tf.float64) + tf.random.stateless_uniform([], seed, dtype=tf.float64), y
+
+    source = _records(25, record_fn=noisy)
+
+    def rows(shuffle, skip, **division):
+        feed = Feed(records=source, global_batch_size=8, shuffle=shuffle, **division)
+        return [row for each, *_ in _batches(feed, 1, 2, skip_steps=skip) for row in each]
+
+    whole = rows(False, 0)
+    assert len({row % 1 for row in whole}) == 25
+    # A step on two replicas has the rows, in the order, of the step on one.
+    assert rows(False, 1, splits=2) == rows(False, 1) == whole[8:]
+    assert rows(True, 1, splits=2) == rows(True, 1)
+    assert sorted(rows(True, 0)) == whole
+    halves = [row for part in range(2) for row in rows(True, 0, parts=2, part=part)]
+    assert sorted(halves) == whole
 
 
 @pytest.mark.parametrize("last", [1, 3])

@@ -40,7 +40,7 @@ def write(model: tf.keras.Model, schema: Schema, path: Path) -> None:
     from tfdist.records.reading.decode import make_decoder
 
     inputs = schema.of_role("input")
-    specs = {f.name: tf.TensorSpec((None, *f.shape), f.dtype, name=f.name) for f in inputs}
+    specs = {f.name: tf.TensorSpec((None, *f.read_shape), f.dtype, name=f.name) for f in inputs}
     # Labels need not be in a record that is to be predicted.
     decode = make_decoder(Schema(inputs), layout=None)
 
@@ -83,7 +83,7 @@ def describe(model: tf.keras.Model, schema: Schema) -> dict[str, Any]:
     if isinstance(outputs, tuple) and len(outputs) == 2:
         if label is not None:
             problem = "multiclass" if outputs[-1] > 1 else "binary"
-        elif len(labels) == 1 and labels[0].num_values == 1:
+        elif len(labels) == 1 and set(labels[0].read_shape) <= {1}:
             problem = "regression" if outputs[-1] == 1 else None
     return {
         "problem": problem,

@@ -67,14 +67,16 @@ def upload(
     # The manifest last: where it is, the shards are.
     files = sorted(layout(manifest), key=lambda item: item[1] == MANIFEST_CHANNEL)
     keys = {f"{prefix}/{channel}/{file}": file for file, channel in files}
-    total = sum(
-        (folder / file).stat().st_size for file in keys.values() if (folder / file).exists()
-    )
+    shards = manifest.shard_folder(folder)
+    paths = {
+        key: folder / file if file == MANIFEST_NAME else shards / file for key, file in keys.items()
+    }
+    total = sum(path.stat().st_size for path in paths.values() if path.exists())
     sent = kept = bytes_sent = done = 0
     try:
         _refuse_foreign(client, bucket, prefix, {channel for _, channel in files}, set(keys))
         for key, file in keys.items():
-            path = folder / file
+            path = paths[key]
             if not path.is_file():
                 raise CorruptShardError(
                     "every shard of the manifest must exist", received=f"no {path}"

@@ -92,6 +92,7 @@ class Strategy(abc.ABC):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         batched: bool | None = None,
     ) -> Any:
         """Returns what this strategy's fit, evaluate and predict read.
@@ -104,8 +105,11 @@ class Strategy(abc.ABC):
             global_batch_size: rows of one step, over all replicas.
             training: whether to shuffle, anew in each epoch; evaluation reads in record order.
             seed: of the shuffling; the same on all ranks.
-            map_fn: ``(x, y[, sample_weight]) -> (x, y[, sample_weight])`` on a batch, such as an
-                augmentation.
+            map_fn: ``(x, y[, sample_weight]) -> (x, y[, sample_weight])`` on a batch.
+            record_fn: the same on one record, before records become batches: an augmentation, or
+                what brings images to one size. One with a parameter ``seed`` is given int32 [2]
+                for ``tf.image.stateless_random_*``, the same for a record in an epoch on any number
+                of replicas, and after resuming. ``tfdist.augment("flip,crop")`` returns one.
             batched: whether an element of a dataset or a generator is a batch; None finds out, and
                 refuses where that cannot be told.
         """
@@ -259,6 +263,7 @@ def make_feed(
     training: bool,
     seed: int,
     map_fn: Callable | None,
+    record_fn: Callable | None = None,
     batched: bool | None = None,
     parts: int = 1,
     part: int = 0,
@@ -278,7 +283,7 @@ def make_feed(
         raise OptionError(
             "global_batch_size must be a whole number of at least 1", received=global_batch_size
         )
-    records = open_records(source, map_fn=map_fn, batched=batched)
+    records = open_records(source, map_fn=map_fn, record_fn=record_fn, batched=batched)
     if records.note is not None and part == 0:
         print(f"tfdist: {records.note}; a step takes {global_batch_size} of them", flush=True)
     held = None

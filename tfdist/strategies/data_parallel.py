@@ -104,6 +104,7 @@ class DataParallel(Strategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         batched: bool | None = None,
     ) -> Feed:
         collective = self.connect()
@@ -124,6 +125,7 @@ class DataParallel(Strategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            record_fn=record_fn,
             batched=batched,
             parts=collective.num_processes,
             part=collective.process,

@@ -17,6 +17,7 @@ class Alone(OneProcess):
     """One replica in one process: every reduction is the value itself."""
 
     num_replicas = 1
+    steps_await_batches = True
 
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor

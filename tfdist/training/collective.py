@@ -43,6 +43,8 @@ class Collective(abc.ABC):
     process: int
     #: Whether variables are read by all processes together, so that all write, and one file stays.
     reads_together: bool = False
+    #: Whether steps take batches from the dataset itself, and not from what fetches them ahead.
+    steps_await_batches: bool = False
     #: What checkpoints need of the engine.
     saving: Saving = Saving()
 

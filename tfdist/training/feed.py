@@ -288,6 +288,10 @@ class RedividedFeed:
     whole: Feed | MergedFeed
     feed: Feed
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.feed.steps_per_epoch
+
     @_as_written
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""

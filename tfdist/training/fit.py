@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
-from tfdist.training import by_hand, coupling, early_variables, keras_api, tracing
+from tfdist.training import by_hand, coupling, data_wait, early_variables, keras_api, tracing
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
@@ -149,8 +149,18 @@ class Runs:
         _refuse_settled(options, _SETTLED_BY_FEED)
         return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
-    def _batches(self, feed: Feed, first: int, last: int, skip_steps: int = 0) -> Any:
-        return self._collective.distribute(lambda: feed.epochs(first, last, skip_steps=skip_steps))
+    def _batches(
+        self, feed: Feed, first: int, last: int, skip_steps: int = 0, watching: Sequence[Any] = ()
+    ) -> Any:
+        def batches() -> tf.data.Dataset:
+            epochs = feed.epochs(first, last, skip_steps=skip_steps)
+            wait = data_wait.among(watching)
+            is_awaited = self._collective.steps_await_batches
+            if wait is None or not is_awaited or keras_api.steps_per_execution(self._model) > 1:
+                return epochs
+            return wait.watched(epochs, feed.steps_per_epoch)
+
+        return self._collective.distribute(batches)
 
     def _parts(self, feed: Feed) -> int:
         """Processes whose order of records a fit keeps, whatever their number is now."""
@@ -267,7 +277,7 @@ class Runs:
                 begun = present.begun_by(start.parts if skip_steps else self._parts(present))
                 chain.is_last_fit = last == epochs
                 chain.steps_before = start.steps_told if skip_steps else 0
-                batches = self._batches(begun, first, last, skip_steps)
+                batches = self._batches(begun, first, last, skip_steps, chain.callbacks)
                 early_variables.make_known_metrics(model, feed.records.element_spec)
                 self._keras_fit(
                     batches,

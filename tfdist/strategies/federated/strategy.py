@@ -213,6 +213,7 @@ class Federated(OneProcessStrategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         clients: int | None = None,
         partition: str = "iid",
         batched: bool | None = None,
@@ -227,6 +228,7 @@ class Federated(OneProcessStrategy):
                 ``validation_data``.
             seed: of the partition and of the order of records on the clients.
             map_fn: as for ``open_clients``.
+            record_fn: as in ``Strategy.dataset``, for ``training=False``; clients take none.
             clients: how many clients to deal records to that have none; ``clients_per_round`` when
                 None.
             partition: how; see ``open_clients``.
@@ -248,7 +250,14 @@ class Federated(OneProcessStrategy):
                 training=False,
                 seed=seed,
                 map_fn=map_fn,
+                record_fn=record_fn,
                 batched=batched,
+            )
+        if record_fn is not None:
+            raise OptionError(
+                "record_fn must be left out for clients, whose records are read all at once",
+                received="record_fn, or --augment",
+                mend="Give map_fn, which takes all records of a client",
             )
         if not isinstance(source, Clients):
             opened = functools.partial(

@@ -38,6 +38,8 @@ class World:
 class Ring(Collective):
     """The ranks of a Horovod job: one replica in each process."""
 
+    steps_await_batches = True
+
     def __init__(
         self, hvd: Any, world: World, *, op: str, compression: str, stall_timeout_s: float
     ):

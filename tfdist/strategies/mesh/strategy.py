@@ -192,6 +192,7 @@ class Mesh(OneProcessStrategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         batched: bool | None = None,
     ) -> Any:
         return make_feed(
@@ -200,6 +201,7 @@ class Mesh(OneProcessStrategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            record_fn=record_fn,
             batched=batched,
         )
 

@@ -218,6 +218,7 @@ class ParameterServer(Strategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         batched: bool | None = None,
     ) -> Feed:
         feed = make_feed(
@@ -226,6 +227,7 @@ class ParameterServer(Strategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            record_fn=record_fn,
             batched=batched,
         )
         if feed.held is not None:

@@ -51,9 +51,9 @@ class FrozenCache:
         """
         if feed.records.has_map_fn:
             raise OptionError(
-                "records for frozen_cache must be the same in each epoch, and map_fn may change "
-                "them",
-                received="a dataset with map_fn",
+                "records for frozen_cache must be the same in each epoch, and map_fn or record_fn "
+                "may change them",
+                received="a dataset with map_fn or record_fn",
                 mend="Leave frozen_cache out, or give strategy.dataset a tf.data.Dataset that has "
                 "the map in it, where it is not random",
             )

@@ -208,6 +208,7 @@ class Pipeline(OneProcessStrategy):
         training: bool = True,
         seed: int = 0,
         map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
         batched: bool | None = None,
     ) -> Any:
         microbatches = self._options.microbatches
@@ -225,6 +226,7 @@ class Pipeline(OneProcessStrategy):
             training=training,
             seed=seed,
             map_fn=map_fn,
+            record_fn=record_fn,
             batched=batched,
         )
         if training:

@@ -19,7 +19,7 @@ def count_step(model: tf.keras.Model, kind: str) -> None:
 
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Returns how many steps Keras' loop counts for one call of a step function."""
-    steps = model._steps_per_execution
+    steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
     return 1 if steps is None else int(steps)
 
 
