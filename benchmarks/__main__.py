@@ -20,6 +20,7 @@ _RESULTS = Path(__file__).parent / "results"
 # Each module has run(quick: bool) -> list of rows; and table(rows) where they are no ratios.
 MODULES = (
     "records",
+    "own_data",
     "horovod_fit",
     "multi_worker",
     "step_options",

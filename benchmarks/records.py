@@ -13,8 +13,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _SHARDS = 8
 _BATCH_SIZE = 256
@@ -104,8 +108,8 @@ def _writing(folder: Path, images: np.ndarray, labels: np.ndarray, rounds: int) 
     }
     times = _time_writes(folder, cases, rounds)
     return [
-        _row("write, 1 worker", len(images), times["by hand"], times["one"], 4.0),
-        _row("write, 2 workers", len(images), times["by hand"], times["two"], 5.0),
+        row("write, 1 worker", len(images), times["by hand"], times["one"], 4.0),
+        row("write, 2 workers", len(images), times["by hand"], times["two"], 5.0),
     ]
 
 
@@ -115,7 +119,7 @@ def _gzip_writing(folder: Path, images: np.ndarray, labels: np.ndarray, rounds: 
         "one": lambda out: _our_write(out, images, labels, "gzip", 1),
     }
     times = _time_writes(folder, cases, rounds)
-    return [_row("write gzip, sparse images", len(images), times["by hand"], times["one"], 1.4)]
+    return [row("write gzip, sparse images", len(images), times["by hand"], times["one"], 1.4)]
 
 
 def _time_writes(
@@ -167,18 +171,11 @@ def _reading(folder: Path, images: np.ndarray, labels: np.ndarray, rounds: int) 
         "layout": opened(data, cache=False),
         "memory": opened(data, cache=True),
     }
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    for round_number in range(rounds + 1):
-        for name, dataset in cases.items():
-            start = time.perf_counter()
-            for _ in dataset:
-                pass
-            if round_number:
-                times[name].append(time.perf_counter() - start)
+    times = time_reads(cases, rounds)
     return [
-        _row("read, any schema", len(images), times["by hand"], times["general"], 8.0),
-        _row("read, fixed layout", len(images), times["by hand"], times["layout"], 11.0),
-        _row("read, in memory, shuffled", len(images), times["by hand"], times["memory"], None),
+        row("read, any schema", len(images), times["by hand"], times["general"], 8.0),
+        row("read, fixed layout", len(images), times["by hand"], times["layout"], 11.0),
+        row("read, in memory, shuffled", len(images), times["by hand"], times["memory"], None),
     ]
 
 
@@ -201,7 +198,7 @@ def _decoding(folder: Path, images: np.ndarray, labels: np.ndarray, rounds: int)
 
     cases = {"no check": write(False), "check": write(True)}
     times = _time_writes(folder, cases, rounds)
-    return [_row("shard images, decoded", 5_000, times["no check"], times["check"], None)]
+    return [row("shard images, decoded", 5_000, times["no check"], times["check"], None)]
 
 
 def _checksums(data: Path, num_records: int, rounds: int) -> list[dict]:
@@ -235,7 +232,7 @@ def _checksums(data: Path, num_records: int, rounds: int) -> list[dict]:
             model.fit(epoch, epochs=1, verbose=0)
             if round_number:
                 seconds.append(time.process_time() - start)
-    return [_row("epoch, files summed", num_records, times["known"], times["summed"], 0.98)]
+    return [row("epoch, files summed", num_records, times["known"], times["summed"], 0.98)]
 
 
 def _without_layout(data: Path) -> Path:
@@ -250,7 +247,20 @@ def _without_layout(data: Path) -> Path:
     return folder
 
 
-def _row(
+def time_reads(cases: dict[str, tf.data.Dataset], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each round of each case; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for round_number in range(rounds + 1):
+        for name, dataset in cases.items():
+            start = time.perf_counter()
+            for _ in dataset:
+                pass
+            if round_number:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def row(
     work: str, num_records: int, baseline: list[float], ours: list[float], target: float | None
 ) -> dict:
     return {
