@@ -60,6 +60,10 @@ _ROOT = _TESTS.parent
 
 # Before a test uses Keras, here or in a process that it starts.
 prefer_keras_2(os.environ)
+# For the processes that tests start, pytest-xdist's workers among them.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(_TESTS / "quick_start"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
