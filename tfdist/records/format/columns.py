@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Columns:
         splits: the numbers of the records of each split, int64 [n], where the source is divided
             already; None where it is not.
         notes: what a user should know of how the source was read, a sentence each.
+        left_out: how many records of the source are not among these, by reason.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Columns:
     roles: tuple[tuple[str, str], ...] = ()
     splits: Mapping[str, np.ndarray] | None = None
     notes: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_records(self) -> int:

@@ -162,6 +162,7 @@ class TestBadFiles:
         )
         assert manifest.splits["train"].records == 5
         assert any("25 of 30" in text for text in told)
+        assert manifest.left_out == {"unreadable image": 25}
 
     def test_without_decoding_only_headers_count(self, photos):
         assert opened(photos, skip_bad=True, decode=False).num_records == 6
@@ -338,6 +339,7 @@ class TestLabels:
         assert columns.num_records == 1
         assert columns.schema.class_label.classes == ("x",)
         assert "left out 3 of 4 images" in note(columns, "of 4")
+        assert columns.left_out == {"image without a whole row": 3, "row without an image": 2}
         assert "left out rows without an image, 2: line 4" in note(columns, "without an image")
         assert not any("skipped" in text for text in columns.notes)
 

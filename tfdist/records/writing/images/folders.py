@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         roles=() if table is None else table.roles(),
         splits=_rows_of_splits(names),
         notes=notes,
+        left_out=faults.left_out(),
     )
 
 
@@ -112,22 +114,36 @@ class _Faults:
         self._of_image = {
             number: header for number, header in enumerate(headers) if isinstance(header, str)
         }
+        self._why = dict.fromkeys(self._of_image, "unreadable image")
         self._headers = headers
         self._others: list[str] = []
+        self._alone: dict[str, int] = {}
         self._needed = []
 
     def of_table(self, table: Any) -> None:
         self._needed.append("row")
         for number, reason in table.faults():
-            self._of_image.setdefault(number, reason)
+            self._add(number, reason, "image without a whole row")
+        if table.astray:
+            self._alone["row without an image"] = len(table.astray)
         self._others.extend(f"{row}, which is no image here" for row in table.astray)
 
     def of_masks(self, masks: image_masks.FoundMasks) -> None:
         self._needed.append("mask")
         for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
             if reason := image_masks.fault(image, mask):
-                self._of_image.setdefault(number, reason)
+                self._add(number, reason, "image without a mask that fits")
+        if masks.alone:
+            self._alone["mask without an image"] = len(masks.alone)
         self._others.extend(f"the mask {name}, which has no image" for name in masks.alone)
+
+    def _add(self, number: int, reason: str, why: str) -> None:
+        self._of_image.setdefault(number, reason)
+        self._why.setdefault(number, why)
+
+    def left_out(self) -> dict[str, int]:
+        """Returns how many images, rows and masks are bad, by what is wrong with them."""
+        return {**Counter(self._why.values()), **self._alone}
 
     def kept(self) -> list[int]:
         """Returns the numbers of the good images. Raises DataError unless bad ones may be left out.
