@@ -264,6 +264,8 @@ def _read_as(feature: Feature) -> str:
     """Returns what becomes of a feature when it is read."""
     reading = feature.reading
     said = []
+    if reading.upright:
+        said.append("upright")
     if reading.size is not None:
         said.append(f"{reading.size[0]}x{reading.size[1]}, {_FITS[reading.fit]}")
     if reading.channels is not None:

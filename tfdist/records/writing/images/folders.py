@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Column, Columns
-from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.format.readings import refuse_boxes
+from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import SPLITS
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import masks as image_masks
@@ -23,6 +24,8 @@ from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
 _BAD_SHOWN = 20
+# Boxes may end a little outside of their image.
+_MOST_RELATIVE = 1.5
 # More of them are named by their path below the folder.
 _WHOLE_PATHS = 3
 
@@ -80,6 +83,8 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
             column,
         )
     schema = Schema(tuple(feature for feature, _ in found.values()))
+    if options.is_resized:
+        _check_boxes(found, options)
     names = (table and table.splits(kept)) or [image.split for image in images]
     notes = (
         *faults.notes(),
@@ -213,7 +218,27 @@ def _image_feature(
         ),
         encoding=formats.pop().lower() if len(formats) == 1 else "image",
         role=role,
+        reading=Reading(
+            upright=resizing is None and any(header.turned_when_read for header in headers)
+        ),
     )
+
+
+def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOptions) -> None:
+    """Raises DataError for boxes that would not be those of the resized images."""
+    for name, (feature, column) in found.items():
+        if not feature.is_boxes:
+            continue
+        if options.fit != "stretch":
+            raise refuse_boxes(name, options.fit)
+        most = max((float(boxes.max()) for boxes in column if len(boxes)), default=0.0)
+        if most > _MOST_RELATIVE:
+            raise DataError(
+                f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "
+                "as boxes are not moved",
+                received=f"a box with {most:g}, which are pixels",
+                mend="Divide them by height and width, or leave the resize out",
+            )
 
 
 def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
