@@ -202,7 +202,7 @@ def _column(
             received=f"shape {list(shape)} a record",
         )
     if numbers.dtype.kind == "f":
-        _check_present(name, numbers)
+        _check_present(name, numbers, array.ends if isinstance(array, RaggedColumn) else None)
     dtype, encoding = _storage(numbers, is_scalar=shape == ())
     feature = Feature(
         name=name,
@@ -243,7 +243,8 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
     return feature, column
 
 
-def _check_present(name: str, array: np.ndarray) -> None:
+def _check_present(name: str, array: np.ndarray, ends: np.ndarray | None) -> None:
+    """Raises DataError for a NaN. ``ends``: of ragged records, where the entries of each end."""
     for first, chunk in chunks(array):
         # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -252,6 +253,8 @@ def _check_present(name: str, array: np.ndarray) -> None:
         missing = np.isnan(chunk)
         if missing.any():
             record = first + int(np.argwhere(missing)[0][0])
+            if ends is not None:
+                record = int(np.searchsorted(ends, record, side="right"))
             raise DataError(
                 "every value must be present", received=f"NaN in array '{name}', record {record}"
             )
