@@ -30,6 +30,7 @@ from tfdist.records.format.manifest import (
     SplitInfo,
     load_manifest,
 )
+from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 
@@ -192,6 +193,7 @@ def adopt(
     schema, more = _schema(chosen, described, names, first_class, before)
     notes += more
     schema = reading.of(schema)
+    notes += notes_of_boxes(schema)
     notes += [
         f"the images of '{feature.name}' differ in size: say in which they are read, "
         f"`tfdist adopt {folder} --resize 224x224`"
@@ -264,6 +266,8 @@ def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell)
         tell(f"{home} is read so already, and nothing was changed")
         return before
     put(home, manifest)
+    for note in notes_of_boxes(manifest.schema):
+        tell(note)
     tell("the manifest was written anew, no record was touched")
     return manifest
 
@@ -504,7 +508,8 @@ def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
         feature.is_ragged,
     ):
         return feature
-    return replace(feature, reading=before.reading)
+    # That is found in the files, and no choice.
+    return replace(feature, reading=replace(before.reading, upright=feature.reading.upright))
 
 
 def _check_ids(label: Feature, ids: Counter[int] | None) -> None:

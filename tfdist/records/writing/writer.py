@@ -249,6 +249,7 @@ def write(
             stratified=stratify,
             compression=compression,
             written_by=f"tfdist {__version__}",
+            left_out=columns.left_out,
         )
         manifest.save(folder)
     return manifest
