@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -30,6 +31,7 @@ from tfdist.records.format.manifest import (
     SplitInfo,
     load_manifest,
 )
+from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 
@@ -215,6 +217,9 @@ def adopt(
     except OSError as error:
         raise DataError(f"{folder} must be writable", received=str(error)) from error
     put(folder, manifest)
+    # A help only: without it the frames tell where records begin.
+    with contextlib.suppress(OSError):
+        write_offsets(folder, manifest, {name: item.lengths for name, item in scanned.items()})
     for note in notes:
         tell(note)
     return manifest
