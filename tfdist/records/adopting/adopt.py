@@ -31,7 +31,7 @@ from tfdist.records.format.manifest import (
     SplitInfo,
     load_manifest,
 )
-from tfdist.records.format.offsets import write_offsets
+from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 
@@ -39,7 +39,7 @@ FAULTS_SHOWN = 20
 # Enough to see what cannot be guessed before terabytes are read.
 _PEEKED_RECORDS = 64
 # Nobody has to hear of these.
-_OF_TFDS = (".json", ".labels.txt", ".md", ".txt")
+_KNOWN_ENDS = (".json", ".labels.txt", ".md", ".txt", OFFSETS_NAME)
 
 Progress = Callable[[int, int], None]
 Tell = Callable[[str], None]
@@ -175,7 +175,7 @@ def adopt(
         splits, notes = divide(files, split, told.name)
     else:
         splits, notes = _splits_of(before, files)
-    aside = [name for name in files.aside if not name.endswith(_OF_TFDS)]
+    aside = [name for name in files.aside if not name.endswith(_KNOWN_ENDS)]
     if aside:
         notes.append(f"{len(aside):,} other files are left aside: {listed(aside)}")
     scanned = _scan(files, splits, said, told, progress)

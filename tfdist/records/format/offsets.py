@@ -40,6 +40,8 @@ _ROW = np.dtype(
 )
 _LENGTH = np.dtype("<u4")
 _FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
+_SMALL_BYTES = 4096
+_WINDOW_BYTES = 1 << 16
 # Kept in memory: 32 MB. What a shuffle buffer holds comes from few shards.
 _KEPT_RECORDS = 4 << 20
 
@@ -106,27 +108,23 @@ def lengths_in(path: Path, shard: ShardInfo) -> np.ndarray | None:
     if shard.records * _FRAME_BYTES > shard.bytes:
         return None
     lengths = np.empty(shard.records, np.int64)
-    offset = 0
+    # One read for many small records; of large ones nothing but their headers.
+    at_once = _WINDOW_BYTES if shard.bytes < shard.records * _SMALL_BYTES else HEADER_BYTES
+    offset, window, begin = 0, b"", 0
     with open_regular(path) as file:
         descriptor = file.fileno()
         for number in range(shard.records):
-            size = length_at(descriptor, offset)
-            if size is None:
+            if offset + HEADER_BYTES > begin + len(window):
+                window, begin = os.pread(descriptor, at_once, offset), offset
+            header = window[offset - begin : offset - begin + HEADER_BYTES]
+            if len(header) < HEADER_BYTES:
                 return None
-            lengths[number] = size
-            offset += _FRAME_BYTES + size
-            if offset > shard.bytes:
+            size, stored = struct.unpack("<QI", header)
+            end = offset + _FRAME_BYTES + size
+            if stored != mask(crc32c(header[:8])) or end > shard.bytes:
                 return None
+            lengths[number], offset = size, end
         return lengths if offset == shard.bytes == os.fstat(descriptor).st_size else None
-
-
-def length_at(descriptor: int, offset: int) -> int | None:
-    """Returns the length of the record whose frame begins at an offset; None when none does."""
-    header = os.pread(descriptor, HEADER_BYTES, offset)
-    if len(header) < HEADER_BYTES:
-        return None
-    size, stored = struct.unpack("<QI", header)
-    return size if stored == mask(crc32c(header[:8])) else None
 
 
 class Offsets:
