@@ -289,7 +289,7 @@ def make_feed(
     if records.is_repeated and parts > 1 and part == 0:
         print(
             "tfdist: every rank runs the dataset up to its own records, those of others too; "
-            "`tfdist shard`, or files and arrays that only maps follow, divide that work",
+            "shards of `tfdist shard`, or arrays that only maps follow, divide that work",
             flush=True,
         )
     held = None
