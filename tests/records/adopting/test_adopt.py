@@ -15,6 +15,7 @@ from records_of_others import example, image, imagenet, sequence_example, tfds, 
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import adopt, check, load_manifest, read
 from tfdist.records.adopting.choose import UnclearError
+from tfdist.records.format.offsets import write_offsets
 from tfdist.runs.training import fingerprint
 
 
@@ -51,7 +52,11 @@ def test_imagenet_of_model_garden(tmp_path):
     assert again.schema.class_label.reading.offset == 1
     after = contents(folder)
     assert json.loads(after.pop("manifest.json"))["format_version"] == 2
+    index = after.pop("manifest.offsets")
     assert after == before
+    (folder / "manifest.offsets").unlink()
+    write_offsets(folder, again)  # From the frames of the files.
+    assert (folder / "manifest.offsets").read_bytes() == index
     assert check(folder, decode=True) == []
     with pytest.raises(DataError, match="found 1 in 'image/class/label', and first class 2"):
         adopt(folder, first_class=2)
