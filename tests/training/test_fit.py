@@ -35,6 +35,7 @@ _OF_LOOPS = (
 # What two processes must agree on, and what each has of its own.
 _OF_PROCESSES = (
     "sum_reduction",
+    "batches_padded_to_their_longest_record",
     "mask_on_the_output",
     "sparse_gradients_and_unused_weights",
     "mixed_precision",
