@@ -299,7 +299,7 @@ def make_feed(
     Args:
         gather: see ``Collective.gather``; used where hosts hold different records.
     """
-    from tfdist.records.reading.batch_padding import padding_of
+    from tfdist.records.format.pad_to import padding_of
     from tfdist.records.reading.reader import open_records
     from tfdist.training.division import Held
     from tfdist.training.feed import Feed

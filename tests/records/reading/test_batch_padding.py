@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import CorruptShardError, DataError, OptionError
 from tfdist.records import write
-from tfdist.records.reading.batch_padding import padding_of
+from tfdist.records.format.pad_to import padding_of
 from tfdist.records.reading.reader import open_records
 from tfdist.training.feed import Feed
 
@@ -107,7 +108,7 @@ def test_buckets_are_the_same_on_any_number_of_processes(folder, parts, buckets)
     numbers = [step[0] for step in whole]
     half = len(numbers) // 2
     for epoch in (numbers[:half], numbers[half:]):
-        assert sorted(sum(epoch, [])) == list(range(COUNT))
+        assert sorted(chain(*epoch)) == list(range(COUNT))
         assert [len(step) for step in epoch] == [BATCH] * 7 + [5]
     assert numbers[:half] != numbers[half:]
     again = _feed(folder, buckets=buckets)
@@ -128,7 +129,7 @@ def test_batches_of_buckets_hold_similar_lengths_in_shuffled_order(folder):
 
 def test_evaluation_reads_the_records_in_order(folder, stored):
     in_order = _feed(folder, buckets=True).in_record_order()
-    assert sum((numbers for numbers, *_ in _steps(in_order)), []) == stored
+    assert list(chain(*(numbers for numbers, *_ in _steps(in_order)))) == stored
     feeds = [_feed(folder, part=p, parts=2, shuffle=False) for p in range(2)]
     steps = [_steps(feed.evaluated()) for feed in feeds]
     assert [a[0] + b[0] for a, b in zip(*steps, strict=True)] == [n for n, *_ in _steps(in_order)]

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
+from tfdist.records.format.pad_to import Padding
 from tfdist.records.reading import graph_checks
-from tfdist.records.reading.batch_padding import BatchPadding, Padding, check_can_pad
+from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad
 from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
@@ -125,7 +126,7 @@ def open_records(
     if padding is None:
         return Records(opened, map_fn, cache, record_fn)
     is_apart = opened.is_sequential or opened.readers is not None
-    check_can_pad(padding, opened.schema, is_apart=is_apart, has_record_fn=record_fn is not None)
+    check_can_pad(opened.schema, is_apart=is_apart, has_record_fn=record_fn is not None)
     return Records(opened, map_fn, cache, padding=padding)
 
 
