@@ -263,9 +263,9 @@ class Feed:
         start, stop = division.record_range(self.part)
         if start == stop:  # Fewer records than parts.
             return self._padding(0, epoch, skip_steps)
-        longest = None
+        padded = {}
         if self.records.padding is not None:
-            longest = self._longest(epoch, skip_steps)
+            padded["longest"] = self._longest(epoch, skip_steps)
         batches = self.records.batches(
             start,
             stop,
@@ -274,7 +274,7 @@ class Feed:
             seed=self.seed,
             epoch=epoch,
             skip_batches=skip_steps,
-            longest=longest,
+            **padded,
         )
         own_steps = self._own_steps(self.part)
         if own_steps < division.steps:
@@ -293,18 +293,16 @@ class Feed:
         """Returns the batches of the steps after the first ``own_steps``, which have no row."""
 
         # A real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
-        def row(longest: tf.data.Dataset | None) -> tf.data.Dataset:
-            return self.records.batches(
-                0, 1, 1, shuffle=False, seed=self.seed, epoch=0, longest=longest
-            )
+        def row(**padded: Any) -> tf.data.Dataset:
+            return self.records.batches(0, 1, 1, shuffle=False, seed=self.seed, epoch=0, **padded)
 
         if self.records.padding is None:
-            return row(None).repeat(self.division.steps - own_steps)
+            return row().repeat(self.division.steps - own_steps)
         import tensorflow as tf
 
-        row(None)  # Loads it eagerly.
+        row()  # Loads it eagerly.
         longest = self._longest(epoch, tf.maximum(tf.cast(skip_steps, tf.int64), own_steps))
-        return longest.flat_map(lambda most: row(tf.data.Dataset.from_tensors(most)))
+        return longest.flat_map(lambda most: row(longest=tf.data.Dataset.from_tensors(most)))
 
     def _longest(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
         """Returns the lengths of the longest records of each global batch, from a step on."""
