@@ -86,8 +86,13 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     assert "--overwrite" in done.stderr
     assert (folder / "history.csv").read_bytes() == before
 
-    for name, told in (("flip", "--resume must have the augment"), ("spin", "flip, crop, color")):
-        done, _ = train("--strategy", "single", "--resume", "--augment", name)
+    for other, told in (
+        (("--augment", "flip"), "--resume must have the augment"),
+        (("--augment", "spin"), "flip, crop, color"),
+        (("--pad-to", "64"), "--resume must have the pad_to"),
+        (("--bucket-by-length",), "together with pad_to"),
+    ):
+        done, _ = train("--strategy", "single", "--resume", *other)
         assert (done.returncode, told in done.stderr) == (2, True)
 
     done, _ = train("--strategy", "single", "--epochs", "3", "--resume")

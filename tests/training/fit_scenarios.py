@@ -134,6 +134,49 @@ def mask_of_an_embedding(strategy, folder):
 
 
 @scenario
+def batches_padded_to_their_longest_record(strategy, folder):
+    """Seen by a mean that counts padding, beside one that masks it; 26 records of 8 a step."""
+    if strategy.topology.is_chief:
+        rng = np.random.default_rng(0)
+        tokens = [rng.integers(1, 9, n) for n in rng.integers(1, 30, 26)]
+        labels = rng.integers(0, 2, 26)
+        tfdist.records.write((tokens, labels), folder / "tokens", split="train=1", num_shards=2)
+    strategy.from_chief(None)
+
+    def model_fn():
+        tokens = keras.Input((None,), dtype="int64")
+        masked = layers.Embedding(9, 4, mask_zero=True)(tokens)
+        unmasked = layers.Embedding(9, 4)(tokens)
+        means = [layers.GlobalAveragePooling1D()(of) for of in (masked, unmasked)]
+        model = keras.Model(tokens, layers.Dense(2, "softmax")(layers.Concatenate()(means)))
+        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", ["accuracy"])
+        return model
+
+    model, reference = pair(strategy, model_fn)
+    for options in ({"pad_to": "batch"}, {"pad_to": 8, "bucket_by_length": True}):
+        feed = strategy.dataset(folder / "tokens", global_batch_size=8, **options)
+        whole = feed.on_one_device().epochs(0, 2)
+        assert len({x.shape[1] for x, _ in whole}) > 1
+        model.fit(feed, epochs=2, verbose=0)
+        reference.fit(whole, epochs=2, steps_per_epoch=4, verbose=0)
+        for mine, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+    same = feed.in_record_order().on_one_device().epochs(0, 1)
+    predicted = reference.predict(same, verbose=0)
+    np.testing.assert_allclose(model.predict(feed, verbose=0), predicted, atol=TOLERANCE)
+    losses = reference.evaluate(same, verbose=0)
+    np.testing.assert_allclose(model.evaluate(feed, verbose=0), losses, atol=TOLERANCE)
+
+    def of_one_length():
+        model = keras.Sequential([keras.Input((29,)), layers.Dense(2, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.raises(DataError, match="must take any length"):
+        strategy.build(of_one_length).fit(feed, verbose=0)
+
+
+@scenario
 def mask_on_the_output(strategy, folder):
     """The loss is a mean over unmasked positions; some replicas have rows without any."""
     rng = np.random.default_rng(0)

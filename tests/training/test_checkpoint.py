@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
+from tfdist.records import write
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
 from tfdist.training import checkpoint
@@ -107,6 +108,40 @@ def test_resuming_within_an_epoch_equals_the_unbroken_fit(broken):
     assert history.epoch == [1, 2]
     for name, values in history.history.items():
         np.testing.assert_allclose(values, expected.history[name][1:], atol=1e-6, err_msg=name)
+
+
+def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
+    tokens = [_RNG.integers(1, 9, length) for length in _RNG.integers(1, 20, 22)]
+    write((tokens, _RNG.integers(0, 2, 22)), tmp_path / "data", split="train=1", num_shards=2)
+
+    def train(*callbacks, pad_to="batch"):
+        keras.utils.set_random_seed(5)
+        alone = strategy("single")
+        model = keras.Sequential([
+            keras.Input((None,)), keras.layers.Embedding(9, 3),
+            keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2, "softmax"),
+        ])  # fmt: skip
+        model.compile("adam", "sparse_categorical_crossentropy")
+        feed = alone.dataset(
+            tmp_path / "data", global_batch_size=4, pad_to=pad_to, bucket_by_length=True
+        )
+        built = alone.build(model)
+        built.fit(feed, epochs=3, callbacks=list(callbacks), verbose=0)
+        return built
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Checkpoints(tmp_path / "kept", every_steps=2), Break(3))
+    with pytest.raises(CheckpointError, match="pad_to and bucket_by_length"):
+        train(Checkpoints(tmp_path / "kept", resume=True), pad_to=4)
+    assert_same(train(Checkpoints(tmp_path / "kept", resume=True)), train())
+
+
+def test_checkpoints_from_before_there_was_padding_are_read():
+    data = DataState(seed=1, num_records=9, global_batch_size=4, steps_per_epoch=3, parts=2)
+    state = checkpoint._State(data)
+    state._data.assign([1, 9, 4, 3, 2])
+    state._position.assign([1, 2])
+    assert state.start(data, "ckpt-5").parts == 2
 
 
 def test_the_last_ones_are_kept(tmp_path):

@@ -28,6 +28,7 @@ Examples:
       --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
   tfdist train ... --augment flip,crop,color
+  tfdist train ... --pad-to batch --bucket-by-length
   tfdist train ... --output runs/digits --resume
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
   tfdist train ... --strategy parameter_server --workers 2 --ps 1
@@ -65,6 +66,17 @@ Examples:
     "or several with commas. Validation and test see them as they are.",
 )
 @click.option(
+    "--pad-to",
+    metavar="batch|N",
+    help="Pad features of variable length to the longest record of each global batch, or to a "
+    "multiple of N, instead of all to one length.",
+)
+@click.option(
+    "--bucket-by-length",
+    is_flag=True,
+    help="With --pad-to: train on batches of records of similar lengths.",
+)
+@click.option(
     "--checkpoint-every",
     type=click.IntRange(min=1),
     metavar="STEPS",
@@ -96,6 +108,8 @@ def command(
     global_batch_size: int,
     seed: int,
     augment: str | None,
+    pad_to: str | None,
+    bucket_by_length: bool,
     checkpoint_every: int | None,
     keep: int,
     stop_on_nan: bool,
@@ -121,6 +135,8 @@ def command(
         global_batch_size=global_batch_size,
         seed=seed,
         augment=augment,
+        pad_to=int(pad_to) if pad_to and pad_to.isdecimal() else pad_to,
+        bucket_by_length=bucket_by_length,
         checkpoint_every=checkpoint_every,
         keep=keep,
         stop_on_nan=stop_on_nan,

@@ -40,7 +40,7 @@ _UNFINISHED = re.compile(
 _UNFINISHED_MODEL = re.compile(r"\.model\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
-_SAME_ON_RESUME = ("global_batch_size", "seed", "augment")
+_SAME_ON_RESUME = ("global_batch_size", "seed", "augment", "pad_to", "bucket_by_length")
 
 
 class RunFolder:

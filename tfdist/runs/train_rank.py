@@ -171,14 +171,18 @@ def train(config: dict[str, Any]) -> None:
         model = strategy.build(model_path.load(config["model"]))
 
         def dataset(split: str, training: bool) -> Any:
-            # Strategies of other packages may know no record_fn: they are given none without need.
-            own = {"record_fn": tfdist.augment(config["augment"])} if config.get("augment") else {}
+            # Strategies of other packages may know none of these: given only where asked for.
+            own = {"pad_to": config["pad_to"]} if config.get("pad_to") is not None else {}
+            if training and config.get("augment"):
+                own["record_fn"] = tfdist.augment(config["augment"])
+            if training and config.get("bucket_by_length"):
+                own["bucket_by_length"] = config["bucket_by_length"]
             return strategy.dataset(
                 config["splits"][split],
                 global_batch_size=config["global_batch_size"],
                 training=training,
                 seed=config["seed"],
-                **(own if training else {}),
+                **own,
             )
 
         feed = dataset("train", True)

@@ -83,6 +83,8 @@ def train(
     global_batch_size: int = 128,
     seed: int = 0,
     augment: str | Sequence[str] | None = None,
+    pad_to: int | str | None = None,
+    bucket_by_length: bool | Sequence[int] = False,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -117,6 +119,10 @@ def train(
         seed: of weights, order and augmentation.
         augment: changes the images that are trained on at random, as "flip,crop,color"; see
             ``tfdist.augment``.
+        pad_to: features of variable length are padded to the longest record of each global batch
+            with "batch", or to a multiple of a number; None pads all to one length.
+        bucket_by_length: whether to train on batches of records of similar lengths; a list of
+            rising lengths says which are similar.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -172,6 +178,8 @@ def train(
         global_batch_size=global_batch_size,
         seed=seed,
         augment=augment,
+        pad_to=pad_to,
+        bucket_by_length=bucket_by_length,
         checkpoint_every=checkpoint_every,
         keep=keep,
         stop_on_nan=stop_on_nan,
@@ -231,12 +239,17 @@ def training_config(
     data: str,
     output: Path,
     augment: str | Sequence[str] | None = None,
+    pad_to: int | str | None = None,
+    bucket_by_length: bool | Sequence[int] = False,
     resume: bool = False,
     **rest: Any,
 ) -> dict[str, Any]:
     """Returns what ``train_rank`` reads: JSON-able. Raises TfdistError for what cannot be."""
+    from tfdist.records.format.pad_to import padding_of
     from tfdist.records.reading.augmentation import parse_presets
 
+    padding = padding_of(pad_to, bucket_by_length)
+    buckets = None if padding is None or padding.buckets is None else list(padding.buckets) or True
     splits = find_splits(data)
     return {
         "model": model,
@@ -244,6 +257,8 @@ def training_config(
         "splits": splits,
         "records": fingerprint(splits["train"]),
         "augment": None if augment is None else ",".join(parse_presets(augment)),
+        "pad_to": pad_to,
+        "bucket_by_length": buckets,
         "strategy": where.strategy,
         "options": where.options,
         "workers": where.workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -94,6 +94,8 @@ class Strategy(abc.ABC):
         map_fn: Callable | None = None,
         record_fn: Callable | None = None,
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Any:
         """Returns what this strategy's fit, evaluate and predict read.
 
@@ -112,6 +114,11 @@ class Strategy(abc.ABC):
                 of replicas, and after resuming. ``tfdist.augment("flip,crop")`` returns one.
             batched: whether an element of a dataset or a generator is a batch; None finds out, and
                 refuses where that cannot be told.
+            pad_to: features of variable length are padded to the longest record of each global
+                batch with "batch", or to a multiple of a number that holds it; None pads all
+                batches to one length, that of the longest record or ``--max-length``.
+            bucket_by_length: whether the batches of an epoch hold records of similar lengths; a
+                list of rising lengths says which are similar. With ``pad_to``, for training.
         """
 
     @abc.abstractmethod
@@ -256,6 +263,21 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
         raise cannot_write(target, error) from error
 
 
+def refuse_lengths(name: str, pad_to: int | str | None, bucket_by_length: Any) -> None:
+    """Raises:
+    OptionError: batches of several lengths for a strategy whose steps are made for one shape.
+    """
+    said = {"pad_to": pad_to, "bucket_by_length": bucket_by_length or None}
+    given = [f"{option}={value!r}" for option, value in said.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"strategy '{name}' must be given batches of one length, which its steps are made for",
+            received=", ".join(given),
+            mend="Leave it out and choose the length with `tfdist adopt DIR --max-length N`, or "
+            "use single, mirrored, horovod or multi_worker",
+        )
+
+
 def make_feed(
     source: Any,
     *,
@@ -265,6 +287,8 @@ def make_feed(
     map_fn: Callable | None,
     record_fn: Callable | None = None,
     batched: bool | None = None,
+    pad_to: int | str | None = None,
+    bucket_by_length: bool | Sequence[int] = False,
     parts: int = 1,
     part: int = 0,
     splits: int = 1,
@@ -275,6 +299,7 @@ def make_feed(
     Args:
         gather: see ``Collective.gather``; used where hosts hold different records.
     """
+    from tfdist.records.format.pad_to import padding_of
     from tfdist.records.reading.reader import open_records
     from tfdist.training.division import Held
     from tfdist.training.feed import Feed
@@ -283,7 +308,16 @@ def make_feed(
         raise OptionError(
             "global_batch_size must be a whole number of at least 1", received=global_batch_size
         )
-    records = open_records(source, map_fn=map_fn, record_fn=record_fn, batched=batched)
+    padding = padding_of(pad_to, bucket_by_length)
+    if bucket_by_length and not training:
+        raise OptionError(
+            "bucket_by_length must be said of training data alone, as others are read in order",
+            received="training=False",
+            mend="Leave bucket_by_length out; pad_to counts here, too",
+        )
+    records = open_records(
+        source, map_fn=map_fn, record_fn=record_fn, batched=batched, padding=padding
+    )
     if records.note is not None and part == 0:
         print(f"tfdist: {records.note}; a step takes {global_batch_size} of them", flush=True)
     if records.is_repeated and parts > 1 and part == 0:

@@ -106,6 +106,8 @@ class DataParallel(Strategy):
         map_fn: Callable | None = None,
         record_fn: Callable | None = None,
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Feed:
         collective = self.connect()
         of_each = self._step.accumulate_steps
@@ -127,6 +129,8 @@ class DataParallel(Strategy):
             map_fn=map_fn,
             record_fn=record_fn,
             batched=batched,
+            pad_to=pad_to,
+            bucket_by_length=bucket_by_length,
             parts=collective.num_processes,
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,

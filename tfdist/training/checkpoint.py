@@ -346,13 +346,18 @@ def released_after(callbacks: Sequence[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DataState:
-    """The data of a fit; a resumed one must agree in all but ``parts``, the processes that read."""
+    """The data of a fit; a resumed one must agree in all but ``parts``, the processes that read.
+
+    Attributes:
+        padding: of records of several lengths, see ``Records.padding_code``.
+    """
 
     seed: int
     num_records: int
     global_batch_size: int
     steps_per_epoch: int
     parts: int
+    padding: int = 0
 
 
 @dataclass(frozen=True)
@@ -380,7 +385,9 @@ class _State:
     def __init__(self, data: DataState):
         self.data = data
         self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
-        self._data = tf.Variable(self._as_row(data), dtype=tf.int64, trainable=False)
+        # Those of earlier versions have no padding.
+        row = self._as_row(data)
+        self._data = tf.Variable(row, shape=[None], dtype=tf.int64, trainable=False)
         self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
         self._callbacks = tf.Variable(b"", dtype=tf.string, trainable=False)
 
@@ -423,7 +430,8 @@ class _State:
             raise CheckpointError(
                 f"a fit resumed from {Path(path).name} must have the data of the fit that wrote it",
                 received=f"{data} where it was {saved}",
-                mend="Resume with the same records, seed and global_batch_size",
+                mend="Resume with the same records, seed, global_batch_size, pad_to and "
+                "bucket_by_length",
             )
         state = self._metrics.numpy()
         return Start(

@@ -38,9 +38,23 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
     Raises:
         DataError: an input is missing, or has another shape than the model's.
     """
+    for name, spec, wanted in _inputs(model, element_spec):
+        if not _fits(spec.shape[1:], wanted):
+            raise DataError(
+                f"records for input '{name}' of the model must have shape {list(wanted)}",
+                received=f"shape {list(spec.shape[1:])}",
+                mend=_mend(spec.shape[1:], wanted),
+            )
+
+
+def _inputs(model: tf.keras.Model, element_spec: Any) -> list[tuple[str, Any, tf.TensorShape]]:
+    """Returns of each input its name, what a dataset gives for it, and the shape of one record.
+
+    Of a model of a class of its own nothing: only its call knows. Raises as ``check_inputs``.
+    """
     expected = getattr(model, "inputs", None)
-    if not expected:  # A model of a class of its own: only its call knows.
-        return
+    if not expected:
+        return []
     names = input_names(model)
     x = element_spec[0]
     if isinstance(x, Mapping):
@@ -59,13 +73,24 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
             f"a dataset must have one feature for each input of the model, here {len(expected)}",
             received=f"{len(given)} features",
         )
-    for name, spec, tensor in zip(names, given, expected, strict=True):
-        wanted = tf.TensorShape(tensor.shape)[1:]
-        if not _fits(spec.shape[1:], wanted):
+    return [
+        (name, spec, tf.TensorShape(tensor.shape)[1:])
+        for name, spec, tensor in zip(names, given, expected, strict=True)
+    ]
+
+
+def check_free_lengths(model: tf.keras.Model, element_spec: Any) -> None:
+    """Raises:
+    DataError: an input of the model has one length, where that of a dataset's batches differs.
+    """
+    for name, spec, wanted in _inputs(model, element_spec):
+        is_free = bool(spec.shape.rank) and spec.shape.rank > 1 and spec.shape[1] is None
+        if is_free and wanted.rank and wanted[0] is not None:
             raise DataError(
-                f"records for input '{name}' of the model must have shape {list(wanted)}",
-                received=f"shape {list(spec.shape[1:])}",
-                mend=_mend(spec.shape[1:], wanted),
+                f"input '{name}' of a model must take any length where batches are padded to their "
+                "longest record",
+                received=f"shape {list(wanted)}",
+                mend=f"Write keras.Input({(None, *wanted[1:])}), or leave pad_to out",
             )
 
 

@@ -14,9 +14,11 @@ holds, and its share of a step is what it has left. Every record still counts on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tfdist.errors import DataError, OptionError
 from tfdist.training.division import Division, EvenDivision, Held, HeldDivision
@@ -105,6 +107,12 @@ class Feed:
         return not self.shuffle and self.held is None and not self.records.is_sequential
 
     @property
+    def is_bucketed(self) -> bool:
+        """Whether an epoch is one of batches of records of similar lengths: the same ones on any
+        number of processes."""
+        return self.shuffle and self.records.is_bucketed
+
+    @property
     def num_records(self) -> int:
         if self.held is not None:
             return sum(self.held.counts)
@@ -149,7 +157,7 @@ class Feed:
                 received="records divided among hosts",
                 mend="Give each host the whole data",
             )
-        if self.parts == 1 or self.is_in_order:
+        if self.parts == 1 or self.is_in_order or self.is_bucketed:
             return replace(self, parts=1, part=0, splits=1, shared=False)
         return MergedFeed(
             tuple(replace(self, part=part, splits=1, shared=True) for part in range(self.parts))
@@ -161,7 +169,7 @@ class Feed:
         Raises:
             DataError: the records of another process cannot be read by this one.
         """
-        if parts == self.parts:
+        if parts == self.parts or self.is_bucketed:
             return self
         if self.held is not None or self.records.is_sequential:
             raise DataError(
@@ -172,6 +180,34 @@ class Feed:
             )
         before = replace(self, parts=parts, part=0, splits=1)
         return RedividedFeed(before.on_one_device(), self)
+
+    def evaluated(self) -> Feed | RedividedFeed:
+        """Returns the batches of an evaluation.
+
+        Where they are padded to their longest record, what a model says of a record may depend on
+        the others: then they are those of one device.
+        """
+        return self if self.records.padding is None else self.begun_by(1)
+
+    def in_order_of_records(self, local: Sequence[Any]) -> Any:
+        """Returns what ``evaluated`` led to for all records, from what it did on each process.
+
+        Args:
+            local: by process arrays [its records, ...], of one structure.
+        """
+        import tensorflow as tf
+
+        whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *local)
+        if self.parts == 1 or self.records.padding is None:
+            return whole  # Each process has a range of records.
+        part_of = []
+        for first in range(0, self.num_records, self.global_batch_size):
+            of = min(self.global_batch_size, self.num_records - first)
+            rows = [self.division.rows(part, of) for part in range(self.parts)]
+            part_of.append(np.repeat(np.arange(self.parts), rows))
+        numbers = np.argsort(np.concatenate(part_of), kind="stable")  # Of the records in ``whole``.
+        place = np.argsort(numbers)
+        return tf.nest.map_structure(lambda array: array[place], whole)
 
     def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> Feed:
         return replace(self, class_weight=class_weight) if class_weight else self
@@ -206,23 +242,10 @@ class Feed:
         import tensorflow as tf
 
         division = self.division
-        start, stop = division.record_range(self.part)
-        local_rows = division.rows(self.part, self.global_batch_size)
-        own_steps = -(-(stop - start) // local_rows)
-        if start == stop:  # Fewer records than parts.
-            batches = self._padding().repeat(division.steps)
+        if self.is_bucketed:
+            batches = self._bucketed(epoch, skip_steps)
         else:
-            batches = self.records.batches(
-                start,
-                stop,
-                local_rows,
-                shuffle=self.shuffle,
-                seed=self.seed,
-                epoch=epoch,
-                skip_batches=skip_steps,
-            )
-            if own_steps < division.steps:
-                batches = batches.concatenate(self._padding().repeat(division.steps - own_steps))
+            batches = self._of_range(epoch, skip_steps)
         if self.class_weight:
             batches = batches.map(self._weigh_by_class)
         if not self.shared:
@@ -234,9 +257,104 @@ class Feed:
             return with_share
         return with_share.flat_map(self.split)
 
-    def _padding(self) -> tf.data.Dataset:
+    def _of_range(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
+        """Returns the batches of the records that this process has."""
+        division = self.division
+        start, stop = division.record_range(self.part)
+        if start == stop:  # Fewer records than parts.
+            return self._padding(0, epoch, skip_steps)
+        padded = {}
+        if self.records.padding is not None:
+            padded["longest"] = self._longest(epoch, skip_steps)
+        batches = self.records.batches(
+            start,
+            stop,
+            self._local_rows(self.part),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            epoch=epoch,
+            skip_batches=skip_steps,
+            **padded,
+        )
+        own_steps = self._own_steps(self.part)
+        if own_steps < division.steps:
+            batches = batches.concatenate(self._padding(own_steps, epoch, skip_steps))
+        return batches
+
+    def _local_rows(self, part: int) -> int:
+        return self.division.rows(part, self.global_batch_size)
+
+    def _own_steps(self, part: int) -> int:
+        """Returns the steps of an epoch for which a process has records."""
+        start, stop = self.division.record_range(part)
+        return -(-(stop - start) // self._local_rows(part))
+
+    def _padding(self, own_steps: int, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
+        """Returns the batches of the steps after the first ``own_steps``, which have no row."""
+
         # A real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
-        return self.records.batches(0, 1, 1, shuffle=False, seed=self.seed, epoch=0)
+        def row(**padded: Any) -> tf.data.Dataset:
+            return self.records.batches(0, 1, 1, shuffle=False, seed=self.seed, epoch=0, **padded)
+
+        if self.records.padding is None:
+            return row().repeat(self.division.steps - own_steps)
+        import tensorflow as tf
+
+        row()  # Loads it eagerly.
+        longest = self._longest(epoch, tf.maximum(tf.cast(skip_steps, tf.int64), own_steps))
+        return longest.flat_map(lambda most: row(longest=tf.data.Dataset.from_tensors(most)))
+
+    def _longest(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
+        """Returns the lengths of the longest records of each global batch, from a step on."""
+        import tensorflow as tf
+
+        division = self.division
+        none = tf.data.Dataset.from_tensors(self.records.no_length)
+
+        def of_part(part: int) -> tf.data.Dataset:
+            start, stop = division.record_range(part)
+            if start == stop:
+                return none.repeat(division.steps)
+            longest = self.records.longest(
+                start,
+                stop,
+                self._local_rows(part),
+                shuffle=self.shuffle,
+                seed=self.seed,
+                epoch=epoch,
+                skip_batches=skip_steps,
+            )
+            return longest.concatenate(none.repeat(division.steps - self._own_steps(part)))
+
+        each = tuple(of_part(part) for part in range(self.parts))
+        return tf.data.Dataset.zip(each).map(lambda *of_parts: tf.reduce_max(of_parts, axis=0))
+
+    def _bucketed(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
+        """Returns the shares of batches of similar lengths, which all processes draw alike."""
+        import tensorflow as tf
+
+        division = self.division
+        order = self.records.bucketed_order(
+            self.num_records, self.global_batch_size, seed=self.seed, epoch=epoch
+        )
+        rows_before, rows_before_in_tail = (
+            tf.constant(sum(division.rows(part, of) for part in range(self.part)), tf.int64)
+            for of in (self.global_batch_size, self.tail)
+        )
+        full_steps = self.num_records // self.global_batch_size
+        shares = division.shares(self.part)
+
+        def numbers(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            own, of = tf.unstack(shares(step))
+            begin = step * self.global_batch_size
+            of_all = order[begin : begin + of]
+            first = tf.where(step < full_steps, rows_before, rows_before_in_tail)
+            # Without a row of its own, one of padding: the first.
+            first, last = tf.where(own > 0, first, 0), tf.where(own > 0, first + own, 1)
+            return of_all[first:last], of_all
+
+        steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
+        return self.records.chosen(steps.map(numbers))
 
     def split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
         """Divides a batch among the replicas of this process: one element for each."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
@@ -20,6 +19,7 @@ from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
 from tfdist.training.collective import Collective
 from tfdist.training.data_errors import (
+    check_free_lengths,
     check_inputs,
     check_labels,
     explain_label_error,
@@ -185,6 +185,8 @@ class Runs:
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
         check_inputs(self._model, feed.records.element_spec)
+        if feed.records.padding is not None:
+            check_free_lengths(self._model, feed.records.element_spec)
         check_batches(self._model, feed)
         if feed.num_replicas != self._collective.num_replicas:
             raise DataError(
@@ -194,6 +196,7 @@ class Runs:
                 mend="Make both with the same strategy object",
             )
         content = feed.records.fingerprint if feed.held is None else None
+        content = (content, feed.records.padding_code)
         plan = (feed.num_records, feed.global_batch_size, feed.seed, feed.shuffle, content)
         with self._reading(feed):
             plans = self._collective.gather(plan)
@@ -204,7 +207,7 @@ class Runs:
             )
             if len({plan[:-1] for plan in plans}) == 1:
                 other = next(rank for rank, plan in enumerate(plans) if plan != plans[0])
-                listed = f"other records, or another order of them, on rank {other} than on rank 0"
+                listed = f"other records, order or padding on rank {other} than on rank 0"
             raise DataError(
                 "all ranks must give the same records, global_batch_size and seed to "
                 "strategy.dataset, which divides them",
@@ -269,7 +272,7 @@ class Runs:
             if validation_data is not None:
                 validation = self._validation_feed(validation_data)
                 steps = validation.steps_per_epoch
-                batches = self._batches(validation, 0, 1)
+                batches = self._batches(validation.evaluated(), 0, 1)
                 options["validation_data"] = keras_api.repeatable(batches, steps)
                 options["validation_steps"] = steps
                 feeds.append(validation)
@@ -367,7 +370,7 @@ class Runs:
         notices = self._notices(verbose)
         with self._reading(feed) as watch, tracing.closing(notices):
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
-            batches = self._batches(feed, 0, 1)
+            batches = self._batches(feed.evaluated(), 0, 1)
             early_variables.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
                 batches,
@@ -384,14 +387,12 @@ class Runs:
         with self._reading(feed) as watch, tracing.closing(notices):
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             local = self._keras_predict(
-                self._batches(feed, 0, 1),
+                self._batches(feed.evaluated(), 0, 1),
                 steps=feed.steps_per_epoch,
                 verbose=self._verbosity(verbose),
                 **options,
             )
-        # Each process has a range of records, so the ranges in the order of ranks are all records.
-        parts = self._collective.gather(local)
-        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        return feed.in_order_of_records(self._collective.gather(local))
 
     # Before the first step ----------------------------------------------------------------------
 
@@ -417,6 +418,7 @@ class Runs:
                 global_batch_size=feed.global_batch_size,
                 steps_per_epoch=feed.steps_per_epoch,
                 parts=self._parts(feed),
+                padding=feed.records.padding_code,
             )
             start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
             keepers[0].before_writing = getattr(feed.records, "confirm", None)

@@ -31,8 +31,8 @@ from tfdist.records.format.manifest import (
     SplitInfo,
     load_manifest,
 )
-from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
+from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 

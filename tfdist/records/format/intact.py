@@ -78,6 +78,11 @@ class Intact:
         for number in opened:
             self._check(self._shards[number])
 
+    def confirm_all(self) -> None:
+        """As ``confirm``, of all shards, whether they were opened or not."""
+        for shard in self._shards:
+            self._check(shard)
+
     def _check(self, shard: ShardInfo) -> None:
         self._demand(shard, lambda path: sums.of(path) == shard.checksum)
 

@@ -1,12 +1,15 @@
 """Features of variable length as dense tensors: filled up, or cut off, to one length.
 
 The length is the same for every batch, whoever reads it: so each step is the same on any number
-of replicas, also with layers that do not mask what was filled in.
+of replicas, also with layers that do not mask what was filled in. What is more than the longest
+record of a batch needs is cut off where a user asks for it: see ``batch_padding``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +40,25 @@ def padded(feature: Feature, values: tf.RaggedTensor | tf.Tensor) -> tf.Tensor:
     entries = tf.reshape(found // of_entry, (-1, *[1] * (len(entry) + 1)))
     is_there = tf.reshape(tf.range(length, dtype=tf.int64), (-1, *[1] * len(entry))) < entries
     return tf.where(is_there, dense, tf.cast(feature.reading.fill, dense.dtype))
+
+
+def entry_counts(features: Sequence[Feature], parsed: Mapping[str, Any]) -> tf.Tensor:
+    """Returns how many entries records have as they are read, int32 [batch, len(features)].
+
+    Args:
+        features: of variable length.
+        parsed: their values, see ``parsing.parsed_values``.
+    """
+    counts = []
+    for feature in features:
+        length, *entry = feature.read_shape
+        values, of_entry = parsed[feature.name], math.prod(entry)
+        if feature.encoding == "raw":
+            found = tf.strings.length(values) // (of_entry * np.dtype(feature.dtype).itemsize)
+        else:
+            found = tf.cast(values.row_lengths(), tf.int32) // of_entry
+        counts.append(tf.minimum(found, length))
+    return tf.stack(counts, axis=1)
 
 
 def _filled(values: tf.RaggedTensor, feature: Feature, width: int) -> tf.Tensor:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import tensorflow as tf
 
 from tfdist.errors import CorruptShardError, DataError, EngineMissingError, OptionError, TfdistError
 from tfdist.records.format.checking import check
+from tfdist.records.format.pad_to import Padding
 from tfdist.records.reading import graph_checks
+from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad
 from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
@@ -85,6 +90,7 @@ def open_records(
     record_fn: RecordFn | None = None,
     cache: bool | str = "auto",
     batched: bool | None = None,
+    padding: Padding | None = None,
 ) -> Records:
     """Opens a source; nothing is read yet.
 
@@ -107,6 +113,8 @@ def open_records(
         cache: "auto" keeps the part that is read in memory when it is small (at most 512 MB when
             decoded); True always, False never. Arrays are in memory anyway.
         batched: whether an element of a dataset or a generator is a batch; None finds out.
+        padding: of features of variable length, whose lengths are then read at once, in one pass;
+            None gives every batch the same length.
 
     Raises:
         DataError: the source cannot be read; CorruptShardError: a shard is missing or has the
@@ -115,7 +123,11 @@ def open_records(
     if cache not in (True, False, "auto"):
         raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
     opened = open_source(source, batched, any_size=record_fn is not None)
-    return Records(opened, map_fn, cache, record_fn)
+    if padding is None:
+        return Records(opened, map_fn, cache, record_fn)
+    is_apart = opened.is_sequential or opened.readers is not None
+    check_can_pad(opened.schema, is_apart=is_apart, has_record_fn=record_fn is not None)
+    return Records(opened, map_fn, cache, padding=padding)
 
 
 class Records:
@@ -128,6 +140,7 @@ class Records:
             (x, y, sample_weight) of tf.TensorSpec with batch dimension None.
         has_map_fn: whether a function of the user's may change batches or records, anew in each
             epoch.
+        padding: of features of variable length; None where every batch has the same length.
         place: folder and split of shards; None for arrays and datasets.
         readers, is_sequential, is_repeated, fingerprint, note: see ``source.Source``.
     """
@@ -138,6 +151,7 @@ class Records:
         map_fn: MapFn | None,
         cache: bool | str,
         record_fn: RecordFn | None = None,
+        padding: Padding | None = None,
     ):
         self._source = source
         self._map_fn = None if map_fn is None else tf.function(map_fn)
@@ -163,6 +177,13 @@ class Records:
                 )
             self._per_record = PerRecord(record_fn, source.spec)
             self.element_spec = self._per_record.spec
+        self.padding = padding
+        if padding is not None:
+            if padding.buckets is not None:
+                source.check_can_choose()
+            lengths = self._read_now(source.lengths)
+            self._lengths = BatchPadding(padding, source.schema, lengths)
+            self.element_spec = self._lengths.spec(self.element_spec)
         if map_fn is not None:
             self.element_spec = spec_after(self._map_fn, self.element_spec)
 
@@ -179,6 +200,7 @@ class Records:
         seed: int,
         epoch: Any,
         skip_batches: Any = 0,
+        longest: tf.data.Dataset | None = None,
     ) -> tf.data.Dataset:
         """Returns one epoch of records [start, stop) in batches; the last one may be smaller.
 
@@ -191,6 +213,7 @@ class Records:
             epoch: int or scalar int64 tensor, the number of the epoch.
             skip_batches: int or scalar int64 tensor, batches of the epoch to leave out at its
                 start; without reading them when the records are in memory.
+            longest: what each batch is padded to, see ``longest``; its own records when None.
 
         Raises:
             CorruptShardError: a shard is damaged. When records are streamed, TensorFlow raises
@@ -209,6 +232,21 @@ class Records:
         else:
             skip_records = skip_batches * batch_size
             batches = self._source.stream(start, stop, batch_size, order, skip_records)
+        if self.padding is not None:
+            if longest is None:
+                longest = self.longest(
+                    start,
+                    stop,
+                    batch_size,
+                    shuffle=shuffle,
+                    seed=seed,
+                    epoch=epoch,
+                    skip_batches=skip_batches,
+                )
+            batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
+        return self._mapped(batches)
+
+    def _mapped(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         if self._map_fn is not None:
             batches = batches.map(
                 checked(self._map_fn), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -267,6 +305,55 @@ class Records:
         numbers = self._source.numbers(start, stop, order)
         return numbers.skip(skip_batches * batch_size).batch(batch_size)
 
+    def longest(self, start: int, stop: int, batch_size: int, **order: Any) -> tf.data.Dataset:
+        """Returns the most entries of the records of each batch that ``batches`` gives.
+
+        Args:
+            order: see ``numbers``.
+
+        Returns:
+            A dataset of int32 [features of variable length].
+        """
+        return self.numbers(start, stop, batch_size, **order).map(self._lengths.longest)
+
+    @property
+    def no_length(self) -> tf.Tensor:
+        """What ``longest`` would give for a batch without a record."""
+        return self._lengths.longest(tf.zeros([1], tf.int64)) * 0
+
+    @property
+    def padding_code(self) -> int:
+        """A number that tells ``padding`` from others; 0 without any."""
+        return 0 if self.padding is None else zlib.crc32(repr(self.padding).encode())
+
+    @property
+    def is_bucketed(self) -> bool:
+        """Whether a shuffled epoch is one of batches of records of similar lengths."""
+        return self.padding is not None and self.padding.buckets is not None
+
+    def bucketed_order(
+        self, num_records: int, batch_size: int, *, seed: int, epoch: Any
+    ) -> tf.Tensor:
+        """Returns records [0, num_records) as an epoch takes them, int64 [num_records].
+
+        Args:
+            batch_size: of the batches that hold records of similar lengths.
+        """
+        return self._lengths.bucketed_order(num_records, batch_size, order_seed(seed, epoch))
+
+    @tf.autograph.experimental.do_not_convert
+    def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches of any records.
+
+        Args:
+            numbers: for each batch those of its records, and of all records whose longest it is
+                padded to: (int64 [rows], int64 [any]).
+        """
+        longest = numbers.map(lambda own, of_all: self._lengths.longest(of_all))
+        batches = self._source.chosen(numbers.map(lambda own, of_all: own))
+        batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
+        return self._mapped(batches)
+
     def _fits(self, start: int, stop: int) -> bool:
         if self._source.in_memory or self._cache is True:
             return True
@@ -280,12 +367,13 @@ class Records:
         if (start, stop) not in self._tables:
             # Out of a tf.data function that is being traced, back to eager execution.
             with tf.init_scope():
-                self._tables[start, stop] = self._load(start, stop)
+                load = functools.partial(self._source.load, start, stop)
+                self._tables[start, stop] = self._read_now(load)
         return self._tables[start, stop]
 
-    def _load(self, start: int, stop: int) -> Any:
+    def _read_now(self, read: Callable[[], Any]) -> Any:
         try:
-            return self._source.load(start, stop)
+            return read()
         except tf.errors.OpError as error:
             explained = self.explain(error)
             if explained is None:

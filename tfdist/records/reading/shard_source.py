@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
 from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.schema import Schema
+from tfdist.records.reading.batch_padding import ragged_features
 from tfdist.records.reading.decode import Decoder, batch_spec, make_decoder, spec_bytes
 from tfdist.records.reading.images import check_one_size
 from tfdist.records.reading.numbered import NumberedRecords
+from tfdist.records.reading.padding import entry_counts
+from tfdist.records.reading.parsing import parsed_values
 from tfdist.records.reading.record_decoder import make_record_decoder
 from tfdist.records.reading.source import Source, buffer_records, shuffled_by
 
@@ -29,6 +34,7 @@ _NUMBERED_RECORDS = 256
 # Local files of this size are not all in the page cache, so reading several at once pays.
 _INTERLEAVE_BYTES = 2 << 30
 _MAX_INTERLEAVED = 4
+_COUNTED_RECORDS = 1024
 
 
 class ShardSource(Source):
@@ -64,11 +70,12 @@ class ShardSource(Source):
             self.place = (folder, split)
         self._folder = folder
         self._files = manifest.shard_folder(folder)
+        self._manifest = manifest
         self._shards = manifest.splits[split].shards
         self._compression = {"none": "", "gzip": "GZIP"}[manifest.compression]
         self._ends = np.cumsum([shard.records for shard in self._shards])
         self._decode = make_decoder(manifest.schema, manifest.layout, framed=self._gives_frames)
-        self._schema = manifest.schema
+        self.schema = manifest.schema
         self._layout = layout = manifest.layout
         self._frame_bytes = layout and HEADER_BYTES + layout.record_bytes + FOOTER_BYTES
         # Of one serialised record; images hardly shrink when their shard is compressed.
@@ -107,7 +114,7 @@ class ShardSource(Source):
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         # What is parsed or sliced for many at once is left to batches, images are not.
-        parse, finish = make_record_decoder(self._schema, self._layout, framed=self._gives_frames)
+        parse, finish = make_record_decoder(self.schema, self._layout, framed=self._gives_frames)
         batches = self._decoded(start, stop, batch_size, order, skip_records, parse)
         return batches.unbatch(), finish
 
@@ -178,6 +185,44 @@ class ShardSource(Source):
 
         at_once = max(1, min(_NUMBERED_RECORDS, _NUMBERED_BYTES // self._stored_bytes))
         return numbers.batch(at_once).map(read).unbatch()
+
+    def lengths(self) -> np.ndarray:
+        features = ragged_features(self.schema)
+        # A SequenceExample is told by its lists, which must be among what is parsed.
+        needed = self.schema.features if self.schema.is_sequence_example else features
+        schema = Schema(tuple(replace(feature, role="input") for feature in needed))
+
+        def count(serialized: tf.Tensor) -> tf.Tensor:
+            return entry_counts(features, parsed_values(schema, serialized))
+
+        batches = self._decoded(0, self.num_records, _COUNTED_RECORDS, None, 0, count)
+        return np.concatenate(list(batches.as_numpy_iterator()))
+
+    def check_can_choose(self) -> None:
+        if self._compression:
+            raise DataError(
+                "shards must not be compressed where batches hold records of similar lengths, "
+                "which lie anywhere in them",
+                received=f"compression {self._manifest.compression}",
+                mend="Write them with --compression none, or leave bucket_by_length out",
+            )
+
+    def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
+        last = numbers.cardinality() - 1
+
+        def decode(step: tf.Tensor, of_batch: tf.Tensor) -> Any:
+            serialized = tf.numpy_function(self._read_chosen, [of_batch, step == last], tf.string)
+            return self._decode(tf.ensure_shape(serialized, (None,)))
+
+        return numbers.enumerate().map(
+            decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        )
+
+    def _read_chosen(self, numbers: np.ndarray, is_last: np.bool_) -> np.ndarray:
+        records = self._numbered.read(numbers)
+        if is_last:  # Each record has been compared with its own checksum only.
+            self._intact.confirm_all()
+        return records
 
     def _confirmed(self, is_last: tf.Tensor) -> tf.Tensor:
         """Returns what the last batch waits for: then all files are known to be right."""

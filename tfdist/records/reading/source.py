@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
+from tfdist.records.format.schema import Schema
 from tfdist.records.reading.batched import SingleRecords
 from tfdist.records.reading.dataframes import plain
 from tfdist.records.reading.decode import spec_bytes
@@ -51,6 +52,7 @@ class Source(abc.ABC):
         fingerprint: what tells the first records from others; None where a manifest does, or
             where hosts hold different records.
         note: what a user should know of how the records are read; None when there is nothing.
+        schema: of shards; None for anything else.
         readers: (this reader, readers) when this host holds records that no other host has, and
             its readers share them; None when every host holds all records.
     """
@@ -65,6 +67,7 @@ class Source(abc.ABC):
     failures: Sequence[TfdistError] = ()
     fingerprint: str | None = None
     note: str | None = None
+    schema: Schema | None = None
     readers: tuple[int, int] | None = None
 
     @property
@@ -101,6 +104,26 @@ class Source(abc.ABC):
 
         No record is read.
         """
+
+    def lengths(self) -> np.ndarray:
+        """Returns the entries of each feature of variable length, as they are read.
+
+        Returns:
+            int32 [num_records, features], the features in the order of the schema.
+        """
+        raise AssertionError("of shards alone")
+
+    def check_can_choose(self) -> None:
+        """Raises DataError where records can be read in their own order alone."""
+        raise AssertionError("of shards alone")
+
+    def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches of any records.
+
+        Args:
+            numbers: of the records of each batch, int64 [rows]; of known length.
+        """
+        raise AssertionError("of shards alone")
 
     def confirm(self) -> None:  # noqa: B027
         """Returns when what has been read so far is known to be right. Raises DataError."""

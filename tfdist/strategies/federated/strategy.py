@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone, make_feed
+from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
 
@@ -217,6 +217,8 @@ class Federated(OneProcessStrategy):
         clients: int | None = None,
         partition: str = "iid",
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Any:
         """Returns clients to train on, or central records to evaluate on.
 
@@ -233,11 +235,13 @@ class Federated(OneProcessStrategy):
                 None.
             partition: how; see ``open_clients``.
             batched: as in ``Strategy.dataset``.
+            pad_to, bucket_by_length: refused; all records have one length.
 
         Raises:
             OptionError: an unknown partition, or no number of clients.
             DataError: the source cannot be read.
         """
+        refuse_lengths(self.name, pad_to, bucket_by_length)
         from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.sampling import Sampler

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, make_feed
+from tfdist.strategies.base import ModelOrFn, called, make_feed, refuse_lengths
 from tfdist.strategies.one_process import OneProcessStrategy
 
 if TYPE_CHECKING:
@@ -194,7 +194,10 @@ class Mesh(OneProcessStrategy):
         map_fn: Callable | None = None,
         record_fn: Callable | None = None,
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Any:
+        refuse_lengths(self.name, pad_to, bucket_by_length)
         return make_feed(
             source,
             global_batch_size=global_batch_size,

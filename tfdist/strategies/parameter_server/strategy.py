@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
-from tfdist.strategies.base import ModelOrFn, Strategy, called, clone, make_feed, save_atomically
+from tfdist.strategies.base import (
+    ModelOrFn,
+    Strategy,
+    called,
+    clone,
+    make_feed,
+    refuse_lengths,
+    save_atomically,
+)
 from tfdist.topology import Topology
 from tfdist.training.options import check_count, check_deadline, check_precision
 
@@ -220,7 +228,10 @@ class ParameterServer(Strategy):
         map_fn: Callable | None = None,
         record_fn: Callable | None = None,
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Feed:
+        refuse_lengths(self.name, pad_to, bucket_by_length)
         feed = make_feed(
             source,
             global_batch_size=global_batch_size,

@@ -80,6 +80,7 @@ class KeptRecords:
     has_map_fn = False
     is_sequential = False
     fingerprint = None  # The cache itself tells other records.
+    padding, padding_code, is_bucketed = None, 0, False  # A pipeline takes one length alone.
 
     def __init__(self, cache: FrozenCache, records: Records, num_records: int, *, training: bool):
         self._cache = cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone, make_feed
+from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.strategies.pipeline.options import Options
@@ -210,7 +210,10 @@ class Pipeline(OneProcessStrategy):
         map_fn: Callable | None = None,
         record_fn: Callable | None = None,
         batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
     ) -> Any:
+        refuse_lengths(self.name, pad_to, bucket_by_length)
         microbatches = self._options.microbatches
         if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:
             below = global_batch_size // microbatches * microbatches
