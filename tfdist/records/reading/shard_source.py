@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import CorruptShardError, TfdistError
+from tfdist.errors import CorruptShardError, DataError, TfdistError
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES
 from tfdist.records.format.files import regular_size, unreadable
 from tfdist.records.format.intact import Intact
