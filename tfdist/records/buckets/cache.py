@@ -16,8 +16,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from crc32c import crc32c
@@ -72,10 +72,16 @@ def local_shards(path: Any) -> Path:
 
 
 @contextlib.contextmanager
-def local_tree(url: str) -> Iterator[Path]:
-    """Gives a folder, or a file, with all that lies below a URL; it is removed at the end."""
+def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
+    """Gives a folder, or a file, with what lies below a URL; it is removed at the end.
+
+    Args:
+        only: names of what is wanted; None is all.
+    """
     base, name = url, ""
     sizes = Store(url).sizes()
+    if only is not None:
+        sizes = {name: size for name, size in sizes.items() if name in only}
     if not sizes:
         base, _, name = url.rpartition("/")
         sizes = {found: size for found, size in Store(base).sizes().items() if found == name}
@@ -148,9 +154,17 @@ def _files_of(manifest: bytes, split: str | None) -> dict[str, _Wanted]:
         return {
             shard["file"]: (shard["bytes"], shard["checksum"])
             for shard in shards
-            if Path(shard["file"]).name == shard["file"] and shard["file"] not in ("", "..", ".")
+            if _is_inside(shard["file"])
         }
     return {}
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is one of a file in a folder, or in its folders."""
+    path = PurePosixPath(name)
+    return (
+        path.as_posix() == name and not path.is_absolute() and not {".", ".."} & {*path.parts, name}
+    )
 
 
 def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
