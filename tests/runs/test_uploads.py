@@ -18,7 +18,8 @@ import s3fs
 
 import tfdist
 from tfdist.aws import sessions
-from tfdist.errors import DataError, InUseError, OptionError, WriteError
+from tfdist.errors import DataError, InUseError, ModelError, OptionError, WriteError
+from tfdist.export.models import open_model
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
 from tfdist.runs import uploads as uploads_module
@@ -304,7 +305,7 @@ def project(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch, capsys):
+def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch):
     asked = ("model.py:model_fn", "data")
     options = {"strategy": "single", "epochs": 6, "checkpoint_every": 2, "global_batch_size": 64}
     whole = tfdist.train(*asked, "whole", verbose=False, **options)
@@ -340,3 +341,18 @@ def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch, c
     assert names < set(found)
     with pytest.raises(OptionError, match="Add --resume"):
         tfdist.train(*asked, URL, **options)
+    exported = open_model(f"{URL}/model.keras").given
+    for ours, theirs in zip(exported.get_weights(), run.load_model().get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(
+        DataError, match=r"s3://bucket/run/none.keras must be a folder or an object"
+    ):
+        open_model(f"{URL}/none.keras")
+    with pytest.raises(ModelError, match=r"s3://bucket/run/history.csv must be a model") as caught:
+        open_model(f"{URL}/history.csv")
+    assert "scratch" not in str(caught.value)
+
+
+def test_the_callback_writes_to_folders():
+    with pytest.raises(DataError, match="directory of Checkpoints must be a folder of this"):
+        tfdist.Checkpoints("s3://bucket/checkpoints")
