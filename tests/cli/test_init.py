@@ -42,7 +42,7 @@ def test_every_line_of_its_readme_runs(tfdist, shell_environ, monkeypatch, tmp_p
     shell_environ.pop("TF_USE_LEGACY_KERAS", None)
     environ = shell_environ | {
         "PATH": os.pathsep.join([bin_folder, shell_environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
     }
     for line in lines:
         program, *arguments = shlex.split(line)

@@ -34,7 +34,11 @@ def project(tmp_path_factory) -> Path:
 def _environ() -> dict[str, str]:
     bin_folder = str(Path(sys.executable).parent)
     path = os.pathsep.join([bin_folder, os.environ["PATH"]])
-    return os.environ | {"PATH": path, "PYTHONPATH": str(blocks.ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    return os.environ | {
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join([str(blocks.ROOT), os.environ["PYTHONPATH"]]),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess:

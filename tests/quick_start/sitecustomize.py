@@ -1,7 +1,7 @@
 """Has the thousand processes of the tests start in two thirds of the time.
 
-TensorFlow and Keras import pandas, SciPy, jax, scikit-learn and matplotlib where they are installed,
-for functions that hardly a program calls: two of the five seconds that each process takes to start.
+TensorFlow and Keras import pandas, SciPy, jax, scikit-learn and matplotlib where they are there,
+for functions that few programs call: two of the five seconds that each process takes to start.
 Here those modules are told that there are none. What a test itself imports is there, as is all that
 tfdist imports; a DataFrame is still taken, since pandas is asked for as soon as anyone has imported
 it. Python imports this file by its name from PYTHONPATH, where tests/conftest.py puts its folder.

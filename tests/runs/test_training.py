@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def within(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
 
 
 def test_it_trains_goes_on_and_gives_what_the_folder_holds(within, capfd):
@@ -80,7 +80,7 @@ def _run(folder: Path, guard: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "program.py"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ["PYTHONPATH"]])},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -101,7 +101,7 @@ def test_a_function_of_the_program_itself(folder):
     done = subprocess.run(
         [sys.executable, "guarded.py"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ["PYTHONPATH"]])},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
