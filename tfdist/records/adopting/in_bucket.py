@@ -26,7 +26,7 @@ def in_a_bucket_too(adopt: _Adopt) -> _Adopt:
         given = [source] if isinstance(source, str | os.PathLike) else source
         urls = list(map(url_of, given)) if isinstance(given, Sequence) else []
         if not any(urls):
-            refuse_url(out, "the manifest of files on this machine")
+            refuse_url(out, "the place of a manifest of files that lie here")
             return adopt(source, out, **options)
         url = urls[0]
         if len(urls) > 1 or url is None or out is not None:
