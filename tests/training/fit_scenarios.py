@@ -690,8 +690,6 @@ def refusals_say_what_to_do(strategy, folder):
         strategy.build(lambda: mlp(loss=keras.losses.MeanSquaredError(reduction="none")))
     with pytest.raises(ModelError, match="all be sums or all be means"):
         strategy.build(_mixed_reductions)
-    with pytest.raises(ModelError, match="train_step"):
-        strategy.build(_custom_step)
     alone = tfdist.strategy("single")
     with pytest.raises(DataError, match="the strategy that built the model"):
         model.fit(alone.dataset((x, y), global_batch_size=8))
@@ -702,17 +700,6 @@ def _mixed_reductions() -> keras.Model:
     model = keras.Model(inputs, [layers.Dense(1)(inputs), layers.Dense(1)(inputs)])
     losses = [keras.losses.MeanSquaredError(reduction=kind) for kind in ("sum", "auto")]
     model.compile("sgd", losses)
-    return model
-
-
-def _custom_step() -> keras.Model:
-    class Custom(keras.Model):
-        def train_step(self, data):
-            return {}
-
-    inputs = keras.Input((5,))
-    model = Custom(inputs, layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
     return model
 
 
