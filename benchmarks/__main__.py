@@ -21,6 +21,7 @@ _RESULTS = Path(__file__).parent / "results"
 MODULES = (
     "records",
     "own_data",
+    "buckets",
     "horovod_fit",
     "multi_worker",
     "step_options",

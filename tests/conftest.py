@@ -50,6 +50,7 @@ _LONGEST_FIRST = (
     "cli/test_init.py",
     "strategies/federated/test_worker_life.py",
     "cli/test_federated.py",
+    "runs/test_uploads.py",
     "records/test_fuzz.py",
     "records/format/test_intact.py",
     "records/reading/test_whole_shards.py",

@@ -21,6 +21,7 @@ Examples:
   tfdist adopt 'logs/part-*' --split train='part-0*' --split validation='part-1*'
   tfdist adopt data/photos --resize 160x160     (changes how shards are read, and writes none)
   tfdist adopt data/photos --resize none
+  tfdist adopt s3://bucket/imagenet --resize 224x224
 """
 
 
@@ -118,7 +119,8 @@ def command(
     """Makes shards of TFRecord files that others wrote: a folder, or files and patterns of them.
 
     The files are read once, and stay as they are: a manifest.json is written beside them, or into
-    OUT. Records are tf.train.Examples or SequenceExamples, also compressed with gzip.
+    OUT. A folder in a bucket may be named by its URL, and gets the manifest. Records are
+    tf.train.Examples or SequenceExamples, also compressed with gzip.
 
     On a folder that has a manifest, --resize, --color and --max-length change how its records are
     read, and nothing else.
@@ -158,10 +160,13 @@ def command(
     _print_summary(_folder(source, out), manifest)
 
 
-def _folder(source: Sequence[str], out: Path | None) -> Path:
+def _folder(source: Sequence[str], out: Path | None) -> Path | str:
     """Returns the folder of the manifest."""
     from tfdist.records.adopting.which_files import find_files
+    from tfdist.records.buckets.urls import url_of
 
+    if url := url_of(source[0]):
+        return url
     if out is not None or (len(source) == 1 and Path(source[0]).is_dir()):
         return out or Path(source[0])
     return find_files(source).folder
@@ -190,7 +195,7 @@ def _print_faults(error: DamagedFilesError) -> None:
         print(f"and {len(error.faults) - FAULTS_SHOWN:,} more")
 
 
-def _print_summary(folder: Path, manifest: Manifest) -> None:
+def _print_summary(folder: Path | str, manifest: Manifest) -> None:
     from tfdist.cli.console import stdout
     from tfdist.cli.inspect import schema_table, splits_table
 

@@ -113,7 +113,8 @@ def command(
 ) -> int:
     """Writes the Keras model MODEL as the TFLite file OUT, and proves that both are the same.
 
-    MODEL is a .keras or .h5 file or a SavedModel, of any strategy. With --data the file is compared
+    MODEL is a .keras or .h5 file or a SavedModel, of any strategy; also in a bucket, as
+    s3://BUCKET/RUN/model.keras. With --data the file is compared
     with Keras on real records: differences, the drop of accuracy, and the worst layers of int8.
     """
     scaling = None if rescale is None else _parse_rescale(rescale)

@@ -30,6 +30,7 @@ Examples:
   tfdist train ... --augment flip,crop,color
   tfdist train ... --pad-to batch --bucket-by-length
   tfdist train ... --output runs/digits --resume
+  tfdist train ... --data s3://bucket/digits --output s3://bucket/runs/digits
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
   tfdist train ... --strategy parameter_server --workers 2 --ps 1
   tfdist train ... --strategy multi_worker --hosts node1:2,node2:2 --workers 4
@@ -48,7 +49,11 @@ Examples:
     "ends with test, where they are there. DIR/SPLIT trains on that split alone.",
 )
 @click.option(
-    "--output", required=True, type=click.Path(path_type=Path), help="Folder for the results."
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the results, or a place in a bucket, such as s3://BUCKET/RUN, to which "
+    "checkpoints are taken as soon as they are complete.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
@@ -195,5 +200,5 @@ def _print_results(run: Run, of_data: list[str]) -> None:
         console.print(f"last    {listed(summary['last_epoch'])}")
     for name, line in zip(("data", ""), of_data, strict=False):
         console.print(f"{name:8}{line}", soft_wrap=True)
-    console.print(f"model   {run.model_path}")
+    console.print(f"model   {run.url or run.folder}/{run.model_path.name}")
     console.print(f"curves  {run.curves}", soft_wrap=True)

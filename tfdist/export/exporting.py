@@ -59,7 +59,7 @@ def tflite(
 
     Args:
         model: a Keras model as any strategy builds it, or a .keras or .h5 file or the folder of a
-            SavedModel that Keras wrote.
+            SavedModel that Keras wrote; also in a bucket.
         path: of the file to write; it is replaced when it exists.
         quantize: a name of ``QUANTIZATIONS``, or "auto": tries all and keeps the smallest that is
             good enough.

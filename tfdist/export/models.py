@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
+from tfdist.records.buckets.cache import local_tree
+from tfdist.records.buckets.urls import url_of
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
@@ -94,6 +96,13 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
             f"a model must be a Keras model, or {_FILES}",
             received=f"an object of type {type(path).__name__}",
         )
+    if url := url_of(path):
+        with local_tree(url) as place:
+            try:
+                return _load(place, trust)
+            except ModelError as error:
+                error.args = (str(error).replace(str(place), url),)
+                raise
     if not Path(path).exists():
         raise ModelError(f"a model must be {_FILES}", received=f"{path}, which does not exist")
     if not trust:

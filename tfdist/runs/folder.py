@@ -31,11 +31,11 @@ from tfdist.training.folder_lock import FolderLock
 
 MARK = ".tfdist-run"
 _NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"
-_FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras")
-_CHECKPOINTS = "checkpoints"
+FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras")
+CHECKPOINTS = "checkpoints"
 # So they are called while written: by ``run_files.replacing``, and in folders by ``Strategy.save``.
 _UNFINISHED = re.compile(
-    "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in _FILES), re.ASCII
+    "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in FILES), re.ASCII
 )
 _UNFINISHED_MODEL = re.compile(r"\.model\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        return self.place / _CHECKPOINTS
+        return self.place / CHECKPOINTS
 
     # A training in it ---------------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class RunFolder:
         return True
 
     def _is_ours_alone(self, names: set[str]) -> bool:
-        known = (n in (*_FILES, _CHECKPOINTS) or _is_unfinished(self.path / n) for n in names)
-        kept = self.path / _CHECKPOINTS
+        known = (n in (*FILES, CHECKPOINTS) or _is_unfinished(self.path / n) for n in names)
+        kept = self.path / CHECKPOINTS
         inside = [path.name for path in kept.iterdir()] if kept.is_dir() else []
         return self._has_settings() and all(known) and all(map(checkpoint_files.is_ours, inside))
 
@@ -197,7 +197,7 @@ class RunFolder:
         tell: Callable[[str], None],
     ) -> bool:
         """Makes ready for a training; whether it is the first in the folder."""
-        names = (*_FILES, _CHECKPOINTS, _NEW, _NEXT, _LAST)
+        names = (*FILES, CHECKPOINTS, _NEW, _NEXT, _LAST)
         if not any(os.path.lexists(self.path / name) for name in names):
             return True
         if not (resume or overwrite):
@@ -281,9 +281,9 @@ class RunFolder:
         """Ends the replacing of an earlier training, should it have been broken off."""
         try:
             if (self.path / _NEXT).is_dir():
-                for name in _FILES:
+                for name in FILES:
                     (self.path / name).unlink(missing_ok=True)
-                checkpoint_files.remove_all(self.path / _CHECKPOINTS)
+                checkpoint_files.remove_all(self.path / CHECKPOINTS)
                 os.rename(self.path / _NEXT, self.path / _LAST)
             if (self.path / _LAST).is_dir():
                 self._move_up()
@@ -292,11 +292,11 @@ class RunFolder:
 
     def _move_up(self) -> None:
         last = self.path / _LAST
-        kept = last / _CHECKPOINTS
+        kept = last / CHECKPOINTS
         if kept.is_dir():
-            (self.path / _CHECKPOINTS).mkdir(exist_ok=True)
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             for path in kept.iterdir():
-                os.replace(path, self.path / _CHECKPOINTS / path.name)
+                os.replace(path, self.path / CHECKPOINTS / path.name)
             kept.rmdir()
         for path in last.iterdir():
             os.replace(path, self.path / path.name)
@@ -313,8 +313,8 @@ class RunFolder:
                     received=self.path,
                     mend="Choose another folder",
                 )
-        for path in (self.path, *(self.path / name for name in (*_FILES, _CHECKPOINTS, _NEW))):
-            is_as_written = path.is_file() if path.name in _FILES else path.is_dir()
+        for path in (self.path, *(self.path / name for name in (*FILES, CHECKPOINTS, _NEW))):
+            is_as_written = path.is_file() if path.name in FILES else path.is_dir()
             if path.is_symlink() or (path.exists() and not is_as_written):
                 raise OptionError(
                     "--overwrite must find the files of a training as it wrote them",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.compat import check_versions
 from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
 from tfdist.launch import jobs
+from tfdist.records.buckets.cache import scratch_folder
+from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
@@ -37,6 +40,8 @@ class Run:
             the seconds that steps waited for data.
         summary: of the last epoch: "strategy", "workers", "replicas", and by data ("train",
             "validation", "test") the metrics.
+        url: of an output in a bucket; ``folder`` is then a copy of it on this machine, which is
+            there as long as this process.
         has_trained: whether an epoch was trained in this call; False where all were done before.
         curves: the chart of the history; why there is none, where matplotlib is missing.
     """
@@ -46,6 +51,7 @@ class Run:
     summary: dict[str, Any]
     has_trained: bool
     curves: str
+    url: str | None = None
 
     @property
     def model_path(self) -> Path:
@@ -102,7 +108,8 @@ def train(
             can import; it returns a compiled Keras model.
         data: shards written by ``tfdist shard``: trains on the split train, validates on
             validation and ends with test, where they are there. "DIR/SPLIT" trains on that alone.
-        output: the folder for the results; a new one, or that of a training to go on with.
+        output: the folder for the results, a new one, or that of a training to go on with; or a
+            place in a bucket, s3:// or gs://, to which what is complete is taken meanwhile.
         strategy: a registered name, or "auto".
         options: of the strategy.
         workers: number of processes; None is the strategy's own default.
@@ -211,25 +218,60 @@ def carry_out(
     """
     if resume and overwrite:
         raise OptionError("one of --resume and --overwrite must be left out", received="both")
+    url = url_of(config["output"])
     if not where.is_chief:
-        ranks.run(RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
+        with scratch_folder() if url else contextlib.nullcontext(config["output"]) as output:
+            config = config | {"output": str(output)}
+            ranks.run(RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
         return None
-    folder = RunFolder(config["output"])
-    with folder.taken(config, resume=resume, overwrite=overwrite, tell=tell):
-        ranks.run(RANK, config, where, progress.take, max_restarts=max_restarts)
-        if progress.diverged is not None:
-            draw(folder, where.strategy, ["loss"])
-            raise _diverged(progress.diverged)
-        folder.remove_unfinished()
-        summary = json.loads(folder.metrics.read_text())
-        title = f"{summary['strategy']}, {summary['replicas']} replicas"
-        return Run(
-            folder=folder.path,
-            history=read_history(folder.history),
-            summary=summary,
-            has_trained=progress.has_trained,
-            curves=draw(folder, title, list(summary["train"])),
-        )
+    if url is None:
+        folder = RunFolder(config["output"])
+        with folder.taken(config, resume=resume, overwrite=overwrite, tell=tell):
+            return _carried_out(folder, config, where, progress, max_restarts)
+    from tfdist.runs.uploads import uploading
+
+    with uploading(url, resume=resume, overwrite=overwrite, tell=tell) as uploads:
+
+        def note(rank: int, event: dict[str, Any]) -> None:
+            progress.take(rank, event)
+            uploads.note(event)
+
+        folder = RunFolder(uploads.folder)
+        # What the folder says of itself is true of the bucket.
+        with folder.taken(config | {"output": url}, resume=resume, tell=tell):
+            run = _carried_out(folder, config, where, progress, max_restarts, note)
+    curves = run.curves.replace(str(folder.path), url)
+    return replace(run, url=url, curves=curves)
+
+
+def _carried_out(
+    folder: RunFolder,
+    config: dict[str, Any],
+    where: Where,
+    progress: Progress,
+    max_restarts: int,
+    note: Callable[[int, dict[str, Any]], None] | None = None,
+) -> Run:
+    """Trains in a folder that is taken.
+
+    Args:
+        note: is called with (rank, event), if not ``progress`` alone.
+    """
+    config = config | {"output": str(folder.path)}
+    ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
+    if progress.diverged is not None:
+        draw(folder, where.strategy, ["loss"])
+        raise _diverged(progress.diverged)
+    folder.remove_unfinished()
+    summary = json.loads(folder.metrics.read_text())
+    title = f"{summary['strategy']}, {summary['replicas']} replicas"
+    return Run(
+        folder=folder.path,
+        history=read_history(folder.history),
+        summary=summary,
+        has_trained=progress.has_trained,
+        curves=draw(folder, title, list(summary["train"])),
+    )
 
 
 def training_config(
@@ -276,7 +318,6 @@ def find_splits(data: str) -> dict[str, str]:
         DataError: no shards there, or none to train on.
     """
     from tfdist.records.buckets.cache import local_shards
-    from tfdist.records.buckets.urls import url_of
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     # A URL stays one for the ranks: those of other hosts fetch what it names themselves.

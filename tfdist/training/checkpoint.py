@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
+from tfdist.records.buckets.urls import refuse_url
 from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.collective import Collective
 from tfdist.training.folder_lock import FolderLock
@@ -78,6 +79,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise OptionError("every_steps must be at least 1", received=every_steps)
         if keep < 1:
             raise OptionError("keep must be at least 1", received=keep)
+        refuse_url(directory, "the directory of Checkpoints")
         self.directory = Path(directory)
         self.resume = resume
         self.start = Start()

@@ -11,16 +11,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "ckpt"
 LOCK = ".tfdist-lock"
-_STATE = "checkpoint"
+LIST = "checkpoint"
 _NAME = re.compile(rf"{PREFIX}-\d{{1,18}}", re.ASCII)
 _LINE = re.compile(r'(?:all_)?model_checkpoint_paths?: "([^"]*)"')
 _OTHER_LINE = re.compile(r"(?:all_model_checkpoint_timestamps|last_preserved_timestamp): \S+")
 _PART = re.compile(rf"({PREFIX}-\d{{1,18}})\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII)
-_TEMPORARY = re.compile(rf"{PREFIX}-\d+_temp|{_STATE}\.(?:tmp[0-9a-f]+|tfdist)", re.ASCII)
+_TEMPORARY = re.compile(rf"{PREFIX}-\d+_temp|{LIST}\.(?:tmp[0-9a-f]+|tfdist)", re.ASCII)
 
 
 def finished(folder: Path) -> list[str]:
@@ -41,17 +42,17 @@ def mend_list(folder: Path) -> None:
     if _listed(folder) == there:
         return
     if not there:  # It may be another program's, or tell what has become of them.
-        if os.path.lexists(folder / _STATE):
-            os.replace(folder / _STATE, folder / f"{_STATE}.before")
+        if os.path.lexists(folder / LIST):
+            os.replace(folder / LIST, folder / f"{LIST}.before")
         return
     names = _by_number(there)
     lines = [f'model_checkpoint_path: "{names[-1]}"']
     lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
     # TensorFlow removes in the order of the list, and only what is later than the last line says.
     lines += ["all_model_checkpoint_timestamps: 1"] * len(names) + ["last_preserved_timestamp: 0"]
-    partial = folder / f"{_STATE}.tfdist"
+    partial = folder / f"{LIST}.tfdist"
     partial.write_text("\n".join(lines) + "\n")
-    os.replace(partial, folder / _STATE)
+    os.replace(partial, folder / LIST)
 
 
 def check_regular(folder: Path, name: str) -> None:
@@ -87,9 +88,32 @@ def remove_all(folder: Path) -> None:
         folder.rmdir()
 
 
+def whole(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the files of each checkpoint that has all of its own: name -> files, index last.
+
+    Args:
+        names: of the files there are.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        if match := _PART.fullmatch(name):
+            parts.setdefault(match[1], []).append(name)
+    found = {}
+    for name in _by_number(set(parts)):
+        data = sorted(part for part in parts[name] if not part.endswith(".index"))
+        if len(data) < len(parts[name]) and data and int(data[0][-5:]) == len(data):
+            found[name] = [*data, f"{name}.index"]
+    return found
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of that name is a part of a checkpoint."""
+    return bool(_PART.fullmatch(name))
+
+
 def is_ours(name: str) -> bool:
     """Whether a file of that name in a folder of checkpoints is one that a training wrote."""
-    return name in (_STATE, LOCK) or bool(_PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+    return name in (LIST, LOCK) or bool(_PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
 
 
 def _children(folder: Path) -> list[Path]:
@@ -117,10 +141,10 @@ def _indexed(folder: Path) -> set[str]:
 
 def _listed(folder: Path) -> set[str] | None:
     """Returns what TensorFlow's own file names; None when it is not as TensorFlow writes it."""
-    if not (folder / _STATE).is_file():
+    if not (folder / LIST).is_file():
         return None
     try:
-        lines = (folder / _STATE).read_text(encoding="utf-8").splitlines()
+        lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     named = [match[1] for line in lines if (match := _LINE.fullmatch(line))]

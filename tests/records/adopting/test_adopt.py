@@ -350,7 +350,7 @@ def test_options_that_cannot_hold(tmp_path):
     with pytest.raises(OptionError, match="first_class must be a whole number"):
         adopt(tmp_path, first_class="1")
     with pytest.raises(DataError, match="must be a folder of this machine"):
-        adopt("s3://bucket/folder")
+        adopt(tmp_path, "s3://bucket/folder")
     with pytest.raises(OptionError, match="a text file with a name in each line"):
         adopt(tmp_path, classes=tmp_path / "nowhere.txt")
     assert not (tmp_path / "manifest.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tfdist.aws import sessions
 from tfdist.errors import DataError, OptionError
-from tfdist.records import check, load_manifest, open_records, write
+from tfdist.records import adopt, check, load_manifest, open_records, write
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
 
@@ -152,6 +153,37 @@ def test_a_source_in_a_bucket(server, tmp_path, folder):
     with pytest.raises(DataError, match=r"s3://bucket/none.csv must be a folder or an object"):
         write(f"{BUCKET}/none.csv", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_files_of_others_are_adopted_there(server, tmp_path, folder):
+    write(arrays(), tmp_path / "data", split="train=4,validation=1", num_shards=2)
+    local = rows(tmp_path / "data" / "train")
+    for path in (tmp_path / "data").glob("*.tfrecord"):
+        split = path.name.split("-")[0]
+        server.upload_file(str(path), "bucket", f"raw/{split}/{path.name}")
+    said: list[str] = []
+    manifest = adopt(f"{BUCKET}/raw", inputs="x", labels="label", tell=said.append)
+    assert fetched(folder) == []
+    assert load_manifest(f"{BUCKET}/raw") == manifest
+    np.testing.assert_array_equal(rows(f"{BUCKET}/raw/train"), local)
+    before = Store(f"{BUCKET}/raw").read("manifest.json")
+    adopt(f"{BUCKET}/raw", tell=said.append)
+    assert said[-1].startswith("s3://bucket/raw has a manifest of tfdist already")
+    assert Store(f"{BUCKET}/raw").read("manifest.json") == before
+    with pytest.raises(DataError, match="s3://bucket/raw must have the feature 'z'") as caught:
+        adopt(f"{BUCKET}/raw", inputs="z")
+    assert "scratch" not in str(caught.value)
+    with pytest.raises(DataError, match="adopted as one folder"):
+        adopt(f"{BUCKET}/raw", tmp_path / "out")
+    with pytest.raises(DataError, match="s3://bucket/none must be a folder or an object"):
+        adopt(f"{BUCKET}/none")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", ".", "", "a//b"])
+def test_a_manifest_that_names_files_elsewhere_has_none_fetched(name):
+    shard = {"file": name, "bytes": 1, "checksum": "0"}
+    text = json.dumps({"splits": {"train": {"shards": [shard]}}})
+    assert cache._files_of(text.encode(), None) == {}
 
 
 def test_the_bound(folder, monkeypatch):

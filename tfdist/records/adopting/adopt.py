@@ -17,11 +17,11 @@ from tfdist.records.adopting import choose as roles
 from tfdist.records.adopting.choose import Chosen, Said
 from tfdist.records.adopting.describe import Described, describe
 from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.in_bucket import in_a_bucket_too
 from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.adopting.which_files import Files, divide, find_files
-from tfdist.records.buckets.urls import refuse_url
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
     ADOPTED,
@@ -73,6 +73,7 @@ class _Reading:
         return changed(schema, **vars(self))
 
 
+@in_a_bucket_too
 def adopt(
     source: str | os.PathLike | Sequence[str | os.PathLike],
     out: str | os.PathLike | None = None,
@@ -98,7 +99,8 @@ def adopt(
 
     Args:
         source: a folder, a pattern such as ``data/train-*``, a file, or several of them. Files that
-            end in .gz or are compressed with gzip may be among them if all are.
+            end in .gz or are compressed with gzip may be among them if all are. Or the URL of a
+            folder in a bucket: its files are fetched to be read, and the manifest goes there.
         out: a new or empty folder for the manifest; None is that of the files.
         inputs: the keys of the inputs: one, several, or "a,b". None guesses what is clear.
         labels: those of the labels, likewise.
@@ -129,9 +131,6 @@ def adopt(
         WriteError: the manifest cannot be written.
     """
     tell = tell or (lambda text: None)
-    given = [source] if isinstance(source, str | os.PathLike) else list(source)
-    for item in (*given, out):
-        refuse_url(item, "what is adopted")
     reading = _Reading(resize=resize, fit=fit, color=color, max_length=max_length)
     said = Said(inputs=roles.named(inputs), labels=roles.named(labels), weight=weight)
     roles.check_apart(said)

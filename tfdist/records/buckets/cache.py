@@ -16,13 +16,13 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import url_of
 
@@ -30,6 +30,8 @@ FOLDER_VARIABLE = "TFDIST_CACHE"
 BOUND_VARIABLE = "TFDIST_CACHE_GB"
 _DEFAULT_GB = 50
 _MANIFEST = "manifest.json"
+# Of the folder of the cache, what is no copy of anything: see ``working_place``.
+_WORKING = "runs"
 _SECONDS_BETWEEN_LINES = 5.0
 _PIECE_BYTES = 1 << 20
 
@@ -70,10 +72,16 @@ def local_shards(path: Any) -> Path:
 
 
 @contextlib.contextmanager
-def local_tree(url: str) -> Iterator[Path]:
-    """Gives a folder, or a file, with all that lies below a URL; it is removed at the end."""
+def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
+    """Gives a folder, or a file, with what lies below a URL; it is removed at the end.
+
+    Args:
+        only: names of what is wanted; None is all.
+    """
     base, name = url, ""
     sizes = Store(url).sizes()
+    if only is not None:
+        sizes = {name: size for name, size in sizes.items() if name in only}
     if not sizes:
         base, _, name = url.rpartition("/")
         sizes = {found: size for found, size in Store(base).sizes().items() if found == name}
@@ -81,7 +89,7 @@ def local_tree(url: str) -> Iterator[Path]:
         raise MissingObjectError(f"{url} must be a folder or an object", received="none")
     with scratch_folder() as folder:
         _make_room(folder, sum(sizes.values()), url)
-        _fetch_all(base, folder, {name: (size, None) for name, size in sizes.items()})
+        fetch_files(base, folder, sizes)
         yield folder / name
 
 
@@ -91,7 +99,31 @@ def scratch_folder() -> Iterator[Path]:
     root = _root()
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=root, prefix=".scratch-") as folder:
-        yield Path(folder)
+        used = Path(f"{folder}.used")
+        _use(used)  # So that no process takes it for one that nobody uses.
+        try:
+            yield Path(folder)
+        finally:
+            os.close(_used.pop(used))
+            used.unlink(missing_ok=True)
+
+
+def working_place(url: str) -> Path:
+    """Returns where what is to go to a URL is kept until then; made when missing.
+
+    It may hold the only copy, so the bound of the cache leaves it alone.
+    """
+    place = _root() / _WORKING / _name_of(url)
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise cannot_write(place, error) from error
+    return place
+
+
+def fetch_files(url: str, folder: Path, sizes: dict[str, int]) -> None:
+    """Copies objects below a URL into a folder; each must have its number of bytes."""
+    _fetch_all(url, folder, {name: (size, None) for name, size in sizes.items()})
 
 
 def upload(folder: Path, url: str) -> None:
@@ -122,16 +154,24 @@ def _files_of(manifest: bytes, split: str | None) -> dict[str, _Wanted]:
         return {
             shard["file"]: (shard["bytes"], shard["checksum"])
             for shard in shards
-            if Path(shard["file"]).name == shard["file"] and shard["file"] not in ("", "..", ".")
+            if _is_inside(shard["file"])
         }
     return {}
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is one of a file in a folder, or in its folders."""
+    path = PurePosixPath(name)
+    return (
+        path.as_posix() == name and not path.is_absolute() and not {".", ".."} & {*path.parts, name}
+    )
 
 
 def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
     """Returns the folder that holds the shards of a manifest, of one split or of all."""
     root = _root()
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    name = f"{_plain_name(url)}-{hashlib.blake2b(url.encode(), digest_size=6).hexdigest()}"
+    name = _name_of(url)
     folder = root / name
     files = _files_of(manifest, split)
     with _locked(root / f"{name}.lock"):
@@ -223,8 +263,10 @@ def _bound() -> int:
         raise OptionError(f"{BOUND_VARIABLE} must be a number of GB", received=given) from None
 
 
-def _plain_name(url: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", url.split("://")[1])[-60:].strip("-.") or "data"
+def _name_of(url: str) -> str:
+    """Returns a name for a folder that tells a person and us which URL it is of."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", url.split("://")[1])[-60:].strip("-.") or "data"
+    return f"{plain}-{hashlib.blake2b(url.encode(), digest_size=6).hexdigest()}"
 
 
 def _make_room(folder: Path, wanted: int, url: str) -> None:
@@ -234,7 +276,8 @@ def _make_room(folder: Path, wanted: int, url: str) -> None:
         DataError: it does not fit.
     """
     bound, root = _bound(), folder.parent
-    others = [path for path in root.iterdir() if path.is_dir() and path != folder]
+    kept_out = (folder, root / _WORKING)
+    others = [path for path in root.iterdir() if path.is_dir() and path not in kept_out]
     others.sort(key=lambda path: path.stat().st_mtime)
     kept = sum(_bytes_in(path) for path in others)
     for oldest in others:

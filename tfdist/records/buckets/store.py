@@ -81,6 +81,16 @@ class Store:
         with self._told(name):
             self._files.put_file(str(path), self._path(name))
 
+    def write(self, name: str, data: bytes) -> None:
+        """Makes an object, or replaces it as a whole."""
+        with self._told(name):
+            self._files.pipe_file(self._path(name), data)
+
+    def remove(self, name: str) -> None:
+        """Removes one object, if it is there."""
+        with contextlib.suppress(MissingObjectError), self._told(name):
+            self._files.rm_file(self._path(name))
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 

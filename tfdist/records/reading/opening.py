@@ -60,7 +60,9 @@ def find_split(path: Path) -> tuple[Path, str, Manifest]:
         DataError: no such folder, manifest or split.
     """
     path = local_shards(path)
-    if path.is_dir():
+    # Files that others wrote may lie in a folder that is called as their split.
+    is_within = not (path / MANIFEST_NAME).is_file() and (path.parent / MANIFEST_NAME).is_file()
+    if path.is_dir() and not (is_within and path.name in load_manifest(path.parent).splits):
         folder, split = path, None
     else:
         folder, split = path.parent, path.name

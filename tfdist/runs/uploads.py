@@ -1,0 +1,412 @@
+"""The output of a training in a bucket: written on this machine, and taken there as it gets whole.
+
+The objects are called as the files of a run's folder. A checkpoint goes up before the list that
+names it, and what a list does not name any more goes after that. What replaces an earlier training
+goes up beside it first:
+
+    .tfdist-new-ID/    the new one; the mark still says that the earlier one counts
+    .tfdist-run        the mark, one object: written anew, it says that what is in .tfdist-new-ID
+                       counts; the earlier one's objects are removed, and the new ones copied
+
+Whatever is killed, what the mark says to count is whole.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
+from tfdist.records.buckets import cache
+from tfdist.records.buckets.store import MissingObjectError, Store
+from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
+from tfdist.training import checkpoint_files
+from tfdist.training.folder_lock import FolderLock
+
+_STAGE = ".tfdist-new-"
+_LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"
+# What a resumed training reads.
+_TO_GO_ON = ("config.json", "history.csv")
+_SCHEMES = ("s3", "gs", "gcs")
+_BEAT_S = 60.0
+# A mark that has not been written for so long is that of a training which was lost.
+_LOST_AFTER_S = 5 * _BEAT_S
+_LAST_TRIES = 3
+_BETWEEN_TRIES_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Whose the place is.
+
+    Attributes:
+        owner: of the training that writes or wrote there.
+        machine: tells machines, and folders of caches, apart; a lock tells trainings of one.
+        beat: when the owner wrote it last, in seconds since 1970.
+        running: whether the owner has not ended, as far as it could tell.
+        stage: where the training that counts is; "" is the place itself.
+    """
+
+    owner: str
+    process: int
+    host: str
+    machine: str
+    since: str
+    beat: float
+    running: bool
+    stage: str = ""
+
+
+class Uploads:
+    """Takes what a training has written to a URL, beside the training.
+
+    Args:
+        url: s3:// or gs://.
+        folder: the training's, on this machine.
+        tell: is told in one line when something cannot be taken there.
+    """
+
+    def __init__(self, url: str, folder: Path, tell: Callable[[str], None]):
+        self.url, self.folder = url, folder
+        self._store = Store(url)
+        self._tell = tell
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        self._mark = _Mark(
+            owner=uuid.uuid4().hex,
+            process=os.getpid(),
+            host=socket.gethostname(),
+            machine=_machine(folder.parents[1]),
+            since=since,
+            beat=time.time(),
+            running=True,
+        )
+        self._own_stage = f"{_STAGE}{self._mark.owner[:8]}"
+        self._there: set[str] = set()
+        # Object -> what tells the file that it was made of from others.
+        self._sent: dict[str, tuple[int, int, int]] = {}
+        self._replaces = False
+        self._is_lost = False
+        self._has_told = False
+        self._wake = threading.Event()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._work, name="tfdist uploads", daemon=True)
+
+    # Begin and end ------------------------------------------------------------------------------
+
+    def begin(self, resume: bool, overwrite: bool) -> None:
+        """Takes the place, and fetches what a resumed training goes on from.
+
+        Raises:
+            OptionError: something lies there, and neither option was given, or it is no training.
+            InUseError: another training writes there.
+            DataError: it cannot be reached.
+        """
+        sizes = self._store.sizes()
+        self._there = set(sizes)
+        before = self._read_mark()
+        if sizes and before is None:
+            raise OptionError(
+                "--output must be a new place, or one of an earlier training",
+                received=f"{self.url}, which holds something else",
+                mend="Choose another place",
+            )
+        if before is not None:
+            self._check_left(before)
+            stage = before.stage and f"{before.stage}/"
+            earlier = {name for name in sizes if _is_ours(name.removeprefix(stage))}
+            if earlier and not (resume or overwrite):
+                raise OptionError(
+                    "--output must be a new place",
+                    received=f"{self.url}, where a training lies",
+                    mend="Add --resume to go on, --overwrite to start anew, or choose another",
+                )
+            self._replaces = overwrite and bool(earlier)
+            self._mark = replace(self._mark, stage=before.stage)
+            if resume:
+                self._fetch(sizes)
+        self._write_mark()
+        self._check_mine()
+        if not self._mark.stage:  # Of one that was killed before an epoch had ended.
+            self._remove(name for name in sorted(self._there) if _is_staged(name))
+        self._thread.start()
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Is called with all events of ranks."""
+        if event["event"] in ("written", "epoch"):
+            self._wake.set()
+
+    def end(self) -> None:
+        """Takes there what is left, and gives the place back.
+
+        Raises:
+            WriteError: not all could be taken there; it is kept on this machine.
+        """
+        self._is_over = True
+        self._wake.set()
+        self._thread.join()
+        for number in range(1, _LAST_TRIES + 1):
+            try:
+                self._send_whole()
+                self._give_back()
+                return
+            except (TfdistError, OSError) as error:
+                if self._is_lost or number == _LAST_TRIES:
+                    raise WriteError(
+                        f"{self.url} must hold all of the training",
+                        received=f"an error: {error}",
+                        mend=f"It is kept in {self.folder}: copy it, or go on with that as "
+                        "--output and --resume",
+                    ) from error
+                time.sleep(_BETWEEN_TRIES_S * number)
+
+    def _work(self) -> None:
+        while not self._is_over:
+            is_due = self._wake.wait(_BEAT_S)
+            self._wake.clear()
+            if self._is_over or self._is_lost:
+                return
+            try:
+                if is_due:
+                    self._send_whole()
+                self._check_mine()
+                self._write_mark()
+                self._has_told = False
+            except (TfdistError, OSError) as error:
+                self._tell_once(error)
+
+    def _tell_once(self, error: Exception) -> None:
+        if not self._has_told:
+            self._has_told = True
+            again = "" if self._is_lost else ", and is taken there later if that can be"
+            self._tell(f"the training goes on, and is kept in {self.folder}{again}: {error}")
+
+    # Whose the place is -------------------------------------------------------------------------
+
+    def _read_mark(self) -> _Mark | None:
+        try:
+            text = self._store.read(MARK)
+        except MissingObjectError:
+            return None
+        try:
+            mark = _Mark(**json.loads(text))
+            is_known = mark.stage == "" or (mark.stage.startswith(_STAGE) and "/" not in mark.stage)
+            return mark if is_known and mark.beat >= 0 else None
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def _write_mark(self) -> None:
+        self._mark = replace(self._mark, beat=time.time())
+        self._store.write(MARK, (json.dumps(asdict(self._mark)) + "\n").encode())
+        self._there.add(MARK)
+
+    def _check_left(self, mark: _Mark) -> None:
+        # Of this machine, a lock has shown that it has ended.
+        silent_s = time.time() - mark.beat
+        if mark.running and mark.machine != self._mark.machine and silent_s < _LOST_AFTER_S:
+            raise InUseError(
+                "a place must be written by one training at a time",
+                received=f"{self.url} in use by process {mark.process} on {mark.host} since "
+                f"{mark.since}",
+                mend="Wait until that has ended, or, should it have been killed, "
+                f"{_LOST_AFTER_S - silent_s:.0f} seconds; or choose another place",
+            )
+
+    def _check_mine(self) -> None:
+        now = self._read_mark()
+        if now is None or now.owner != self._mark.owner:
+            self._is_lost = True
+            who = f"process {now.process} on {now.host}" if now else "no training that is known"
+            raise InUseError(
+                "a place must be written by one training at a time",
+                received=f"{self.url} taken by {who}",
+            )
+
+    def _give_back(self) -> None:
+        if self._there <= {MARK}:  # It came to nothing.
+            self._store.remove(MARK)
+        else:
+            self._mark = replace(self._mark, running=False)
+            self._write_mark()
+
+    # What goes there, and comes from there ------------------------------------------------------
+
+    def _fetch(self, sizes: dict[str, int]) -> None:
+        """Fetches what counts; of a stage all of it, as it is to be copied."""
+        stage = self._mark.stage
+        start = f"{stage}/" if stage else ""
+        known = {
+            name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)
+        }
+        kept = checkpoint_files.whole(
+            name.removeprefix(f"{CHECKPOINTS}/") for name in known if name.startswith(CHECKPOINTS)
+        )
+        wanted = [name for name in (FILES if stage else _TO_GO_ON) if name in known]
+        wanted += [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
+        url = f"{self.url}/{stage}" if stage else self.url
+        cache.fetch_files(url, self.folder, {name: known[name] for name in wanted})
+        for name in wanted:
+            self._sent[start + name] = _identity(self.folder / name)
+
+    def _send_whole(self) -> None:
+        self._check_mine()
+        with self._snapshot() as place:
+            names = _in_order(place)
+            has_epoch = (place / "history.csv").is_file() and _LIST in names
+            if self._replaces:
+                if not (has_epoch or "model.keras" in names):
+                    return  # The earlier one stands until an epoch has ended.
+                self._send(place, names, f"{self._own_stage}/")
+                self._mark = replace(self._mark, stage=self._own_stage)
+                self._write_mark()
+                self._replaces = False
+            if self._mark.stage:
+                self._remove(name for name in (_LIST, *sorted(self._there)) if _is_ours(name))
+                self._send(place, names, "")
+                self._mark = replace(self._mark, stage="")
+                self._write_mark()
+                self._remove(name for name in sorted(self._there) if _is_staged(name))
+            elif _LIST in names or "history.csv" in names:
+                self._send(place, names, "")
+
+    def _send(self, place: Path, names: list[str], start: str) -> None:
+        for name in names:
+            known = _identity(place / name)
+            if self._sent.get(start + name) == known:
+                continue
+            self._store.put(place / name, start + name)
+            self._there.add(start + name)
+            self._sent[start + name] = known
+        kept = f"{start}{CHECKPOINTS}/"
+        gone = {name for name in self._there if name.startswith(kept)}
+        gone -= {start + name for name in names}
+        # The index first: without it a checkpoint is none.
+        ours = [name for name in gone if _is_ours(name.removeprefix(start))]
+        self._remove(sorted(ours, key=lambda name: (not name.endswith(".index"), name)))
+
+    def _remove(self, names: Iterator[str] | list[str]) -> None:
+        for name in list(names):
+            self._store.remove(name)
+            self._there.discard(name)
+            self._sent.pop(name, None)
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[Path]:
+        """Gives a folder with what is whole now; the training goes on replacing and removing."""
+        with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix="up-") as name:
+            place = Path(name)
+            kept = place / CHECKPOINTS
+            kept.mkdir()
+            for file in FILES:
+                _link(self.folder / file, place / file)
+            found = self.folder / CHECKPOINTS
+            for path in list(found.iterdir()) if found.is_dir() else ():
+                if checkpoint_files.is_part(path.name):
+                    _link(path, kept / path.name)
+            whole = checkpoint_files.whole(path.name for path in kept.iterdir())
+            parts = {part for parts in whole.values() for part in parts}
+            for path in list(kept.iterdir()):
+                if path.name not in parts:
+                    path.unlink()
+            checkpoint_files.mend_list(kept)
+            yield place
+
+
+@contextlib.contextmanager
+def uploading(
+    url: str, *, resume: bool, overwrite: bool, tell: Callable[[str], None]
+) -> Iterator[Uploads]:
+    """Encloses a training whose output is a URL.
+
+    What is on this machine stays until this process ends; for good where it could not be taken
+    there.
+
+    Raises:
+        WriteError: the training is well, and not all of it could be taken there.
+    """
+    if url.split(":")[0] not in _SCHEMES:
+        raise OptionError(
+            "--output must be a folder, or a URL that begins with s3:// or gs://", received=url
+        )
+    place = cache.working_place(url)
+    lock = FolderLock(place / checkpoint_files.LOCK)
+    try:
+        work = Path(tempfile.mkdtemp(dir=place))
+        folder = work / "run"
+        folder.mkdir()
+        uploads = Uploads(url, folder, tell)
+        try:
+            uploads.begin(resume, overwrite)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        try:
+            yield uploads
+        except BaseException:
+            try:
+                uploads.end()
+                atexit.register(shutil.rmtree, work, ignore_errors=True)
+            except WriteError as error:
+                tell(str(error))
+            except KeyboardInterrupt:
+                tell(f"not all of the training may be in {url}: it is kept in {folder}")
+            raise
+        uploads.end()
+        atexit.register(shutil.rmtree, work, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _machine(place: Path) -> str:
+    """Returns what those have in common who see one lock at ``place``."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {place.resolve()}"
+
+
+def _is_ours(name: str) -> bool:
+    folder, _, last = name.rpartition("/")
+    return name in FILES or (folder == CHECKPOINTS and checkpoint_files.is_ours(last))
+
+
+def _is_staged(name: str) -> bool:
+    stage, _, rest = name.partition("/")
+    return stage.startswith(_STAGE) and _is_ours(rest)
+
+
+def _in_order(place: Path) -> list[str]:
+    """Returns what is in a snapshot: checkpoints, their list, and then the other files."""
+    kept = checkpoint_files.whole(path.name for path in (place / CHECKPOINTS).iterdir())
+    names = [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
+    return [name for name in (*names, _LIST, *FILES) if (place / name).is_file()]
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    if path.name == checkpoint_files.LIST:  # Written anew for each snapshot.
+        return zlib.crc32(path.read_bytes()), 0, 0
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _link(path: Path, to: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.link(path, to)
+        except FileNotFoundError:
+            raise
+        except OSError:  # A file system without them.
+            shutil.copy2(path, to)
