@@ -20,6 +20,7 @@ _LAZY = {
     "errors": ("tfdist.errors", None),
     "strategy": ("tfdist.strategies", "strategy"),
     "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
+    "all_gather": ("tfdist.training.gathering", "all_gather"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
     "verify": ("tfdist.equivalence", "verify"),

@@ -167,6 +167,36 @@ def test_scaling_reaches_the_strategy():
         job._strategy(options)
 
 
+def test_only_what_is_trained_on_is_augmented():
+    arguments = ["--model", "tfdist.examples.digits:model_fn", "--augment", "crop,flip"]
+    options = job.parser().parse(arguments)
+    assert options.augment == "flip,crop"
+    with pytest.raises(OptionError, match=r"augmentations must be one or more of .*'spin'"):
+        job.parser().parse([*arguments, "--augment", "spin"])
+    given = {}
+
+    class Stopped(Exception):
+        pass
+
+    class Strategy:
+        topology = name = num_replicas = SimpleNamespace(is_chief=False)
+
+        def build(self, model_fn):
+            return SimpleNamespace(fit=self._fit)
+
+        def dataset(self, source, *, training, record_fn=None, **options):
+            given[source] = (training, record_fn is not None)
+            return SimpleNamespace(num_records=1, steps_per_epoch=1)
+
+        def _fit(self, *_, **__):
+            raise Stopped
+
+    container = SimpleNamespace(source=lambda split, topology: split)
+    with pytest.raises(Stopped):
+        job._train(Strategy(), options, container, SCRIPTS)
+    assert given == {"train": (True, True), "validation": (False, False)}
+
+
 def test_a_missing_exporter_is_found_before_training(monkeypatch):
     for name, value in environ(train=("File", "FullyReplicated")).items():
         monkeypatch.setenv(name, value)

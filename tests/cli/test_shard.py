@@ -77,7 +77,10 @@ def test_photos_as_they_come(tfdist, tmp_path):
         (6, 6, 1),
         "pad",
     )
-    assert tfdist("inspect", "data", "--check")[0] == 0
+    assert manifest.left_out == {"unreadable image": 1}
+    code, out, _ = tfdist("inspect", "data", "--check")
+    assert code == 0
+    assert "│ unreadable image │       1 │" in out
 
 
 @pytest.mark.parametrize(

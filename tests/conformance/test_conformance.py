@@ -111,7 +111,6 @@ ROWS = (
         strategy="mirrored",
         options={"devices": 2},
         num_replicas=2,
-        refuses=_own_step("mirrored"),
     ),
     Row(
         strategy="horovod",
@@ -120,7 +119,6 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         leaves_out=_OTHER_BATCHES,
-        refuses=_own_step("horovod"),
     ),
     Row(
         strategy="multi_worker",
@@ -128,7 +126,6 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         leaves_out=_AS_ON_MIRRORED,
-        refuses=_own_step("multi_worker"),
     ),
     Row(
         strategy="mesh",
@@ -208,7 +205,6 @@ if lane() == "modern":
             strategy="mirrored",
             options={"devices": 2},
             num_replicas=2,
-            refuses=_own_step("mirrored"),
             keras=3,
             only=_OF_KERAS_3,
         ),
@@ -219,7 +215,6 @@ if lane() == "modern":
             num_replicas=2,
             batches="two_processes",
             leaves_out=_OF_OUTPUTS,
-            refuses=_own_step("horovod"),
             keras=3,
             only=_OF_KERAS_3,
         ),
@@ -229,7 +224,6 @@ if lane() == "modern":
             num_replicas=2,
             batches="two_processes",
             leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
-            refuses=_own_step("multi_worker"),
             keras=3,
             only=_OF_KERAS_3,
         ),

@@ -35,6 +35,36 @@ def other(strategy, **options):
 
 
 @scenario
+def the_maps_of_a_dataset_run_once_for_each_record_over_all_ranks(strategy, folder):
+    def told(x, y):
+        with open(folder / f"mapped{strategy.topology.rank}", "a") as file:
+            file.write(f"{y}\n")
+        return (x * 2).astype(np.float32)
+
+    def map_fn(x, number):
+        doubled = tf.numpy_function(told, [x, number], tf.float32)
+        return tf.ensure_shape(doubled, [5]), tf.gather(Y, number)
+
+    mapped = tf.data.Dataset.from_tensor_slices((X, np.arange(len(X)))).map(map_fn)
+    feed = strategy.dataset(mapped, global_batch_size=8)
+    file = folder / f"mapped{strategy.topology.rank}"
+    file.write_text("")  # It looks at the first records twice.
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    model.fit(feed, epochs=1, verbose=0)
+    shutil.copy(file, folder / f"fitted{strategy.topology.rank}")
+    strategy.from_chief(None)  # All have written.
+    lines = [n for rank in range(2) for n in (folder / f"fitted{rank}").read_text().split()]
+    assert sorted(map(int, lines)) == [*range(len(X))]
+    for batch in feed.on_one_device().epochs(0, 1):
+        reference.train_on_batch(*batch)
+    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@scenario
 def hosts_that_hold_other_records_equal_one_device(strategy, folder):
     """Two shards on one host, one on the other: 4 rows of each a step, then 4 of one alone."""
     rank = strategy.topology.rank

@@ -36,6 +36,7 @@ _OF_LOOPS = (
 _OF_PROCESSES = (
     "sum_reduction",
     "batches_padded_to_their_longest_record",
+    "records_that_are_changed_at_random",
     "mask_on_the_output",
     "sparse_gradients_and_unused_weights",
     "mixed_precision",

@@ -81,6 +81,7 @@ class TrainingConfig:
         distribution: None for what the strategy needs, or one of ``SMDISTRIBUTED`` for a script of
             the user's own (``entry_point``).
         distribution_options: parameters of smdistributed_model_parallel.
+        augment: names of changes to the images that are trained on, as "flip,crop,color".
         processes_per_host: of MPI; None for one for each GPU.
         framework_version: of TensorFlow, in AWS's image; the newest that AWS has is 2.19.0. From
             2.16 on they have tf_keras.
@@ -111,6 +112,7 @@ class TrainingConfig:
     seed: int = 0
     lr_scaling: str = "none"
     warmup_epochs: float = 0.0
+    augment: str | None = None
     checkpoint_every: int | None = None
     tflite: str = "none"
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])

@@ -186,6 +186,8 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
     }
+    if training.augment is not None:
+        values["augment"] = training.augment
     if training.spot:
         values["checkpoint-dir"] = CHECKPOINT_DIR
         if training.checkpoint_every:

@@ -41,12 +41,19 @@ def parser() -> Parser:
     add("--epochs", type=int, default=5)
     add("--global-batch-size", type=int, default=128, help="records of a step, over all replicas")
     add("--seed", type=int, default=0)
+    add("--augment", type=_presets, metavar="NAME,...", help="changes images, as tfdist.augment")
     add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
     add("--warmup-epochs", type=float, default=0.0)
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
     add("--checkpoint-every", type=int, metavar="STEPS", help="also within epochs")
     add("--tflite", choices=TFLITE_KINDS, default="none", help="also write this TFLite model")
     return hyperparameters
+
+
+def _presets(names: str) -> str:
+    from tfdist.records.reading.augmentation import parse_presets
+
+    return ",".join(parse_presets(names))
 
 
 def train(arguments: list[str], code_folder: Path) -> None:
@@ -99,6 +106,7 @@ def _train(
 ) -> None:
     import tensorflow as tf
 
+    import tfdist
     from tfdist.training import model_path
     from tfdist.training.checkpoint import Checkpoints
 
@@ -108,11 +116,14 @@ def _train(
 
     def dataset(split: str, training: bool) -> Any:
         source = container.source(split, strategy.topology)
+        # Strategies of other packages may know no record_fn: they are given none without need.
+        own = {"record_fn": tfdist.augment(options.augment)} if options.augment else {}
         return source and strategy.dataset(
             source,
             global_batch_size=options.global_batch_size,
             training=training,
             seed=options.seed,
+            **(own if training else {}),
         )
 
     feed = dataset("train", True)

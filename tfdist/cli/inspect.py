@@ -209,6 +209,8 @@ def _plot(folder: Path, stores: dict[str, ShardStore], path: Path) -> None:
 def _tables(manifest: Manifest, stores: dict[str, ShardStore]) -> Iterator[Table]:
     yield schema_table(manifest.schema)
     yield splits_table(manifest)
+    if manifest.left_out:
+        yield _left_out_table(manifest)
     if manifest.schema.class_label is not None:
         yield _classes_table(manifest)
     for store in stores.values():
@@ -262,6 +264,8 @@ def _read_as(feature: Feature) -> str:
     """Returns what becomes of a feature when it is read."""
     reading = feature.reading
     said = []
+    if reading.upright:
+        said.append("upright")
     if reading.size is not None:
         said.append(f"{reading.size[0]}x{reading.size[1]}, {_FITS[reading.fit]}")
     if reading.channels is not None:
@@ -284,6 +288,13 @@ def splits_table(manifest: Manifest) -> Table:
         share = f"{split.records / total:.1%}"
         size = megabytes(split.bytes)
         table.add_row(name, f"{split.records:,}", share, str(len(split.shards)), size)
+    return table
+
+
+def _left_out_table(manifest: Manifest) -> Table:
+    table = _table("left out of the source", ("why",), ("records",))
+    for why, count in manifest.left_out.items():
+        table.add_row(why, f"{count:,}")
     return table
 
 

@@ -320,6 +320,12 @@ def make_feed(
     )
     if records.note is not None and part == 0:
         print(f"tfdist: {records.note}; a step takes {global_batch_size} of them", flush=True)
+    if records.is_repeated and parts > 1 and part == 0:
+        print(
+            "tfdist: every rank runs the dataset up to its own records, those of others too; "
+            "shards of `tfdist shard`, or arrays that only maps follow, divide that work",
+            flush=True,
+        )
     held = None
     if records.readers is not None:
         reader, readers = records.readers

@@ -52,7 +52,13 @@ class _Mirrors(OneProcess):
 
         return replica_sum(tensor)
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
         from tfdist.training.keras_api import apply_sum
 
         apply_sum(optimizer, gradients, variables)

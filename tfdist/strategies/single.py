@@ -22,7 +22,13 @@ class Alone(OneProcess):
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:

@@ -20,6 +20,7 @@ from tfdist.training.batch_statistics import local_sums, move_statistics, normal
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
 from tfdist.training.keras_api import all_raw, keeps_unbiased_variance, layers_in
+from tfdist.training.running_step import running_step
 
 # The forward pass that is being traced. Replicas of one process are traced in threads of their
 # own, which take turns.
@@ -181,12 +182,16 @@ class _Shared:
         name = f"{now.name}.{now.num_calls}"
         now.num_calls += 1
         # One reduction for all three: latency is what costs.
-        total = self._collective.sum(local, name) if self._synchronized else local
+        total = self._sum(local, name) if self._synchronized else local
         if now.kept is not None:
             now.kept.append(_Used(name, center, total))
         output = normalized(layer, inputs, total, center)
         move_statistics(layer, total)
         return output
+
+    def _sum(self, local: tf.Tensor, name: str) -> tf.Tensor:
+        step = running_step()
+        return self._collective.sum(local, name) if step is None else step.sum(local, name)
 
     def _as_known(self, local: tf.Tensor, used: _Used) -> tf.Tensor:
         """Returns the total, differentiable as the sum of all replicas' ``local`` that it is."""

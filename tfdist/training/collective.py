@@ -73,8 +73,17 @@ class Collective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``."""
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        """Reduces ``gradients`` over the replicas and lets ``optimizer`` update ``variables``.
+
+        ``name`` is the same on all replicas, and no other call of the step has it.
+        """
 
     # Between steps, on one process --------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from tfdist.training.data_errors import (
 )
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
+from tfdist.training.own_steps import optimizers_of
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 
@@ -406,6 +407,8 @@ class Runs:
             coupling.warn(model, feed.records.element_spec)
             self._tried = losses
         early_variables.make_slots(model)  # They must exist to be restored or sent.
+        if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
+            self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
         start = Start()
         keepers = keepers_among(callbacks)
         if keepers:
@@ -420,7 +423,8 @@ class Runs:
             start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
             keepers[0].before_writing = getattr(feed.records, "confirm", None)
         if begun_at is None:
-            optimizer_state = keras_api.variables_of(model.optimizer)
+            optimizers = optimizers_of(model)
+            optimizer_state = [v for one in optimizers for v in keras_api.variables_of(one)]
             scale = keras_api.loss_scale_state(model.optimizer)
             seeds = keras_api.seeds_in(model)
             weights = keras_api.variables_in(model)
@@ -432,6 +436,13 @@ class Runs:
             if self._collective.is_chief and begun_at is None:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
+
+    def _trace(self, feed: Feed) -> None:
+        model = self._model
+        with model.distribute_strategy.scope():
+            step = keras_api.step_function(model, "train")
+        if hasattr(step, "get_concrete_function"):  # Not in eager execution.
+            step.get_concrete_function(iter(self._batches(feed, 0, 1)))
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.

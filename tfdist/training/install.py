@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm, keras_api
+from tfdist.training import batch_norm, keras_api, own_steps
 from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
 from tfdist.training.compiled import check_scope, on_compile
@@ -67,7 +67,10 @@ def install(
     if is_elastic:
         refuse_late_slots(model)
     if check is not None:
-        refuse_own_steps(model, strategy_name)
+        if shares and not is_elastic:
+            own_steps.check(model, strategy_name, options)
+        else:
+            refuse_own_steps(model, strategy_name)
         check(model)
         refuse_stateful(
             model, "replicas that divide them" if shares else "microbatches or a second pass"
@@ -82,6 +85,7 @@ def install(
         if shares:
             model.test_step = steps.test_step
             model.predict_step = steps.predict_step
+            own_steps.OwnSteps(model, collective, options, steps.replica).replace()
     divides = divides or shares or options.accumulate_steps > 1
     runs = RunsAndBatches(
         model, collective, scaling, strategy_name, dataset, check, divides=divides

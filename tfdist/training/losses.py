@@ -81,6 +81,12 @@ def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
     metric.update_state = update_state
 
 
+def part_of(share: tf.Tensor) -> tf.Tensor:
+    """Returns the part of the global batch that a share is, float []."""
+    dtype = tf.as_dtype(tf.keras.backend.floatx())
+    return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
+
+
 @contextlib.contextmanager
 def counted_as(part: tf.Tensor) -> Iterator[None]:
     """Encloses the work of one replica: metrics count one number of its rows as ``part``.

@@ -68,11 +68,11 @@ class SharedSteps:
     ) -> tuple[list[Any], dict[str, tf.Tensor]]:
         """Returns the gradients of ``variables``, parts of those of the step, and the metrics."""
         optimizer = self._model.optimizer
-        with tf.GradientTape() as tape, losses.counted_as(_part(share)):
+        with tf.GradientTape() as tape, losses.counted_as(losses.part_of(share)):
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
-                keras_api.on_replica(self._replica),
+                keras_api.on_replica(self.replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
@@ -85,9 +85,9 @@ class SharedSteps:
     def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:
         if self._recomputation is None:
             return contextlib.nullcontext()
-        return self._recomputation.of(self._replica(), microbatch)
+        return self._recomputation.of(self.replica(), microbatch)
 
-    def _replica(self) -> Any:
+    def replica(self) -> Any:
         """Returns another number on each: neither ranks nor replicas are to drop the same units."""
         here = tf.distribute.get_replica_context().replica_id_in_sync_group
         return self._collective.process + here
@@ -95,7 +95,7 @@ class SharedSteps:
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
         losses.as_on_one_device(self._model)
-        with losses.counted_as(_part(share)):
+        with losses.counted_as(losses.part_of(share)):
             y_pred = self._model(x, training=False)
             x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)
             loss = self._loss(x, y, y_pred, sample_weight, share, training=False)
@@ -218,13 +218,11 @@ class SharedSteps:
         # Keras adds up the gradients of the replicas that it counts; an engine takes the mean of
         # those that it does not.
         counted = tf.distribute.get_strategy().num_replicas_in_sync
-        return loss * tf.cast(_part(share), loss.dtype) * (self._collective.num_replicas / counted)
-
-
-def _part(share: tf.Tensor) -> tf.Tensor:
-    """Returns the part of the global batch that a share is, float []."""
-    dtype = tf.as_dtype(tf.keras.backend.floatx())
-    return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
+        return (
+            loss
+            * tf.cast(losses.part_of(share), loss.dtype)
+            * (self._collective.num_replicas / counted)
+        )
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:

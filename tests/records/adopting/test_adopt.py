@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from records_of_others import example, image, imagenet, sequence_example, tfds, write
 
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import adopt, check, load_manifest, read
 from tfdist.records.adopting.choose import UnclearError
+from tfdist.records.format.offsets import write_offsets
 from tfdist.runs.training import fingerprint
 
 
@@ -49,7 +52,11 @@ def test_imagenet_of_model_garden(tmp_path):
     assert again.schema.class_label.reading.offset == 1
     after = contents(folder)
     assert json.loads(after.pop("manifest.json"))["format_version"] == 2
+    index = after.pop("manifest.offsets")
     assert after == before
+    (folder / "manifest.offsets").unlink()
+    write_offsets(folder, again)  # From the frames of the files.
+    assert (folder / "manifest.offsets").read_bytes() == index
     assert check(folder, decode=True) == []
     with pytest.raises(DataError, match="found 1 in 'image/class/label', and first class 2"):
         adopt(folder, first_class=2)
@@ -355,3 +362,24 @@ def test_progress_is_that_of_the_bytes(tmp_path):
     adopt(folder, progress=lambda done, total: told.append((done, total)))
     size = sum(path.stat().st_size for path in folder.glob("*-of-*"))
     assert max(told) == (size, size)
+
+
+def test_photos_on_their_side_are_read_upright(tmp_path):
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, 8:] = 255  # The right half comes to be the lower one.
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
+    records = [example(image=file.getvalue(), label=number % 2) for number in range(4)]
+    write(tmp_path / "d" / "train.tfrecord", records)
+    told = []
+    manifest = adopt(tmp_path / "d", tell=told.append)
+    assert manifest.schema.features[0].shape == (16, 8, 3)
+    assert any("4 images of 'image' say in EXIF" in note for note in told)
+    x, _ = batch(tmp_path / "d" / "train", 4)
+    assert np.abs(np.asarray(x).astype(int) - np.rot90(pixels, -1)).max() < 12
+    adopt(tmp_path / "d", resize="8x4", tell=told.append)
+    assert adopt(tmp_path / "d", labels="label").schema.features[0].reading.upright
+    x, _ = batch(tmp_path / "d" / "train", 4)
+    assert x[0, 0].numpy().max() < 20 < 235 < x[0, 7].numpy().min()

@@ -310,3 +310,51 @@ def test_many_clients_are_neither_kept_open_nor_in_memory(tmp_path):
     assert peak < 1e6
     assert current < 1e6
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_each_record_is_changed_by_itself_and_anew_in_each_epoch(folder):
+    def noisy(x, y, seed):
+        return x + tf.random.stateless_uniform([1], seed), tf.cast(y, tf.float32)
+
+    plain = all_of(open_clients(folder / "train"))
+    clients = open_clients(folder / "train", record_fn=noisy, seed=3)
+    assert clients.element_spec[1].dtype == tf.float32
+    added = {
+        epoch: np.concatenate(
+            [clients.load(client, epoch=epoch)[0] - plain[client][0] for client in clients.ids]
+        )
+        for epoch in (0, 1)
+    }
+    for noise in added.values():
+        assert 0 <= noise.min() < 0.2 < 0.8 < noise.max() < 1.001
+        assert len(np.unique(noise.round(3))) > len(noise) * 0.8  # No client as another.
+    assert np.abs(added[0] - added[1]).mean() > 0.2
+    again = open_clients(folder / "train", record_fn=noisy, seed=3).load(clients.ids[2], epoch=1)
+    np.testing.assert_array_equal(again[0], clients.load(clients.ids[2], epoch=1)[0])
+
+
+def test_a_client_is_changed_by_both_functions_in_turn(folder):
+    clients = open_clients(
+        folder / "train",
+        record_fn=lambda x, y: ({"a": x, "b": x * 2}, y),
+        map_fn=lambda x, y: (x["b"] + tf.reduce_sum(x["a"] * 0), y),
+    )
+    plain = open_clients(folder / "train").load(clients.ids[0])[0]
+    np.testing.assert_array_equal(clients.load(clients.ids[0])[0], plain * 2)
+    with pytest.raises(DataError, match="record_fn"):
+        open_clients(folder / "train", record_fn=lambda x, y: x)
+
+
+def test_texts_and_lists_are_dealt_to_clients(tmp_path):
+    texts = np.array([f"word {n}" for n in range(24)], object)
+    tokens = [list(range(1 + n % 4)) for n in range(24)]
+    source = ({"text": texts, "tokens": tokens}, np.arange(24) % 2)
+    write(source, tmp_path / "fed", split="train=1", clients=3)
+    write(source, tmp_path / "whole", split="train=1", num_shards=1)
+    for clients in (
+        open_clients(tmp_path / "fed/train"),
+        open_clients(tmp_path / "whole/train", clients=3),
+    ):
+        loaded = [x for x, _ in all_of(clients).values()]
+        assert sorted(b for x in loaded for b in x["text"]) == sorted(t.encode() for t in texts)
+        assert {x["tokens"].shape for x in loaded} == {(8, 4)}

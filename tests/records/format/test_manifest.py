@@ -95,6 +95,8 @@ def _set(*path_and_new):
         (_set("splits", "train", "shards", 0, "client", 7), "'client' must be of type str"),
         (_set("splits", "train", "shards", 0, "class_counts", [1]), "class counts of train-00000"),
         (_set("splits", "train", "partition", 3), "'partition' must be of type str"),
+        (_set("left_out", {"bad row": 0}), "'left_out' must map reasons"),
+        (_set("left_out", [3]), "'left_out' must map reasons"),
     ],
 )
 def test_a_manifest_that_is_not_one_names_the_rule(folder, edit, message):

@@ -105,5 +105,5 @@ def test_features_of_arrays():
 
 
 def test_missing_numbers_are_found():
-    with pytest.raises(DataError, match="NaN in array 'x'"):
+    with pytest.raises(DataError, match="NaN in array 'x', record 1"):
         from_arrays("arrays", {"x": [[1.0], [np.nan, 2.0]]}, {})

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tfdist.errors import CorruptShardError, DataError
 from tfdist.records import check, explain_read_error, open_records, read, write
 from tfdist.records.clients.shard_store import ShardStore
+from tfdist.records.format.exif import orientation_of_jpeg
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Feature, Reading
 from tfdist.records.reading.images import check_one_size, decode_image, decode_images
 from tfdist.records.reading.shard_source import ShardSource
+from tfdist.records.reading.upright import orientation_of_jpeg as upright_in_graph
 
 RNG = np.random.default_rng(0)
 FITS = pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
@@ -230,7 +234,7 @@ def test_clients_need_one_size_too(shards, photos, tmp_path):
 def test_boxes_are_padded(photos, tmp_path):
     names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.*"))
     rows = [
-        {"file": name, "boxes": [[0.5, 0, 1, number]] * (number % 3)}
+        {"file": name, "boxes": [[0.5, 0, 1, number / 12]] * (number % 3)}
         for number, name in enumerate(names)
     ]
     (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -287,3 +291,64 @@ def test_a_damaged_image_is_named(photos, tmp_path, kind):
     with pytest.raises(tf.errors.InvalidArgumentError) as failed:
         list(streamed.batches(0, streamed.num_records, 2, shuffle=True, seed=0, epoch=0))
     assert str(explain_read_error(failed.value, streamed)) == str(raised.value)
+
+
+def with_orientation(pixels, orientation, kind="JPEG"):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return file_of(pixels, kind, exif=exif, quality=95)
+
+
+class TestUpright:
+    """Photos that a camera took on its side, against what Pillow makes of them."""
+
+    @pytest.mark.parametrize("encoding", ["jpeg", "image"])
+    # The last one is made smaller while it is decoded: other pixels, and no other place.
+    @pytest.mark.parametrize(("size", "apart"), [(None, 0), ((12, 9), 0), ((4, 3), 60)])
+    def test_pixels_are_those_of_the_upright_photo(self, encoding, size, apart):
+        described = feature(size, encoding=encoding, fit="crop")
+        upright = replace(described, reading=replace(described.reading, upright=True))
+        run = tf.function(lambda file: decode_image(upright, file))
+        pixels = smooth(24, 40)
+        stored = tf.io.decode_jpeg(with_orientation(pixels, 1)).numpy()
+        for orientation in range(1, 9):
+            with Image.open(io.BytesIO(with_orientation(stored, orientation, "PNG"))) as image:
+                wanted = file_of(np.asarray(ImageOps.exif_transpose(image)))
+            expected = decode_image(feature(size, fit="crop"), tf.constant(wanted)).numpy()
+            found = run(tf.constant(with_orientation(pixels, orientation))).numpy()
+            assert found.shape == expected.shape
+            assert np.abs(found.astype(int) - expected).max() <= apart
+
+    @pytest.mark.parametrize("cut", [0, 2, 12, 24, 30, 40])
+    def test_exif_that_ends_within_names_no_orientation(self, cut):
+        file = with_orientation(smooth(8, 8), 6)[:cut]
+        assert orientation_of_jpeg(file) == int(upright_in_graph(tf.constant(file))) == 1
+
+    def test_both_readers_find_the_same(self):
+        """Behind other segments, in either order of bytes, and among other entries."""
+        others = b"\xff\xe0\x00\x04ab" + b"\xff\xff\xfe\x00\x03c"
+        for order, number in ((">", 5), ("<", 7)):
+            tiff = (b"MM\0*" if order == ">" else b"II*\0") + struct.pack(f"{order}IH", 8, 2)
+            tiff += struct.pack(f"{order}HHII", 0x010F, 2, 4, 9)
+            tiff += struct.pack(f"{order}HHIHH", 0x0112, 3, 1, number, 0)
+            exif = b"Exif\0\0" + tiff
+            file = b"\xff\xd8" + others + b"\xff\xe1" + struct.pack(">H", 2 + len(exif)) + exif
+            assert orientation_of_jpeg(b"xy" + file, 2) == number
+            assert int(upright_in_graph(tf.constant(file))) == number
+
+    def test_a_folder_is_trained_on_upright_and_checked(self, tmp_path):
+        """Of one size when they are turned, and so without a resize."""
+        lower = np.zeros((16, 8, 3), np.uint8)
+        lower[8:] = 255
+        folder = tmp_path / "photos" / "c"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            # What is stored is turned back, by the orientation that says so.
+            stored = np.rot90(lower) if number % 2 else lower
+            file = with_orientation(np.ascontiguousarray(stored), 6 if number % 2 else 1)
+            (folder / f"{number}.jpg").write_bytes(file)
+        write(tmp_path / "photos", tmp_path / "out", split="train=1", num_shards=1)
+        x, _ = next(iter(read(tmp_path / "out", batch_size=4)))
+        assert np.abs(x.numpy().astype(int) - lower).max() < 12
+        assert check(tmp_path / "out", decode=True) == []
+        assert load_manifest(tmp_path / "out").schema.features[0].reading.upright

@@ -62,7 +62,17 @@ NAMES = [
         ["train", "validation"],
         ["images", "labels"],
     ),
+    (
+        {"x_train": X, "y_train": Y, "x_eval": X[:10] + 1, "y_eval": Y[:10]},
+        ["train", "validation"],
+        ["x", "label"],
+    ),
 ]
+
+
+def test_two_words_for_one_split(tmp_path):
+    with pytest.raises(DataError, match=r"'validation' must have one array 'x', .*x_dev beside"):
+        read_raw(save(tmp_path, x_train=X, x_val=X[:5], x_dev=X[:5]))
 
 
 @pytest.mark.parametrize(("arrays", "splits", "names"), NAMES)

@@ -74,6 +74,7 @@ def test_what_is_no_text_is_listed(tmp_path):
     columns = read_raw(tmp_path, Asked(skip_bad=True))
     assert columns.block(np.arange(1))["text"] == [b"x"]
     assert columns.notes[0].startswith("22 files are left out as bad")
+    assert columns.left_out == {"unreadable text": 22}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -30,6 +31,8 @@ from tfdist.records.format.manifest import (
     SplitInfo,
     load_manifest,
 )
+from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
+from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 
@@ -37,7 +40,7 @@ FAULTS_SHOWN = 20
 # Enough to see what cannot be guessed before terabytes are read.
 _PEEKED_RECORDS = 64
 # Nobody has to hear of these.
-_OF_TFDS = (".json", ".labels.txt", ".md", ".txt")
+_KNOWN_ENDS = (".json", ".labels.txt", ".md", ".txt", OFFSETS_NAME)
 
 Progress = Callable[[int, int], None]
 Tell = Callable[[str], None]
@@ -173,7 +176,7 @@ def adopt(
         splits, notes = divide(files, split, told.name)
     else:
         splits, notes = _splits_of(before, files)
-    aside = [name for name in files.aside if not name.endswith(_OF_TFDS)]
+    aside = [name for name in files.aside if not name.endswith(_KNOWN_ENDS)]
     if aside:
         notes.append(f"{len(aside):,} other files are left aside: {listed(aside)}")
     scanned = _scan(files, splits, said, told, progress)
@@ -192,6 +195,7 @@ def adopt(
     schema, more = _schema(chosen, described, names, first_class, before)
     notes += more
     schema = reading.of(schema)
+    notes += notes_of_boxes(schema)
     notes += [
         f"the images of '{feature.name}' differ in size: say in which they are read, "
         f"`tfdist adopt {folder} --resize 224x224`"
@@ -215,6 +219,9 @@ def adopt(
     except OSError as error:
         raise DataError(f"{folder} must be writable", received=str(error)) from error
     put(folder, manifest)
+    # A help only: without it the frames tell where records begin.
+    with contextlib.suppress(OSError):
+        write_offsets(folder, manifest, {name: item.lengths for name, item in scanned.items()})
     for note in notes:
         tell(note)
     return manifest
@@ -264,6 +271,8 @@ def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell)
         tell(f"{home} is read so already, and nothing was changed")
         return before
     put(home, manifest)
+    for note in notes_of_boxes(manifest.schema):
+        tell(note)
     tell("the manifest was written anew, no record was touched")
     return manifest
 
@@ -504,7 +513,8 @@ def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
         feature.is_ragged,
     ):
         return feature
-    return replace(feature, reading=before.reading)
+    # That is found in the files, and no choice.
+    return replace(feature, reading=replace(before.reading, upright=feature.reading.upright))
 
 
 def _check_ids(label: Feature, ids: Counter[int] | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.records.adopting.found import Found
 from tfdist.records.adopting.tfds import Told
-from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature
+from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Reading
 
 _NAMES = {"int64": "whole numbers", "float": "numbers", "bytes": "text"}
 
@@ -24,6 +24,7 @@ class Described:
         dtype, encoding, shape, longest: of the feature; see ``schema.Feature``.
         problem: why it cannot be read, such as could follow "which has"; None when it can.
         notes: what is to be said where it is read, a sentence each.
+        upright: whether some images are turned, as their EXIF says.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Described:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    upright: bool = False
 
     @property
     def is_image(self) -> bool:
@@ -68,6 +70,7 @@ class Described:
             classes=self.classes if role == "label" and self.is_whole else None,
             longest=self.longest,
             in_list=self.found.in_list,
+            reading=Reading(upright=self.upright),
         )
 
 
@@ -153,6 +156,12 @@ def _image(name: str, found: Found, missing: int, told: Told | None) -> Describe
             for c in sorted(channels)
         )
         notes.append(f"the images of '{name}' are read with {merged} channels: they are {counts}")
+    turned = sum(number for head, number in heads.items() if head.is_turned)
+    if turned:
+        notes.append(
+            f"{turned:,} images of '{name}' say in EXIF that they are to be turned: they are read "
+            "upright"
+        )
     problem = None
     if found.in_list or found.most > 1:
         problem = "several images in a record"
@@ -170,6 +179,7 @@ def _image(name: str, found: Found, missing: int, told: Told | None) -> Describe
         shape=(*size, merged),
         problem=problem,
         notes=tuple(notes),
+        upright=turned > 0,
     )
 
 

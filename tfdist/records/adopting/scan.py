@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Scanned:
     Attributes:
         name: as in ``which_files.Files``.
         found: by key, what its records have.
+        lengths: of each record that was looked at, in bytes.
         fault: the first thing that is wrong with it; None when it is right.
     """
 
@@ -43,6 +45,7 @@ class Scanned:
     checksum: str = ""
     is_gzip: bool = False
     found: dict[str, Found] = field(default_factory=dict)
+    lengths: array[int] = field(default_factory=lambda: array("Q"))
     fault: Fault | None = None
 
 
@@ -103,7 +106,7 @@ def scan_file(
     """
     scanned = Scanned(name)
     keys = None if wanted is None else frozenset(key.encode() for key in wanted)
-    looked = _Looked(keys, limit)
+    looked = _Looked(keys, limit, scanned.lengths)
 
     def advance(num_bytes: int) -> None:
         scanned.bytes += num_bytes
@@ -146,7 +149,8 @@ def _is_gzip(path: Path) -> bool:
 class _Looked:
     """Looks at one record after the other."""
 
-    def __init__(self, keys: frozenset[bytes] | None, limit: int | None):
+    def __init__(self, keys: frozenset[bytes] | None, limit: int | None, lengths: array[int]):
+        self._lengths = lengths
         self._found: dict[bytes, Found] = {}
         self._is_wanted = (lambda key: True) if keys is None else keys.__contains__
         self._left = limit
@@ -158,6 +162,7 @@ class _Looked:
             if not self._left:
                 raise _EnoughError
             self._left -= 1
+        self._lengths.append(len(record))
         if self._is_broken:
             return None
         try:

@@ -11,18 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
 
 DEFAULT_SPLIT = "train"
 _NUMBER = re.compile(r"(?P<stem>.*?)[-_.]?(?P<number>\d{3,})-of-(?P<total>\d{3,})(?P<rest>.*)")
 _KIND = re.compile(r"\.(tfrecords?|tfrec|tfr|tf_record|records?)(?=[-_.]|$)", re.IGNORECASE)
 _ENDING = re.compile(r"(\.gz|\.gzip)$", re.IGNORECASE)
-_SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "eval"),
-    "test": ("test", "testing"),
-}
-_SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ def divide(
     if globs:
         return _as_said(files, globs)
     words = {name: _word(name, dataset) for name in files.names}
-    known = {word for word in words.values() if word.lower() in _SPLIT_OF}
+    known = {word for word in words.values() if split_of_word(word)}
     splits: dict[str, list[str]] = {}
     notes = []
     if not known:
@@ -117,20 +112,18 @@ def divide(
             )
     else:
         # Two words for one split, such as val and dev, stay apart.
-        chosen = [_SPLIT_OF[word.lower()] for word in known]
+        chosen = [split_of_word(word) for word in known]
         for name, word in words.items():
-            split = _SPLIT_OF.get(word.lower())
+            split = split_of_word(word)
             if split is None or chosen.count(split) > 1:
                 split = re.sub(r"\W+", "_", word).strip("_") or "other"
                 split = split if split[0].isalpha() else f"split_{split}"
             splits.setdefault(split, []).append(name)
         renamed = sorted({w for w in known if w not in splits})
         if renamed:
-            names = ", ".join(
-                f"{word} is the split '{_SPLIT_OF[word.lower()]}'" for word in renamed
-            )
+            names = ", ".join(f"{word} is the split '{split_of_word(word)}'" for word in renamed)
             notes.append(names)
-        order = {name: place for place, name in enumerate(_SPLITS)}
+        order = {name: place for place, name in enumerate(SPLITS)}
         splits = dict(sorted(splits.items(), key=lambda item: order.get(item[0], len(order))))
     return splits, [*notes, *_absent(files.names)]
 
@@ -175,9 +168,9 @@ def _word(name: str, dataset: str | None) -> str:
         return stem[len(dataset) + 1 :]
     words = [word for word in re.split(r"[-_.]", stem) if word and not word.isdigit()]
     words = [re.sub(r"\d+$", "", word) for word in words]  # As in train2017.
-    split = next((word for word in reversed(words) if word.lower() in _SPLIT_OF), None)
+    split = next((word for word in reversed(words) if split_of_word(word)), None)
     if split is None:
-        parts = [part for part in folder.split("/") if part.lower() in _SPLIT_OF]
+        parts = [part for part in folder.split("/") if split_of_word(part)]
         split = parts[-1] if parts else stem
     return split
 

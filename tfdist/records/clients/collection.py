@@ -21,6 +21,7 @@ from tfdist.records.clients.dealing import (
     parse_partition,
     take_column,
 )
+from tfdist.records.clients.one_by_one import OneByOne
 from tfdist.records.clients.shard_store import ShardStore
 from tfdist.records.clients.skew import Skew
 from tfdist.records.clients.stores import ArrayStore, ClientStore, RowStore, class_ids
@@ -30,6 +31,7 @@ from tfdist.records.reading.graph_checks import failed_check
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
 from tfdist.records.reading.reader import explain_read_error
+from tfdist.records.reading.record_fn import RecordFn
 from tfdist.records.reading.source import ArraySource
 
 
@@ -40,6 +42,7 @@ def open_clients(
     partition: str = "iid",
     seed: int = 0,
     map_fn: MapFn | None = None,
+    record_fn: RecordFn | None = None,
     batched: bool | None = None,
 ) -> Clients:
     """Opens the clients of a source.
@@ -54,9 +57,11 @@ def open_clients(
         partition: "iid"; "dirichlet:ALPHA" and "shards:K" skew the labels, see ``partition``;
             "by:COLUMN" makes a client of each value of an input or the label. An input that names
             the clients is no longer an input then, the label stays one.
-        seed: of the partition.
+        seed: of the partition, and of the random numbers of ``record_fn``.
         map_fn: takes all records of a client, ``map_fn(x, y)`` or ``map_fn(x, y, sample_weight)``
             of tensors [records, ...], and returns as many items with the same number of rows.
+        record_fn: changes each record before, as for ``open_records``; its random numbers are
+            others in each epoch that a client is loaded for.
         batched: as for ``open_records``.
 
     Raises:
@@ -74,9 +79,9 @@ def open_clients(
                 received=received,
                 mend="Leave both options out",
             )
-        return Clients(store, map_fn)
+        return Clients(store, map_fn, record_fn, seed)
     check_num_clients(chosen, clients)
-    return Clients(_dealt(source, chosen, clients, seed, batched), map_fn)
+    return Clients(_dealt(source, chosen, clients, seed, batched), map_fn, record_fn, seed)
 
 
 def _existing(source: Any) -> ClientStore | None:
@@ -166,21 +171,30 @@ class Clients:
 
     Attributes:
         ids: the clients, in the order of the source.
-        element_spec: of one record, after ``map_fn``: (x, y) or (x, y, sample_weight) of
-            tf.TensorSpec without a batch dimension.
+        element_spec: of one record, after ``record_fn`` and ``map_fn``: (x, y) or
+            (x, y, sample_weight) of tf.TensorSpec without a batch dimension.
         has_weights: whether each record has a sample weight.
         class_names: the names of the class ids; None when they have none.
         partition: how the records were dealt, "dirichlet:0.3"; None when that is not known.
     """
 
-    def __init__(self, store: ClientStore, map_fn: MapFn | None):
+    def __init__(
+        self,
+        store: ClientStore,
+        map_fn: MapFn | None,
+        record_fn: RecordFn | None = None,
+        seed: int = 0,
+    ):
         self._store = store
-        self._map = None
+        self._map = self._one_by_one = None
         self.ids = store.ids
-        self._known_ids = frozenset(store.ids)
+        self._numbers = {client: number for number, client in enumerate(store.ids)}
         self.class_names = store.class_names
         self.partition = store.partition
         spec = store.spec
+        if record_fn is not None:
+            self._one_by_one = OneByOne(record_fn, spec, seed)
+            spec = self._one_by_one.spec
         self.has_weights = len(spec) == 3
         if map_fn is not None:
             traced = tf.function(map_fn)
@@ -207,10 +221,13 @@ class Clients:
         """Returns the number of records of each class id, before ``map_fn``; None without ids."""
         return self._store.class_counts(self._known(client_id))
 
-    def load(self, client_id: str) -> tuple[Any, ...]:
-        """Returns the client's records after ``map_fn``: (x, y) or (x, y, sample_weight).
+    def load(self, client_id: str, *, epoch: int = 0) -> tuple[Any, ...]:
+        """Returns the client's records after both functions: (x, y) or (x, y, sample_weight).
 
         Each is an array [records, ...], or a dict of such by name.
+
+        Args:
+            epoch: on which the random numbers of ``record_fn`` depend.
 
         Raises:
             DataError: the client has no records, other features than most clients, or values that
@@ -218,9 +235,7 @@ class Clients:
         """
         self._known(client_id)
         try:
-            records = self._store.read(client_id)
-            if self._map is not None:
-                records = self._mapped(records)
+            records = self._changed(self._store.read(client_id), client_id, epoch)
             return _to_numpy(tuple(records))
         except DataError as error:
             raise type(error)(
@@ -231,8 +246,12 @@ class Clients:
         """Returns how many records, and of which classes, each client has; prints as tables."""
         return self._store.skew()
 
-    def _mapped(self, records: Any) -> Any:
+    def _changed(self, records: Any, client_id: str, epoch: int) -> Any:
         try:
+            if self._one_by_one is not None:
+                records = self._one_by_one(records, self._numbers[client_id], epoch)
+            if self._map is None:
+                return records
             return self._map(*tf.nest.map_structure(tf.convert_to_tensor, records))
         except tf.errors.InvalidArgumentError as error:
             failed = failed_check(str(error.message))
@@ -241,7 +260,7 @@ class Clients:
             raise failed from error
 
     def _known(self, client_id: str) -> str:
-        if client_id not in self._known_ids:
+        if client_id not in self._numbers:
             shown = ", ".join(self.ids[:10])
             raise DataError(
                 "the client must be one of the data's",

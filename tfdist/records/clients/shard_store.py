@@ -208,8 +208,15 @@ def _of_any_size(schema: Schema) -> Schema:
     )
 
 
-def _any_image(feature: Feature) -> Feature:
-    """Returns a feature that reads images of any size, when they are read in one."""
+def _any_image(feature: Feature, *, upright: bool = False) -> Feature:
+    """Returns a feature that reads images of any size, when they are read in one.
+
+    Args:
+        upright: whether those of some client are turned; the others have nothing to be turned.
+    """
+    if feature.is_image:
+        reading = dataclasses.replace(feature.reading, upright=upright)
+        feature = dataclasses.replace(feature, reading=reading)
     if feature.is_image and feature.reading.size is not None:
         return dataclasses.replace(feature, shape=(None, None, feature.shape[2]))
     return feature
@@ -222,7 +229,7 @@ def _of_all_lengths(schemas: Sequence[Schema]) -> Schema:
         tuple(
             dataclasses.replace(same[0], longest=max(feature.longest for feature in same))
             if same[0].is_ragged
-            else _any_image(same[0])
+            else _any_image(same[0], upright=any(f.reading.upright for f in same))
             for same in features
         )
     )

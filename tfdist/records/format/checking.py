@@ -289,7 +289,8 @@ def _undecodable(images: list[Feature], record: bytes) -> str | None:
             return "is no Example"
         if len(files) != 1:
             return f"has {len(files)} images '{feature.name}', not one"
-        if reason := undecodable(files[0], None if None in feature.shape else feature.shape):
+        shape = None if None in feature.shape else feature.shape
+        if reason := undecodable(files[0], shape, upright=feature.reading.upright):
             return f"the image '{feature.name}' cannot be decoded ({reason})"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Columns:
         splits: the numbers of the records of each split, int64 [n], where the source is divided
             already; None where it is not.
         notes: what a user should know of how the source was read, a sentence each.
+        left_out: how many records of the source are not among these, by reason.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Columns:
     roles: tuple[tuple[str, str], ...] = ()
     splits: Mapping[str, np.ndarray] | None = None
     notes: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_records(self) -> int:
@@ -200,7 +202,7 @@ def _column(
             received=f"shape {list(shape)} a record",
         )
     if numbers.dtype.kind == "f":
-        _check_present(name, numbers)
+        _check_present(name, numbers, array.ends if isinstance(array, RaggedColumn) else None)
     dtype, encoding = _storage(numbers, is_scalar=shape == ())
     feature = Feature(
         name=name,
@@ -241,7 +243,8 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
     return feature, column
 
 
-def _check_present(name: str, array: np.ndarray) -> None:
+def _check_present(name: str, array: np.ndarray, ends: np.ndarray | None) -> None:
+    """Raises DataError for a NaN. ``ends``: of ragged records, where the entries of each end."""
     for first, chunk in chunks(array):
         # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -250,6 +253,8 @@ def _check_present(name: str, array: np.ndarray) -> None:
         missing = np.isnan(chunk)
         if missing.any():
             record = first + int(np.argwhere(missing)[0][0])
+            if ends is not None:
+                record = int(np.searchsorted(ends, record, side="right"))
             raise DataError(
                 "every value must be present", received=f"NaN in array '{name}', record {record}"
             )

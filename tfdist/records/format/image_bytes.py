@@ -10,24 +10,34 @@ import warnings
 from collections.abc import Sequence
 
 from tfdist.errors import package_missing
+from tfdist.records.format.exif import UPRIGHT, is_sideways, orientation_of_exif
 
 try:
     from PIL import Image, UnidentifiedImageError
 except ImportError as error:
     raise package_missing("Pillow", "files of images", "images", error) from error
 
-__all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "undecodable"]
+__all__ = ["UNREADABLE", "Image", "UnidentifiedImageError", "orientation_of", "undecodable"]
 
 # All that Pillow raises for a file that it cannot read.
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
-def undecodable(data: bytes, shape: Sequence[int] | None = None) -> str | None:
+def orientation_of(image: Image.Image) -> int:
+    """Returns the orientation that the EXIF of an opened image names, 1 to 8; see ``exif``."""
+    exif = image.info.get("exif")
+    return orientation_of_exif(exif) if isinstance(exif, bytes) else UPRIGHT
+
+
+def undecodable(
+    data: bytes, shape: Sequence[int] | None = None, *, upright: bool = False
+) -> str | None:
     """Returns why an image cannot be decoded; None when it can.
 
     Args:
         data: the bytes of a file.
         shape: height, width and channels that it must have; None for any.
+        upright: whether that is the shape of a JPEG image turned as its EXIF says.
     """
     try:
         with warnings.catch_warnings():
@@ -36,6 +46,9 @@ def undecodable(data: bytes, shape: Sequence[int] | None = None) -> str | None:
                 image.verify()  # The checksums of a PNG; it can be used once.
             with Image.open(io.BytesIO(data)) as image:
                 size = (image.height, image.width)
+                is_turned = upright and data[:2] == b"\xff\xd8"
+                if is_turned and is_sideways(orientation_of(image)):
+                    size = size[::-1]
                 if shape is not None and size != tuple(shape[:2]):
                     return f"{size[1]}x{size[0]} pixels where there are {shape[1]}x{shape[0]}"
                 image.load()

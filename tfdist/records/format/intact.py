@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crc32c import crc32c
-
 from tfdist.errors import CorruptShardError
 from tfdist.records.format.checking import damage
-from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
-from tfdist.records.format.files import open_regular, regular_size, sums
+from tfdist.records.format.files import regular_size, sums
 from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.offsets import lengths_in
 
 # Summing a shard of this size takes less than a tenth of a second when it is in the page cache.
 _AWAITED_BYTES = 256 << 20
@@ -37,26 +33,34 @@ class Intact:
         self._folder, self._shards, self._manifest = folder, shards, manifest
         self._files = manifest.shard_folder(folder)
         self._lock = threading.Lock()
-        self._expected: list[int] = []
+        self._expected: dict[int, None] = {}
+        self._asked: set[int] = set()
         self._opened: dict[int, None] = {}
         self.failures: list[CorruptShardError] = []
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Tells which shards will be opened: they are summed when the first of them is."""
         with self._lock:
-            self._expected = list(dict.fromkeys([*self._expected, *numbers]))
+            self._expected |= dict.fromkeys(n for n in numbers if n not in self._asked)
 
-    def open(self, number: int) -> None:
-        """Is called before TensorFlow opens a shard, in the order of reading.
+    def open(self, number: int, *, by_frames: bool = False) -> None:
+        """Is called before a shard is opened, in the order of reading.
+
+        Args:
+            by_frames: whether its reader compares the checksums of each length and record itself;
+                it may say so again before each of its records.
 
         Raises:
             CorruptShardError: it is not the shard that was written.
         """
+        with self._lock:
+            if by_frames and number in self._opened:
+                return
         self._begin()
         shard = self._shards[number]
         if shard.bytes <= _AWAITED_BYTES or self._manifest.compression != "none":
             self._check(shard)
-        elif self._manifest.layout is None:
+        elif self._manifest.layout is None and not by_frames:
             self._check_lengths(shard)
         else:  # TensorFlow reads no length.
             self._check_present(shard)
@@ -88,23 +92,24 @@ class Intact:
     def _check_lengths(self, shard: ShardInfo) -> None:
         """TensorFlow makes room for whatever length it reads, and dies where there is none."""
 
-        def fits(path: Path) -> bool:
-            with open_regular(path) as file:
-                return _lengths_fit(file.fileno(), shard)
-
-        self._demand(shard, fits)
+        self._demand(shard, lambda path: lengths_in(path, shard) is not None)
 
     def _demand(self, shard: ShardInfo, is_right: Callable[[Path], bool]) -> None:
         with contextlib.suppress(OSError):
             if is_right(self._files / shard.file):
                 return
+        raise self.damaged(shard)
+
+    def damaged(self, shard: ShardInfo) -> CorruptShardError:
+        """Returns the error for a shard that was found not to be as it was written."""
         self.failures.append(damage(self._folder, shard, self._manifest))
-        raise self.failures[-1]
+        return self.failures[-1]
 
     def _begin(self) -> None:
         with self._lock:
             paths = [self._files / self._shards[number].file for number in self._expected]
-            self._expected = []
+            self._asked.update(self._expected)
+            self._expected = {}
         if paths:
             threading.Thread(
                 target=_sum_all, args=(paths, weakref.ref(self)), name="tfdist-sums", daemon=True
@@ -119,19 +124,3 @@ def _sum_all(paths: list[Path], wanted: weakref.ref[Intact]) -> None:
             sums.of(path, go_on=lambda: wanted() is not None)
         if wanted() is None:
             return
-
-
-def _lengths_fit(descriptor: int, shard: ShardInfo) -> bool:
-    """Whether the frames of an uncompressed shard follow each other up to the end of its file."""
-    offset = 0
-    for _ in range(shard.records):
-        header = os.pread(descriptor, HEADER_BYTES, offset)
-        if len(header) < HEADER_BYTES:
-            return False
-        size, stored = struct.unpack("<QI", header)
-        if stored != mask(crc32c(header[:8])):
-            return False
-        offset += HEADER_BYTES + size + FOOTER_BYTES
-        if offset > shard.bytes:
-            return False
-    return offset == shard.bytes == os.fstat(descriptor).st_size

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ class Manifest:
     Attributes:
         layout: None when the records have no common byte layout (encoded images).
         mixing: how the records were shuffled, where not all at once.
+        left_out: how many records of the source were not written, by reason.
         shards_in: where the shards are, from the folder of the manifest; None where they are in it.
     """
 
@@ -149,6 +150,7 @@ class Manifest:
     written_by: str
     mixing: str | None = None
     shards_in: str | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_text(self.to_text(), encoding="utf-8")
@@ -199,6 +201,8 @@ class Manifest:
             value["mixing"] = self.mixing
         if self.shards_in is not None:
             value["shards_in"] = self.shards_in
+        if self.left_out:
+            value["left_out"] = dict(self.left_out)
         if self.schema.is_sequence_example:
             value["container"] = _SEQUENCE_EXAMPLE
         return {**value, "checksum": _checksum(value)}
@@ -259,6 +263,7 @@ class Manifest:
             written_by=_get(value, "written_by", str),
             mixing=None if value.get("mixing") is None else _get(value, "mixing", str),
             shards_in=shards_in,
+            left_out=_left_out_from_json(value.get("left_out", {})),
         )
 
 
@@ -356,6 +361,15 @@ def _at_least(value: Any, key: str, least: int) -> int:
 
 def _string_keys(counts: Mapping[int, int] | None) -> dict[str, int] | None:
     return None if counts is None else {str(key): count for key, count in counts.items()}
+
+
+def _left_out_from_json(value: Any) -> dict[str, int]:
+    counts = value.items() if isinstance(value, Mapping) else [("", 0)]
+    if not all(
+        why and why.isprintable() and type(n) is int and 0 < n <= _MOST for why, n in counts
+    ):
+        raise DataError("'left_out' must map reasons to numbers of records", received=repr(value))
+    return dict(counts)
 
 
 def _split_from_json(name: str, value: Any) -> SplitInfo:

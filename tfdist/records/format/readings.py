@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,8 @@ def with_readings(
 
     Raises:
         OptionError: an unknown choice.
-        DataError: the schema has nothing that the option could be of.
+        DataError: the schema has nothing that the option could be of, or boxes of images that
+            would be cropped or padded.
     """
     if fit is not None and fit not in FITS:
         raise unknown_choice("fit", fit, FITS)
@@ -54,6 +55,7 @@ def with_readings(
         raise OptionError("max_length must be at least 1", received=max_length)
     of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
     schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)
+    check_boxes(schema)
     channels = {"channels": None if color is None else COLORS[color]}
     schema = _changed(schema, "color", "an image as an input", _is_colored, channels)
     return _changed(
@@ -63,6 +65,34 @@ def with_readings(
         lambda feature: feature.is_ragged,
         {"length": max_length},
     )
+
+
+def check_boxes(schema: Schema) -> None:
+    """Raises DataError where images are cut or filled up, and boxes would stay where they are."""
+    boxes = [feature.name for feature in schema.features if feature.is_boxes]
+    fits = {f.reading.fit for f in schema.features if f.is_image and f.reading.size is not None}
+    fits.discard("stretch")
+    if boxes and fits:
+        raise refuse_boxes(boxes[0], fits.pop())
+
+
+def refuse_boxes(name: str, fit: str) -> DataError:
+    """Returns the error for boxes of images that are cut or filled up."""
+    return DataError(
+        "images with boxes must be stretched where they are resized, as boxes are not moved",
+        received=f"fit {fit} beside '{name}'",
+        mend="Leave crop and pad out; boxes relative to height and width then stay right",
+    )
+
+
+def notes_of_boxes(schema: Schema) -> Iterator[str]:
+    """Yields what is to be said of boxes whose numbers are not looked at."""
+    boxes = [feature.name for feature in schema.features if feature.is_boxes]
+    if boxes and any(f.is_image and f.reading.size is not None for f in schema.features):
+        yield (
+            f"a resize leaves the numbers of {', '.join(boxes)} as they are: where these are "
+            "boxes, they must be relative to height and width"
+        )
 
 
 def _is_image(feature: Feature) -> bool:

@@ -51,6 +51,8 @@ class Reading:
             filled with ``fill``, what is more is cut off. None: as many as the longest record has.
         fill: what they are filled with; strings are filled with "".
         offset: what is subtracted from whole numbers: class ids of others often begin at 1.
+        upright: whether JPEG images are turned as their EXIF says; the shape is then that of the
+            turned image.
     """
 
     size: tuple[int, int] | None = None
@@ -59,6 +61,7 @@ class Reading:
     length: int | None = None
     fill: float = 0
     offset: int = 0
+    upright: bool = False
 
     def to_json(self) -> dict[str, Any]:
         usual = Reading()
@@ -76,6 +79,7 @@ class Reading:
             "length": lambda length: type(length) is int and 0 < length <= _MOST_VALUES,
             "fill": lambda fill: type(fill) in (int, float),
             "offset": lambda offset: type(offset) is int and abs(offset) <= _MOST_VALUES,
+            "upright": lambda upright: type(upright) is bool,
         }
         if not isinstance(value, Mapping) or not all(
             key in known and known[key](item) for key, item in value.items()
@@ -130,6 +134,12 @@ class Feature:
     def is_ragged(self) -> bool:
         """Whether records have different numbers of entries."""
         return self.shape[:1] == (None,) and not self.is_image
+
+    @property
+    def is_boxes(self) -> bool:
+        """Whether it is a label of any number of four numbers, as the boxes of an image are."""
+        is_float = self.dtype in ("float32", "float64")
+        return self.role == "label" and is_float and self.shape == (None, 4)
 
     @property
     def varies(self) -> bool:

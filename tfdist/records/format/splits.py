@@ -12,15 +12,17 @@ from tfdist.errors import DataError, OptionError
 
 # One record in six for validation: the split of the field's textbooks.
 DEFAULT_SPLIT = "train=5,validation=1"
-# What sources that are divided already are divided into, in this order; and words for it.
+# What sources that are divided already are divided into, in this order; and words for it, the same
+# for folders, files and arrays.
 SPLITS = ("train", "validation", "test")
-_WORDS = {
+SPLIT_WORDS = {
     "train": "train",
     "training": "train",
     "val": "validation",
     "valid": "validation",
     "validation": "validation",
     "dev": "validation",
+    "eval": "validation",
     "test": "test",
     "testing": "test",
 }
@@ -28,7 +30,7 @@ _WORDS = {
 
 def split_of_word(word: str) -> str | None:
     """Returns which of ``SPLITS`` a word such as "Val" stands for; None for any other."""
-    return _WORDS.get(word.lower())
+    return SPLIT_WORDS.get(word.lower())
 
 
 def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:

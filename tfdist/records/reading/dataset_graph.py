@@ -10,6 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# Ops that TensorFlow calls stateful, and that give the same for the same.
+_PURE = ("Assert", "EagerPyFunc", "PyFunc", "ReadFile", "ReadVariableOp")
+
 
 def operation(dataset: tf.data.Dataset) -> str:
     """Returns the last operation of a dataset, such as "Batch", "ParallelMap" or "TensorSlice"."""
@@ -43,6 +46,28 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 def mapped_function(dataset: tf.data.Dataset) -> Callable | None:
     """Returns the user's function of a map; None when it cannot be had."""
     return getattr(getattr(dataset, "_map_func", None), "_func", None)
+
+
+def is_pure_map(dataset: tf.data.Dataset) -> bool:
+    """Whether the last operation is a map that keeps the order, by a function of which nothing is
+    known to give other results for the same element; False when that is not known."""
+    if operation(dataset) not in ("Map", "ParallelMap") or mapped_function(dataset) is None:
+        return False
+    if getattr(dataset, "_deterministic", "default") not in ("default", "true"):
+        return False
+    try:
+        operations = dataset._map_func.function.graph.get_operations()
+    except AttributeError:
+        return False
+    # Python functions that give something else each time are refused beforehand: a second pass over
+    # the first records gives others. Random numbers of an op may be the same in each pass.
+    return all(op.type in _PURE or not op.op_def.is_stateful for op in operations)
+
+
+def parallel_calls(dataset: tf.data.Dataset) -> int | None:
+    """Returns how many calls of a map may run at once; None for one."""
+    calls = getattr(dataset, "_num_parallel_calls", None)
+    return None if calls is None else int(tf.get_static_value(calls))
 
 
 def batch_size(dataset: tf.data.Dataset) -> tf.Tensor | None:

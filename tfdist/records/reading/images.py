@@ -7,7 +7,9 @@ import functools
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.records.format.exif import is_sideways
 from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.reading.upright import orientation_of_jpeg, turned
 
 # Names the graph's nodes that decode images, and so appears in the message when one fails; a check
 # for each image, as for raw features, would cost as much as decoding a small one.
@@ -52,7 +54,8 @@ def decode_image(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     Pixels are resized bilinearly, over all that a pixel covers where there were more, and rounded
     to the dtype. A JPEG file that is at least twice as large as wanted is decoded at 1/2, 1/4 or
     1/8 first, which libjpeg does in the frequencies that it has before it, and exactly alike
-    everywhere. An image that is a label is a mask, whose numbers are never mixed: the nearest one
+    everywhere. Where the reading says upright, a JPEG file is turned as its EXIF says, before all
+    else. An image that is a label is a mask, whose numbers are never mixed: the nearest one
     is taken.
     """
     shape = feature.read_shape
@@ -61,7 +64,8 @@ def decode_image(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     if feature.encoding == "jpeg":
         return from_jpeg()
     # decode_png reads JPEG files too, but neither smaller ones nor with an alpha channel.
-    if feature.encoding == "png" or not (_is_resized(feature) or shape[-1] == _WITH_ALPHA):
+    is_plain = not (_is_resized(feature) or feature.reading.upright or shape[-1] == _WITH_ALPHA)
+    if feature.encoding == "png" or is_plain:
         return from_png()
     return tf.ensure_shape(tf.cond(tf.io.is_jpeg(file), from_jpeg, from_png), shape)
 
@@ -79,10 +83,14 @@ def _from_png(feature: Feature, file: tf.Tensor) -> tf.Tensor:
 
 def _from_jpeg(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     channels = feature.read_shape[-1]
+    orientation = orientation_of_jpeg(file) if feature.reading.upright else None
     if not _is_resized(feature):
         image = _decode_jpeg(file, channels, 1)
+        image = image if orientation is None else turned(image, orientation)
         return tf.ensure_shape(image, (*feature.shape[:2], channels), name=IMAGE_NODE)
     sides = tf.io.extract_jpeg_shape(file, tf.int32, name=IMAGE_NODE)[:2]
+    if orientation is not None:
+        sides = tf.where(is_sideways(orientation), sides[::-1], sides)
     if None not in feature.shape:
         sides = _ensure_sides(sides, feature.shape[:2])
 
@@ -95,6 +103,7 @@ def _from_jpeg(feature: Feature, file: tf.Tensor) -> tf.Tensor:
     branch = tf.reduce_sum(tf.cast(least >= [_GAP * ratio for ratio in _RATIOS[1:]], tf.int32))
     branches = [functools.partial(decoded_at, ratio) for ratio in _RATIOS]
     image = tf.ensure_shape(tf.switch_case(branch, branches), (None, None, channels))
+    image = image if orientation is None else turned(image, orientation)
     return _fitted(feature, image, sides)
 
 
@@ -121,8 +130,8 @@ def _fitted(feature: Feature, image: tf.Tensor, sides: tf.Tensor) -> tf.Tensor:
 
     Args:
         image: the whole image, perhaps smaller than it is stored.
-        sides: height and width as it is stored, which say what is cut off: so that an image and
-            its mask are cut alike.
+        sides: height and width as it is stored (and turned upright), which say what is cut off: so
+            that an image and its mask are cut alike.
     """
     fit = {"stretch": _stretched, "crop": _cropped, "pad": _padded}[feature.reading.fit]
     height, width = tf.unstack(tf.cast(sides, tf.int64))

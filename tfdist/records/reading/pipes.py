@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -76,18 +77,21 @@ class PipeSource(ShardSource):
             number, self._passes = self._passes, self._passes + 1
         return Path(f"{self._prefix}_{number}")
 
-    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
-        """Returns the serialised records in the order in which they come, whatever ``order`` is."""
-        shard, first, _ = ranges[0]
-        start = first + (int(self._ends[shard - 1]) if shard else 0)
-        stop = start + sum(count for _, _, count in ranges)
+    def _serialized(
+        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        """Returns the serialised records in the order in which they come, shuffled by ``order``
+        within a buffer only."""
         blocks = tf.data.Dataset.from_generator(
             lambda: self._blocks(start, stop), output_signature=tf.TensorSpec([None], tf.string)
         )
-        return blocks.unbatch()
+        records = blocks.unbatch()
+        if order is not None:
+            records = shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
+        return records.skip(skip_records)
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
-        """Shards come in their own order; ``stream`` shuffles within its buffer only."""
+        """As of ``_serialized``: shards come in their own order."""
         numbers = tf.data.Dataset.range(start, stop)
         if order is None:
             return numbers

@@ -142,7 +142,7 @@ class Records:
             epoch.
         padding: of features of variable length; None where every batch has the same length.
         place: folder and split of shards; None for arrays and datasets.
-        readers, is_sequential, fingerprint, note: see ``source.Source``.
+        readers, is_sequential, is_repeated, fingerprint, note: see ``source.Source``.
     """
 
     def __init__(
@@ -160,6 +160,7 @@ class Records:
         self.place = source.place
         self.readers = source.readers
         self.is_sequential = source.is_sequential
+        self.is_repeated = source.is_repeated
         self.fingerprint = source.fingerprint
         self.note = source.note
         self.num_records = source.num_records

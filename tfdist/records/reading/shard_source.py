@@ -22,6 +22,7 @@ from tfdist.records.format.schema import Schema
 from tfdist.records.reading.batch_padding import ragged_features
 from tfdist.records.reading.decode import Decoder, batch_spec, make_decoder, spec_bytes
 from tfdist.records.reading.images import check_one_size
+from tfdist.records.reading.numbered import NumberedRecords
 from tfdist.records.reading.padding import entry_counts
 from tfdist.records.reading.parsing import parsed_values
 from tfdist.records.reading.record_decoder import make_record_decoder
@@ -29,6 +30,9 @@ from tfdist.records.reading.record_files import RecordFiles
 from tfdist.records.reading.source import Source, buffer_records, shuffled_by
 
 _READ_BUFFER_BYTES = 1 << 20
+# Read at once where records are read by their numbers: more would only make the first batch wait.
+_NUMBERED_BYTES = 4 << 20
+_NUMBERED_RECORDS = 256
 # Local files of this size are not all in the page cache, so reading several at once pays.
 _INTERLEAVE_BYTES = 2 << 30
 _MAX_INTERLEAVED = 4
@@ -85,6 +89,12 @@ class ShardSource(Source):
         self.num_records = int(self._ends[-1])
         self.spec = batch_spec(manifest.schema)
         self._intact = self._watched(manifest)
+        # To reach a record in the middle of a compressed file, all before it is unpacked.
+        self._numbered = None
+        if self._intact is not None and not self._compression:
+            self._numbered = NumberedRecords(
+                folder, self._shards, manifest, self._intact, framed=layout is not None
+            )
 
     @property
     def record_bytes(self) -> int | None:
@@ -119,12 +129,9 @@ class ShardSource(Source):
         skip_records: Any,
         decode_batch: Decoder,
     ) -> tf.data.Dataset:
-        ranges = self._ranges(start, stop)
         total = stop - start
-        serialized = self._open(ranges, order)
-        if order is not None:
-            serialized = shuffled_by(serialized, order, buffer_records(self._stored_bytes, total))
-        batches = serialized.skip(skip_records).batch(batch_size)
+        serialized = self._serialized(start, stop, order, skip_records)
+        batches = serialized.batch(batch_size)
         last = -(-(total - tf.cast(skip_records, tf.int64)) // batch_size) - 1
 
         def decode(number: tf.Tensor, records: tf.Tensor) -> Any:
@@ -175,6 +182,52 @@ class ShardSource(Source):
             self._intact.confirm_all()
         return records
 
+    def _serialized(
+        self, start: int, stop: int, order: tf.Tensor | None, skip_records: Any
+    ) -> tf.data.Dataset:
+        """Returns the serialised records of ``stream``, string []: without reading those that are
+        skipped, unless they are shuffled and compressed."""
+        if order is None:
+            return self._in_order(start, stop, skip_records)
+        skip = tf.cast(skip_records, tf.int64)
+        if self._numbered is None:
+            return self._shuffled(start, stop, order).skip(skip)
+        from_middle = tf.data.Dataset.from_tensors(skip)
+        # What such a function makes is made when it is needed: no shard is expected in vain.
+        whole = from_middle.filter(lambda skip: skip == 0).flat_map(
+            lambda _: self._shuffled(start, stop, order)
+        )
+        rest = from_middle.filter(lambda skip: skip > 0).flat_map(
+            lambda skip: self._by_number(self.numbers(start, stop, order).skip(skip))
+        )
+        known = tf.get_static_value(skip)
+        if known is not None:
+            return rest if known else whole
+        return whole.concatenate(rest)
+
+    def _shuffled(self, start: int, stop: int, order: tf.Tensor) -> tf.data.Dataset:
+        records = self._in_shuffled_shards(self._ranges(start, stop), order, self._read)
+        return shuffled_by(records, order, buffer_records(self._stored_bytes, stop - start))
+
+    def _in_order(self, start: int, stop: int, skip_records: Any) -> tf.data.Dataset:
+        numbers, firsts, counts = _columns(self._ranges(start, stop))
+        ends = tf.cumsum(counts)
+        left_out = tf.clip_by_value(tf.cast(skip_records, tf.int64) - ends + counts, 0, counts)
+        is_left = left_out < counts
+        shards = tuple(
+            tf.boolean_mask(column, is_left)
+            for column in (numbers, firsts + left_out, counts - left_out)
+        )
+        return self._expected(shards).flat_map(self._read)
+
+    def _by_number(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
+        def read(numbers: tf.Tensor) -> tf.Tensor:
+            records = tf.numpy_function(self._numbered.read, [numbers], tf.string)
+            return tf.ensure_shape(records, [None])
+
+        at_once = max(1, min(_NUMBERED_RECORDS, _NUMBERED_BYTES // self._stored_bytes))
+        return numbers.batch(at_once).map(read).unbatch()
+
     def _confirmed(self, is_last: tf.Tensor) -> tf.Tensor:
         """Returns what the last batch waits for: then all files are known to be right."""
         if self._intact is None:
@@ -201,16 +254,15 @@ class ShardSource(Source):
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         if order is None:
             return tf.data.Dataset.range(start, stop)
+        before = tf.constant([0, *self._ends.tolist()], tf.int64)
+
+        def of_shard(shard: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+            number = before[shard] + first
+            return tf.data.Dataset.range(number, number + count)
+
         ranges = self._ranges(start, stop)
-        before = [0, *self._ends.tolist()]
-        firsts = tf.constant([before[shard] + first for shard, first, _ in ranges], tf.int64)
-        counts = tf.constant([count for _, _, count in ranges], tf.int64)
-        numbers = self._in_shuffled_shards(
-            ranges,
-            (firsts, counts),
-            order,
-            lambda first, n: tf.data.Dataset.range(first, first + n),
-        )
+        # One after the other is the same order, and ten times as fast where nothing is read.
+        numbers = self._in_shuffled_shards(ranges, order, of_shard, in_parallel=False)
         return shuffled_by(numbers, order, buffer_records(self._stored_bytes, stop - start))
 
     def _ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -224,21 +276,22 @@ class ShardSource(Source):
             begin = end
         return ranges
 
-    def _open(self, ranges: list[tuple[int, int, int]], order: tf.Tensor | None) -> tf.data.Dataset:
-        """Returns the serialised records; with an order, of shards in shuffled order."""
-        columns = tuple(tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
-        self._intact.expect([number for number, _, _ in ranges])
-        if order is not None:
-            return self._in_shuffled_shards(ranges, columns, order, self._read)
-        return tf.data.Dataset.from_tensor_slices(columns).flat_map(self._read)
+    def _expected(self, shards: tuple[tf.Tensor, ...]) -> tf.data.Dataset:
+        """Returns shards, as ``_columns`` gives them, that will be opened in this order."""
+
+        def expect(numbers: np.ndarray) -> np.ndarray:
+            self._intact.expect(numbers.tolist())
+            return numbers
+
+        numbers = tf.numpy_function(expect, [shards[0]], tf.int64)
+        numbers = tf.ensure_shape(numbers, shards[0].shape)
+        return tf.data.Dataset.from_tensor_slices((numbers, *shards[1:]))
 
     def _read(self, number: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
         """Returns some records of a shard that is looked at before."""
-        file = tf.ensure_shape(tf.numpy_function(self._let_in, [number], tf.string), ())
-        if self._frame_bytes is None:
-            records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
-            records = records.skip(first)
-        else:  # No length is read, so that none can be wrong.
+        file, first_byte = tf.numpy_function(self._let_in, [number, first], [tf.string, tf.int64])
+        file, first_byte = tf.ensure_shape(file, ()), tf.ensure_shape(first_byte, ())
+        if self._frame_bytes is not None:  # No length is read, so that none can be wrong.
             records = tf.data.FixedLengthRecordDataset(
                 file,
                 self._frame_bytes,
@@ -246,26 +299,48 @@ class ShardSource(Source):
                 buffer_size=_READ_BUFFER_BYTES,
                 compression_type=self._compression,
             )
+        elif self._numbered is None:
+            records = tf.data.TFRecordDataset(file, self._compression, _READ_BUFFER_BYTES)
+            records = records.skip(first)
+        else:  # The class of tf.data takes no place to begin at.
+            opened = tf.raw_ops.TFRecordDatasetV2(
+                filenames=[file],
+                compression_type=self._compression,
+                buffer_size=_READ_BUFFER_BYTES,
+                byte_offsets=[first_byte],
+            )
+            records = tf.data.experimental.from_variant(opened, tf.TensorSpec([], tf.string))
         return records.take(count).apply(tf.data.experimental.assert_cardinality(count))
 
-    def _let_in(self, number: np.int64) -> bytes:
+    def _let_in(self, number: np.int64, first: np.int64) -> tuple[bytes, np.int64]:
+        """Returns the file of a shard, and where its record ``first`` begins; 0 where that is not
+        asked for."""
         self._intact.open(int(number))
-        return os.fsencode(self._files / self._shards[number].file)
+        first_byte = 0
+        if first and self._frame_bytes is None and self._numbered is not None:
+            first_byte = self._numbered.first_byte(int(number), int(first))
+        return os.fsencode(self._files / self._shards[number].file), np.int64(first_byte)
 
     def _in_shuffled_shards(
-        self, ranges: list, columns: tuple[tf.Tensor, ...], order: tf.Tensor, read: Callable
+        self,
+        ranges: list[tuple[int, int, int]],
+        order: tf.Tensor,
+        read: Callable,
+        *,
+        in_parallel: bool = True,
     ) -> tf.data.Dataset:
         """Returns what ``read`` makes of the columns of each shard, as one dataset."""
         shuffled = tf.random.experimental.stateless_shuffle(tf.range(len(ranges)), seed=order)
-        shards = tf.data.Dataset.from_tensor_slices(
-            tuple(tf.gather(column, shuffled) for column in columns)
-        )
+        columns = tuple(tf.gather(column, shuffled) for column in _columns(ranges))
+        if in_parallel:
+            shards = self._expected(columns)
+        else:
+            shards = tf.data.Dataset.from_tensor_slices(columns)
         cycle = self._interleaved(ranges)
         if cycle == 1:
             return shards.flat_map(read)
-        return shards.interleave(
-            read, cycle_length=cycle, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-        )
+        options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+        return shards.interleave(read, cycle_length=cycle, **(options if in_parallel else {}))
 
     def _interleaved(self, ranges: list[tuple[int, int, int]]) -> int:
         """Returns how many shards to read at once: few local cached files are faster one by one."""
@@ -273,6 +348,11 @@ class ShardSource(Source):
         pays = self._compression or stored > _INTERLEAVE_BYTES
         # Never a function of this machine: the order must be the same on every other.
         return min(len(ranges), _MAX_INTERLEAVED) if pays else 1
+
+
+def _columns(ranges: list[tuple[int, int, int]]) -> tuple[tf.Tensor, ...]:
+    """Returns shards, first records and numbers of records, each int64 [shards]."""
+    return tuple(tf.constant(column, tf.int64) for column in zip(*ranges, strict=True))
 
 
 def _check_present(folder: Path, path: Path, shard: ShardInfo) -> None:

@@ -18,6 +18,7 @@ from tfdist.records.format.schema import Schema
 from tfdist.records.reading.batched import SingleRecords
 from tfdist.records.reading.dataframes import plain
 from tfdist.records.reading.decode import spec_bytes
+from tfdist.records.reading.elementwise import elementwise
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -44,6 +45,7 @@ class Source(abc.ABC):
         spec: of a batch, (x,), (x, y) or (x, y, sample_weight) of tf.TensorSpec.
         in_memory: whether the records are in memory already.
         is_sequential: whether each pass must be one over all records, as through a pipe.
+        is_repeated: whether each reader of a part also makes the records before it.
         place: folder and split of shards with their manifest; None for anything else.
         apart: folder, split and manifest of shards that lie apart from it; likewise.
         failures: what went wrong while reading, where TensorFlow hands on a text only.
@@ -59,6 +61,7 @@ class Source(abc.ABC):
     spec: Any
     in_memory = False
     is_sequential = False
+    is_repeated = False
     place: tuple[Path, str] | None = None
     apart: tuple[Path, str, Manifest] | None = None
     failures: Sequence[TfdistError] = ()
@@ -247,10 +250,12 @@ class DatasetSource(Source):
                 received=str(element),
                 mend="Say them with tensor.set_shape, or the output_signature of from_generator",
             )
-        self._dataset = dataset
         self.note = records.note
         self.fingerprint = _first_records(dataset)
-        self.num_records = records.num_records or _count(dataset)
+        # The maps run on the records that are wanted, and not on all before them.
+        self._elements = elementwise(dataset)
+        self.is_repeated = self._elements.is_costly
+        self.num_records = records.num_records or _count(self._elements.base)
         self.spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), element
         )
@@ -264,8 +269,12 @@ class DatasetSource(Source):
     def singles(
         self, start: int, stop: int, batch_size: int, order: tf.Tensor | None, skip_records: Any
     ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
-        part = self._dataset.skip(start).take(stop - start)
-        return self._shuffled(part, order, stop - start).skip(skip_records), as_it_is
+        elements, total = self._elements, stop - start
+        part = elements.base.skip(start).take(total)
+        if order is None or elements.is_in_memory:
+            return elements.mapped(self._shuffled(part, order, total).skip(skip_records)), as_it_is
+        # What the maps read may be much larger than a record: too much for the buffer.
+        return self._shuffled(elements.mapped(part), order, total).skip(skip_records), as_it_is
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         return self._shuffled(tf.data.Dataset.range(start, stop), order, stop - start)

@@ -17,6 +17,7 @@ from tfdist.errors import DataError
 from tfdist.records.clients.dealing import take_column
 from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
+from tfdist.records.format.splits import SPLIT_WORDS
 from tfdist.records.writing.roles import Asked, Roles, assign
 
 # A member of an archive up to this size is read into memory.
@@ -26,9 +27,8 @@ _UNREADABLE = (ValueError, zipfile.BadZipFile, EOFError, OSError, NotImplemented
 _LIKE_AN_INPUT = re.compile(r"(x|inputs?|features?)(\d|[ _.-]|$)", re.IGNORECASE)
 
 # "x_train" and "train_images", as Keras' and other data sets call the arrays of each split.
-_SPLIT = "(?P<split>train|test|val|valid|validation)"
+_SPLIT = f"(?P<split>{'|'.join(SPLIT_WORDS)})"
 _OF_A_SPLIT = re.compile(f"(?P<part>.+)_{_SPLIT}|{_SPLIT.replace('split', 'first')}_(?P<rest>.+)")
-_SPLIT_NAMES = {"val": "validation", "valid": "validation"}
 
 
 def from_npz(path: Path, asked: Asked) -> Columns:
@@ -213,10 +213,14 @@ def _divided(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
         found = _OF_A_SPLIT.fullmatch(name)
         if found is None or array.ndim == 0:
             return None
-        split = found["split"] or found["first"]
-        divided.setdefault(_SPLIT_NAMES.get(split, split), {})[found["part"] or found["rest"]] = (
-            array
-        )
+        split = SPLIT_WORDS[found["split"] or found["first"]]
+        parts, part = divided.setdefault(split, {}), found["part"] or found["rest"]
+        if part in parts:
+            raise DataError(
+                f"split '{split}' must have one array '{part}'",
+                received=f"{name} beside another that is called so",
+            )
+        parts[part] = array
     return divided if len(divided) > 1 and "train" in divided else None
 
 

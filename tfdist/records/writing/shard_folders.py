@@ -23,6 +23,7 @@ from tfdist.records.format.manifest import (
     ShardInfo,
     load_manifest,
 )
+from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.schema import Schema
 from tfdist.records.writing.raw_sources import DIGITS
 from tfdist.records.writing.shard_files import (
@@ -152,6 +153,7 @@ def write_shards_anew(
             written_by=f"tfdist {__version__}",
             mixing=None if is_whole else mixing,
         )
+        write_offsets(folder, written)
         written.save(folder)
     return written
 

@@ -93,7 +93,12 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
     splits = np.array(found.splits)
     rows = {name: np.flatnonzero(splits == name) for name in SPLITS}
     divided = {name: of_split for name, of_split in rows.items() if len(of_split)}
-    return replace(columns, splits=divided or None, notes=tuple(_notes(folder, found)))
+    return replace(
+        columns,
+        splits=divided or None,
+        notes=tuple(_notes(folder, found)),
+        left_out={"unreadable text": len(found.bad)} if found.bad else {},
+    )
 
 
 def _split_folders(folder: Path, found: _Found) -> Mapping[str, Path]:

@@ -19,6 +19,7 @@ from tfdist.records.clients.dealing import Partition, check_num_clients, deal, p
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import COMPRESSIONS, Manifest, ShardInfo, SplitInfo
+from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
@@ -249,7 +250,9 @@ def write(
             stratified=stratify,
             compression=compression,
             written_by=f"tfdist {__version__}",
+            left_out=columns.left_out,
         )
+        write_offsets(folder, manifest)
         manifest.save(folder)
     return manifest
 

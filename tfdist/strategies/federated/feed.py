@@ -107,13 +107,13 @@ class ClientFeed:
         spec[SLOT] = tf.TensorSpec([None], tf.int32)
         return spec
 
-    def load(self, client: str) -> OrderedDict:
-        """Returns the records of a client as arrays by the names of ``batch_spec``.
+    def load(self, client: str, round_number: int) -> OrderedDict:
+        """Returns the records of a client in a round as arrays by the names of ``batch_spec``.
 
         Raises:
             DataError: they cannot be read, or not be trained on.
         """
-        loaded = self.clients.load(client)
+        loaded = self.clients.load(client, epoch=round_number)
         if self.limit is not None:
             loaded = tf.nest.map_structure(lambda array: array[: self.limit], loaded)
         arrays = OrderedDict(zip(("x", "y", "w"), _by_name(loaded), strict=False))
@@ -221,7 +221,7 @@ class _OneDevice:
         feed = self.feed
         cohort = feed.sampler.cohort(feed.clients.ids, number)
         each = [
-            list(feed.batches(feed.load(client), slot, number))
+            list(feed.batches(feed.load(client, number), slot, number))
             for slot, client in enumerate(cohort.asked)
         ]
 

@@ -114,7 +114,7 @@ class RoundRunner:
     def _attempt(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> Any:
         record.dropped = tuple(client for client in cohort.asked if client in cohort.dropped)
         record.bytes_down += len(cohort.asked) * self._weights_bytes
-        ready = self._load(feed, cohort, record)
+        ready = self._load(feed, cohort, number, record)
         if not self._are_enough(ready.ids):
             return None
         try:
@@ -144,14 +144,14 @@ class RoundRunner:
     def _are_enough(self, clients: Any) -> bool:
         return len(clients) >= self._options.min_clients
 
-    def _load(self, feed: ClientFeed, cohort: Cohort, record: Round) -> _Ready:
+    def _load(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> _Ready:
         ready = _Ready()
         for client in cohort.answering:
             if client in self._known_bad:
                 self._leave_out(record, client, self._known_bad[client])
                 continue
             try:
-                arrays = feed.load(client)
+                arrays = feed.load(client, number)
             except (DataError, tf.errors.InvalidArgumentError) as error:
                 spec = [
                     feed.batch_spec[part] for part in ("x", "y", "w") if part in feed.batch_spec

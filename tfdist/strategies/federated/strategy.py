@@ -230,7 +230,7 @@ class Federated(OneProcessStrategy):
                 ``validation_data``.
             seed: of the partition and of the order of records on the clients.
             map_fn: as for ``open_clients``.
-            record_fn: as in ``Strategy.dataset``, for ``training=False``; clients take none.
+            record_fn: as in ``Strategy.dataset``; its random numbers are others in each round.
             clients: how many clients to deal records to that have none; ``clients_per_round`` when
                 None.
             partition: how; see ``open_clients``.
@@ -257,11 +257,11 @@ class Federated(OneProcessStrategy):
                 record_fn=record_fn,
                 batched=batched,
             )
-        if record_fn is not None:
+        if record_fn is not None and isinstance(source, Clients):
             raise OptionError(
-                "record_fn must be left out for clients, whose records are read all at once",
-                received="record_fn, or --augment",
-                mend="Give map_fn, which takes all records of a client",
+                "record_fn must be given where clients are opened",
+                received="record_fn beside clients that are open",
+                mend="Give it to open_clients",
             )
         if not isinstance(source, Clients):
             opened = functools.partial(
@@ -270,6 +270,7 @@ class Federated(OneProcessStrategy):
                 partition=partition,
                 seed=seed,
                 map_fn=map_fn,
+                record_fn=record_fn,
                 batched=batched,
             )
             try:

@@ -71,12 +71,18 @@ class Ring(Collective):
         total = all_sum(tf.stop_gradient(tensor), f"tfdist.{name}")
         return with_gradient(total, of=tensor, back=lambda g: all_sum(g, f"tfdist.{name}.gradient"))
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        optimizer.apply_gradients(zip(self._reduce(gradients), variables, strict=True))
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        optimizer.apply_gradients(zip(self._reduce(gradients, name), variables, strict=True))
 
-    def _reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def _reduce(self, gradients: Sequence[Any], name: str) -> list[Any]:
         return [
-            None if gradient is None else self._reduce_one(gradient, f"tfdist.gradient.{index}")
+            None if gradient is None else self._reduce_one(gradient, f"tfdist.{name}.{index}")
             for index, gradient in enumerate(gradients)
         ]
 

@@ -129,7 +129,13 @@ class Tasks(Collective):
     def sum(self, tensor: Any, name: str) -> Any:
         return replica_sum(tensor)
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
         keras_api.apply_sum(optimizer, gradients, variables)
 
     # Between steps ------------------------------------------------------------------------------

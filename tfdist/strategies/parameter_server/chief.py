@@ -29,7 +29,13 @@ class Servers(Collective):
     def sum(self, tensor: Any, name: str) -> Any:
         raise AssertionError("a step of one replica has nothing to sum")
 
-    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
         raise AssertionError("workers take Keras' own steps")
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:

@@ -37,11 +37,13 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
 def is_built(model: tf.keras.Model) -> bool:
     """Whether the weights of ``model`` are there.
 
+    Keras takes a model of submodels that is never called for not built, though all of them are;
     Keras 3 takes a model of its own class for built whose layers are not.
     """
-    if not IS_KERAS_3 or getattr(model, "inputs", None):
-        return model.built
-    return model.built and all(layer.built for layer in layers_in(model))
+    if model.built and (not IS_KERAS_3 or getattr(model, "inputs", None)):
+        return True
+    inner = layers_in(model)[1:]
+    return bool(inner) and all(layer.built for layer in inner)
 
 
 def has_graph(model: Any) -> bool:

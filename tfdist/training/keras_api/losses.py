@@ -135,18 +135,35 @@ def undivided() -> Iterator[None]:
     """Encloses the losses of one replica, which Keras 3 then does not divide by all replicas.
 
     It does so in every loss object, those that a user's compute_loss calls included, and in what
-    layers add. In Keras 2 ``training.losses.AsOnOneDevice`` undoes it.
+    layers add. In Keras 2 ``training.losses.AsOnOneDevice`` undoes it where a loss was compiled;
+    other loss objects refuse to take a mean among replicas, but here.
     """
-    if not IS_KERAS_3:
-        yield
-        return
-    _replace_division()
+    if IS_KERAS_3:
+        _replace_division()
+    else:
+        _allow_means()
     before = getattr(_step, "is_undivided", False)
     _step.is_undivided = True
     try:
         yield
     finally:
         _step.is_undivided = before
+
+
+def _allow_means() -> None:
+    """Has loss objects of Keras 2 ask the thread that they are in; once for each process."""
+    given = tf.keras.losses.Loss._get_reduction
+    if hasattr(given, "of_keras"):
+        return
+
+    def reduction(loss: tf.keras.losses.Loss) -> Any:
+        kinds = tf.keras.losses.Reduction
+        is_mean = loss.reduction in (kinds.AUTO, kinds.SUM_OVER_BATCH_SIZE)
+        is_undivided = getattr(_step, "is_undivided", False)
+        return kinds.SUM_OVER_BATCH_SIZE if is_mean and is_undivided else given(loss)
+
+    reduction.of_keras = given
+    tf.keras.losses.Loss._get_reduction = reduction
 
 
 def _replace_division() -> None:

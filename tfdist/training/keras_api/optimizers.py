@@ -103,6 +103,11 @@ class _Reduction:
         return pairs if self.num_summed else self._of_keras(pairs)
 
 
+def trained_by(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer of Keras 3 was built for."""
+    return optimizer._trainable_variables
+
+
 def rate_of_last_step(optimizer: Any) -> Any:
     """Returns the learning rate that the last step was taken with: a number or a tensor."""
     rate = optimizer.learning_rate

@@ -206,6 +206,17 @@ class Batches(DistributedDataset):
         return self._batches.reduce(initial_state, reduce_func)
 
 
+def show_once(model: tf.keras.Model) -> None:
+    """Has Keras 2 show the first replica's results of a step, and not the sum of all replicas'."""
+    model.distribute_reduction_method = "first"
+
+
+def on_results(model: tf.keras.Model, shown: Callable[[Any], Any]) -> None:
+    """Has the loops of ``model`` show ``shown`` of what a step of the user's own has returned."""
+    name = "_get_metrics_result_or_logs" if IS_KERAS_3 else "_validate_and_get_metrics_result"
+    setattr(model, name, shown)
+
+
 def resolve_xla(model: tf.keras.Model) -> None:
     """Leaves ``jit_compile`` of ``model`` to what its user wishes.
 

@@ -124,7 +124,33 @@ class TestFiles:
         exif = Image.Exif()
         exif[0x0112] = 6
         save(tmp_path / "c/a.jpg", exif=exif)
-        assert "1 of 1 images say in EXIF" in note(read_raw(tmp_path), "EXIF")
+        columns = read_raw(tmp_path)
+        assert "1 of 1 images say in EXIF" in note(columns, "EXIF")
+        image = columns.schema.features[0]
+        assert (image.shape, image.reading.upright) == ((4, 3, 3), True)
+
+    @pytest.mark.parametrize("kind", ["png", "webp"])
+    def test_what_is_written_without_loss_is_written_upright(self, tmp_path, kind):
+        pixels, exif = noise(4, 6), Image.Exif()
+        exif[0x0112] = 8
+        save_pixels(tmp_path / f"c/a.{kind}", pixels, exif=exif, lossless=True)
+        columns = read_raw(tmp_path)
+        assert columns.schema.features[0].shape == (6, 4, 3)
+        assert not columns.schema.features[0].reading.upright
+        with Image.open(io.BytesIO(values(columns)[0])) as image:
+            np.testing.assert_array_equal(np.asarray(image), np.rot90(pixels))
+
+    def test_a_photo_that_is_written_anew_is_written_upright(self, tmp_path):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        pixels = np.zeros((16, 32, 3), np.uint8)
+        pixels[:, 16:] = 255  # The right half comes to be the lower one.
+        save_pixels(tmp_path / "c/a.jpg", pixels, exif=exif, quality=95)
+        columns = opened(tmp_path, written_size=(8, 4), is_resized=True)
+        assert not columns.schema.features[0].reading.upright
+        with Image.open(io.BytesIO(values(columns)[0])) as image:
+            means = np.asarray(image).reshape(8, -1).mean(axis=1)
+        assert means[:3].max() < 20 < 235 < means[5:].min()
 
 
 class TestBadFiles:
@@ -162,6 +188,7 @@ class TestBadFiles:
         )
         assert manifest.splits["train"].records == 5
         assert any("25 of 30" in text for text in told)
+        assert manifest.left_out == {"unreadable image": 25}
 
     def test_without_decoding_only_headers_count(self, photos):
         assert opened(photos, skip_bad=True, decode=False).num_records == 6
@@ -292,7 +319,7 @@ class TestLabels:
             {"file": "d.png", "tags": ["blue"], "boxes": [[0, 0, 9, 9]] * 3},
         ]
         (photos / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        columns = opened(photos, labels="l.jsonl", is_resized=True)
+        columns = opened(photos, labels="l.jsonl")
         tags, boxes = columns.schema.of_role("label")
         assert (tags.shape, tags.dtype, tags.classes) == ((3,), "float32", ("big", "blue", "red"))
         np.testing.assert_array_equal(
@@ -302,7 +329,10 @@ class TestLabels:
         found = values(columns, "boxes")
         np.testing.assert_array_equal(found[0], rows[0]["boxes"])
         assert [len(value) for value in found] == [2, 0, 1, 3]
-        assert "the numbers of boxes" in note(columns, "fit stretch")
+        with pytest.raises(DataError, match=r"relative to height and width.*a box with 9, which"):
+            opened(photos, labels="l.jsonl", is_resized=True)
+        with pytest.raises(DataError, match=r"must be stretched.*found fit crop beside 'boxes'"):
+            opened(photos, labels="l.jsonl", is_resized=True, fit="crop")
 
     def test_a_class_for_each_box(self, photos):
         kinds = [["cat", "dog"], [], ["dog"], ["cat"]]
@@ -338,6 +368,7 @@ class TestLabels:
         assert columns.num_records == 1
         assert columns.schema.class_label.classes == ("x",)
         assert "left out 3 of 4 images" in note(columns, "of 4")
+        assert columns.left_out == {"image without a whole row": 3, "row without an image": 2}
         assert "left out rows without an image, 2: line 4" in note(columns, "without an image")
         assert not any("skipped" in text for text in columns.notes)
 

@@ -315,3 +315,19 @@ def test_hugging_face(tmp_path, size):
     assert all(data.count(row["image"]["bytes"]) == 1 for row in rows[15:])
     manifest = write(source, tmp_path / "anew", num_shards=1, split="train=1,validation=1")
     assert manifest.splits["validation"].records == 10
+
+
+def test_photos_on_their_side_are_read_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, 8:] = 255  # The right half comes to be the lower one.
+    for kind, is_kept in (("JPEG", True), ("PNG", False)):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, kind, exif=exif, quality=95)
+        source = ({"image": file.getvalue(), "label": n % 2} for n in range(4))
+        manifest = write(source, tmp_path / kind, num_shards=1, split="train=1")
+        image = manifest.schema.features[0]
+        assert (image.shape, image.reading.upright) == ((16, 8, 3), is_kept)
+        x, _ = read(tmp_path / kind)
+        assert np.abs(x.astype(int) - np.rot90(pixels, -1)).max() < 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_a_key_that_an_object_lacks_is_missing(tmp_path):
     ("text", "message"),
     [
         ("\n\n", "a JSON object in each line, but found none"),
-        ('{"a": {"b": 1}, "y": 0}\n', r"column 'a' .* must be a number, .* found a dict"),
+        ('{"a": [{"b": 1}], "y": 0}\n', "array 'a' must hold numbers, .* found dict"),
         (
             '{"a": [1], "y": 0}\n{"a": 2, "y": 1}\n',
             "lists in column 'a', but found '2' in line 2, column 'a'",
@@ -97,3 +98,17 @@ def test_values_of_several_kinds_become_text(tmp_path):
 def test_lines_are_those_of_the_file(tmp_path):
     table = read_json_lines(write(tmp_path, LINES))
     np.testing.assert_array_equal(table.lines, [1, 3, 4])
+
+
+def test_objects_within_objects_are_columns_called_by_their_paths(tmp_path):
+    rows = [{"user": {"age": n, "at": {"x": n / 2}}, "y": n % 2} for n in range(4)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    columns = read_raw(path, Asked(label="y"))
+    assert columns.schema.features[0].columns == ("user.age", "user.at.x")
+    features = columns.block(np.arange(4))["features"]
+    np.testing.assert_array_equal(features, [[n, n / 2] for n in range(4)])
+    assert any("columns of their own: user.age, user.at.x" in note for note in columns.notes)
+    path.write_text('{"user": {"age": 1}, "user.age": 2, "y": 1}\n')
+    with pytest.raises(DataError, match=r"each key once, but found 'user\.age' twice in line 1"):
+        read_raw(path, Asked(label="y"))

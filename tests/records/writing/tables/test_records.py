@@ -233,6 +233,7 @@ class TestBadRows:
         assert columns.num_records == 38
         assert rows(columns)["features"][:4, 0].tolist() == [20, 21, 23, 25]
         assert "2 rows are left out as bad" in columns.notes[0]
+        assert columns.left_out == {"bad row": 2}
         assert "line 4, 6" in columns.notes[0]
 
     def test_nothing_is_left(self, tmp_path):

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.exif import UPRIGHT, is_sideways
 from tfdist.records.format.image_bytes import (
     UNREADABLE,
     Image,
     UnidentifiedImageError,
+    orientation_of,
     undecodable,
 )
-from tfdist.records.writing.images.resizing import Resizing, resized
+from tfdist.records.writing.images.resizing import Resizing, resized, turned
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -42,7 +44,6 @@ _CONVERTED = {
 # The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
 _MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I"}
 _LOSSY = ("JPEG", "WEBP", "MPO")
-_ORIENTATION = 0x0112
 _JPEG_QUALITY = 95
 
 
@@ -52,7 +53,8 @@ class Header:
 
     Attributes:
         convert_to: the mode to write it in as PNG; None to keep the file's bytes.
-        is_turned: whether the camera says that it was turned, which no decoder of tf.io heeds.
+        height, width: of the image turned upright.
+        orientation: how the camera was held, 1 to 8: see ``format.exif``.
         has_frames: whether more images follow the first one.
     """
 
@@ -63,12 +65,17 @@ class Header:
     channels: int
     dtype: str
     convert_to: str | None
-    is_turned: bool = False
+    orientation: int = UPRIGHT
     has_frames: bool = False
 
     @property
     def written_format(self) -> str:
         return "PNG" if self.convert_to else self.format
+
+    @property
+    def turned_when_read(self) -> bool:
+        """Whether the bytes are kept, and their pixels are not upright."""
+        return self.orientation != UPRIGHT and self.convert_to is None
 
     def __str__(self) -> str:
         bits = "16-bit " if self.dtype == "uint16" else ""
@@ -119,7 +126,10 @@ def _header(image: Image.Image) -> Header | str:
         return f"mode {image.mode} where images must have 8 or 16 bits a channel"
     if image.mode == "P" and "transparency" in image.info:
         mode = "RGBA"
-    return _header_of(image, mode, kept)
+    orientation = orientation_of(image)
+    # Pixels of a PNG are turned when they are written, which loses nothing.
+    kept &= _format(image) == "JPEG" or orientation == UPRIGHT
+    return _header_of(image, mode, kept, orientation)
 
 
 def _mask_header(image: Image.Image) -> Header | str:
@@ -134,18 +144,18 @@ def _format(image: Image.Image) -> str:
     return "JPEG" if image.format == "MPO" else image.format or ""
 
 
-def _header_of(image: Image.Image, mode: str, kept: bool) -> Header:
-    # Of other formats Pillow would decode the whole image to find it.
-    orientation = image.getexif().get(_ORIENTATION, 1) if _format(image) == "JPEG" else 1
+def _header_of(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGHT) -> Header:
+    size = (image.height, image.width)
+    height, width = size[::-1] if is_sideways(orientation) else size
     return Header(
         format=_format(image),
         mode=image.mode,
-        height=image.height,
-        width=image.width,
+        height=height,
+        width=width,
         channels=_CHANNELS[mode],
         dtype="uint16" if mode.startswith("I") else "uint8",
         convert_to=None if kept else mode,
-        is_turned=orientation not in (0, 1),
+        orientation=orientation,
         has_frames=not kept and getattr(image, "is_animated", False),
     )
 
@@ -192,6 +202,7 @@ class ImageFiles:
             image = Image.fromarray(numbers)
         elif header.convert_to is not None:
             image = image.convert(header.convert_to)
+        image = turned(image, header.orientation)
         if self._resizing is not None:
             image = resized(image, self._resizing, is_mask=self._are_masks)
         file = io.BytesIO()

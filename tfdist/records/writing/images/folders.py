@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Column, Columns
-from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.format.readings import refuse_boxes
+from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import SPLITS
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import masks as image_masks
@@ -22,6 +24,8 @@ from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
 _BAD_SHOWN = 20
+# Boxes may end a little outside of their image.
+_MOST_RELATIVE = 1.5
 # More of them are named by their path below the folder.
 _WHOLE_PATHS = 3
 
@@ -79,6 +83,8 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
             column,
         )
     schema = Schema(tuple(feature for feature, _ in found.values()))
+    if options.is_resized:
+        _check_boxes(found, options)
     names = (table and table.splits(kept)) or [image.split for image in images]
     notes = (
         *faults.notes(),
@@ -95,6 +101,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         roles=() if table is None else table.roles(),
         splits=_rows_of_splits(names),
         notes=notes,
+        left_out=faults.left_out(),
     )
 
 
@@ -112,22 +119,36 @@ class _Faults:
         self._of_image = {
             number: header for number, header in enumerate(headers) if isinstance(header, str)
         }
+        self._why = dict.fromkeys(self._of_image, "unreadable image")
         self._headers = headers
         self._others: list[str] = []
+        self._alone: dict[str, int] = {}
         self._needed = []
 
     def of_table(self, table: Any) -> None:
         self._needed.append("row")
         for number, reason in table.faults():
-            self._of_image.setdefault(number, reason)
+            self._add(number, reason, "image without a whole row")
+        if table.astray:
+            self._alone["row without an image"] = len(table.astray)
         self._others.extend(f"{row}, which is no image here" for row in table.astray)
 
     def of_masks(self, masks: image_masks.FoundMasks) -> None:
         self._needed.append("mask")
         for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
             if reason := image_masks.fault(image, mask):
-                self._of_image.setdefault(number, reason)
+                self._add(number, reason, "image without a mask that fits")
+        if masks.alone:
+            self._alone["mask without an image"] = len(masks.alone)
         self._others.extend(f"the mask {name}, which has no image" for name in masks.alone)
+
+    def _add(self, number: int, reason: str, why: str) -> None:
+        self._of_image.setdefault(number, reason)
+        self._why.setdefault(number, why)
+
+    def left_out(self) -> dict[str, int]:
+        """Returns how many images, rows and masks are bad, by what is wrong with them."""
+        return {**Counter(self._why.values()), **self._alone}
 
     def kept(self) -> list[int]:
         """Returns the numbers of the good images. Raises DataError unless bad ones may be left out.
@@ -197,7 +218,27 @@ def _image_feature(
         ),
         encoding=formats.pop().lower() if len(formats) == 1 else "image",
         role=role,
+        reading=Reading(
+            upright=resizing is None and any(header.turned_when_read for header in headers)
+        ),
     )
+
+
+def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOptions) -> None:
+    """Raises DataError for boxes that would not be those of the resized images."""
+    for name, (feature, column) in found.items():
+        if not feature.is_boxes:
+            continue
+        if options.fit != "stretch":
+            raise refuse_boxes(name, options.fit)
+        most = max((float(boxes.max()) for boxes in column if len(boxes)), default=0.0)
+        if most > _MOST_RELATIVE:
+            raise DataError(
+                f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "
+                "as boxes are not moved",
+                received=f"a box with {most:g}, which are pixels",
+                mend="Divide them by height and width, or leave the resize out",
+            )
 
 
 def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfdist.records.format.exif import UPRIGHT
 from tfdist.records.format.schema import Feature
 from tfdist.records.wording import listed
 from tfdist.records.writing.images.files import Header
@@ -70,11 +71,11 @@ def notes_of_files(
     if converted and options.written_size is None:
         kinds = sorted({f"{h.format} {h.mode}" for h in headers if h.convert_to is not None})
         yield f"{converted:,} of {total:,} images are written as PNG: {listed(kinds, _NAMES_SHOWN)}"
-    turned = sum(header.is_turned for header in headers)
+    turned = sum(header.orientation != UPRIGHT for header in headers)
     if turned:
         yield (
             f"{turned:,} of {total:,} images say in EXIF that they are to be turned: they are read "
-            "as they are stored"
+            "upright, and masks and boxes must be those of upright images"
         )
     frames = sum(header.has_frames for header in headers)
     if frames:

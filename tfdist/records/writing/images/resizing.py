@@ -1,4 +1,4 @@
-"""Images in another size before they are written: pixels are made anew, with Pillow."""
+"""Images upright and in another size before they are written: pixels made anew, with Pillow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import numpy as np
 
 from tfdist.records.format.image_bytes import Image
 
+# What turns an image of each orientation of EXIF upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
 
 @dataclass(frozen=True)
 class Resizing:
@@ -15,6 +26,15 @@ class Resizing:
 
     size: tuple[int, int]
     fit: str
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    """Returns an image upright, which says nothing of an orientation any more."""
+    if orientation not in _TURNS:
+        return image
+    upright = image.transpose(_TURNS[orientation])
+    upright.info.pop("exif", None)
+    return upright
 
 
 def resized(image: Image.Image, to: Resizing, *, is_mask: bool = False) -> Image.Image:

@@ -129,13 +129,13 @@ class ImageTable:
         boxes = [
             feature.name
             for feature, _ in found.values()
-            if feature.role == "label" and feature.is_ragged and len(feature.shape) == 2
+            if feature.role == "label"
+            and feature.is_ragged
+            and len(feature.shape) == 2
+            and not feature.is_boxes  # Those are looked at.
         ]
         if boxes and options.is_resized:
-            yield (
-                f"a resize leaves the numbers of {', '.join(boxes)} as they are: where these are "
-                "boxes, give them relative to height and width, and keep fit stretch"
-            )
+            yield f"a resize leaves the numbers of {', '.join(boxes)} as they are"
 
 
 def _names(given: str | Sequence[str] | None) -> list[str]:

@@ -7,8 +7,10 @@ import warnings
 from typing import Any
 
 from tfdist.errors import DataError
-from tfdist.records.format.image_bytes import UNREADABLE, Image, undecodable
-from tfdist.records.format.schema import Feature
+from tfdist.records.format.exif import UPRIGHT, is_sideways
+from tfdist.records.format.image_bytes import UNREADABLE, Image, orientation_of, undecodable
+from tfdist.records.format.schema import Feature, Reading
+from tfdist.records.writing.images.resizing import turned
 
 # What tf.io decodes to the pixels that Pillow sees, and the channels of each mode.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -29,6 +31,8 @@ class StreamImages:
         self._sizes: set[tuple[int, int]] = set()
         self._channels: set[int] = set()
         self._dtypes: set[str] = set()
+        self._turned = 0
+        self._are_upright = True
 
     def take(self, values: Any, first: int) -> list[bytes]:
         """Returns the bytes of image files. Raises DataError for what is no image."""
@@ -45,12 +49,19 @@ class StreamImages:
             shape=(*size, channels),
             encoding=encoding,
             role=self._role,
+            reading=Reading(upright=not self._are_upright),
         )
 
     def notes(self) -> list[str]:
-        if len(self._channels) < 2:
-            return []
-        return [f"the images '{self._name}' have different channels, and are read with 3"]
+        found = []
+        if len(self._channels) > 1:
+            found.append(f"the images '{self._name}' have different channels, and are read with 3")
+        if self._turned:
+            found.append(
+                f"{self._turned:,} images '{self._name}' say in EXIF that they are to be turned: "
+                "they are read upright"
+            )
+        return found
 
     def _file(self, value: Any, record: int) -> bytes:
         try:
@@ -60,17 +71,22 @@ class StreamImages:
                 image = value if data is None else Image.open(io.BytesIO(data))
                 kept = data is not None and image.mode in _KEPT.get(image.format or "", ())
                 encoding, mode = (image.format or "").lower(), image.mode
+                orientation = orientation_of(image)
+                kept &= encoding == "jpeg" or orientation == UPRIGHT
                 if not kept:
-                    encoding, (mode, data) = "png", _as_png(image)
+                    encoding, (mode, data) = "png", _as_png(turned(image, orientation))
         except (*UNREADABLE, TypeError) as error:
             raise self._bad(record, error) from None
         if kept and self._is_decoded and (reason := undecodable(data)):
             raise self._bad(record, reason)
+        self._turned += orientation != UPRIGHT
+        self._are_upright &= orientation == UPRIGHT or not kept
         self._encodings.add(encoding)
         self._channels.add(_CHANNELS[mode])
         self._dtypes.add("uint16" if mode.startswith("I") else "uint8")
         if len(self._sizes) < 2:
-            self._sizes.add((image.height, image.width))
+            size = (image.height, image.width)
+            self._sizes.add(size[::-1] if is_sideways(orientation) else size)
         if len(self._dtypes) > 1:
             raise DataError(
                 f"all images '{self._name}' must have as many bits a channel",

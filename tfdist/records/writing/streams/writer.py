@@ -21,6 +21,7 @@ from tfdist.records.format.encoding import (
     varint_width,
 )
 from tfdist.records.format.manifest import Layout, Manifest
+from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.schema import Schema
 from tfdist.records.writing.shard_files import (
     Counter,
@@ -127,6 +128,7 @@ def write_stream(
             written_by=f"tfdist {__version__}",
             mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
         )
+        write_offsets(folder, manifest)
         manifest.save(folder)
     stream.notes += features.notes()
     stream.notes.append(f"the records, more than fit into memory, were {manifest.mixing}")

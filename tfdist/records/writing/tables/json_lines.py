@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.wording import listed
 from tfdist.records.writing.tables.table import Complaint, Table, Values
 from tfdist.records.writing.text_files import read_text
 
@@ -19,6 +20,8 @@ _MUST = "be a JSON object"
 def read_json_lines(path: Path) -> Table:
     """Returns the objects of a file as rows; a key that an object lacks is a missing value.
 
+    Objects within objects are columns called by their path, "user.age".
+
     Raises:
         DataError: no text, or no objects.
     """
@@ -27,13 +30,15 @@ def read_json_lines(path: Path) -> Table:
     lines: list[int] = []
     bad: list[Complaint] = []
     names: dict[str, None] = {}
+    is_nested = False
     # Not splitlines: what Unicode calls a line's end may stand within a string.
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
         try:
             found = json.loads(content)
-        except ValueError as error:
+            flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
+        except (ValueError, RecursionError) as error:
             bad.append(Complaint(line, f"an error ({error})", _MUST))
             continue
         if not isinstance(found, dict):
@@ -42,11 +47,18 @@ def read_json_lines(path: Path) -> Table:
         if "\\ud" in content.lower() and not _is_utf_8(found):
             bad.append(Complaint(line, "half a letter (a lone surrogate)", "be text of UTF-8"))
             continue
-        objects.append(found)
+        is_nested |= any(isinstance(value, dict) for value in found.values())
+        if twice:
+            bad.append(Complaint(line, f"'{twice[0]}' twice", "have each key once"))
+            continue
+        objects.append(flat)
         lines.append(line)
-        names |= dict.fromkeys(found)
+        names |= dict.fromkeys(flat)
     if not names and not bad:
         raise DataError(f"{path} must hold a JSON object in each line", received="none")
+    if is_nested:
+        nested = [name for name in names if "." in name]
+        notes = (*notes, f"objects within objects are columns of their own: {listed(nested, 5)}")
     return Table(
         kind="jsonl",
         place=str(path),
@@ -56,6 +68,19 @@ def read_json_lines(path: Path) -> Table:
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _flattened(item: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the values by their paths, with a dot between keys, and paths that come twice."""
+    flat: dict[str, Any] = {}
+    twice: list[str] = []
+    for name, value in item.items():
+        inner = _flattened(value) if isinstance(value, dict) else None
+        found = {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner[0].items()}
+        twice += [path for path in found if path in flat]
+        twice += [] if inner is None else [f"{name}.{path}" for path in inner[1]]
+        flat |= found
+    return flat, twice
 
 
 def _is_utf_8(value: Any) -> bool:

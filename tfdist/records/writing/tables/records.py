@@ -72,7 +72,9 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     if not inputs:
         raise DataError(f"{table.place} must have an input with values", received="none")
     was_missing = {name: column.missing for name, column in cells.items()}
-    kept, notes = _kept_rows(table, asked, how, cells, [n for n in cells if n not in inputs])
+    kept, notes, counts = _kept_rows(
+        table, asked, how, cells, [n for n in cells if n not in inputs]
+    )
     cells = {name: _take(column, kept) for name, column in cells.items()}
     notes = [*table.notes, *notes]
     notes += [f"column '{name}' has no value in any row: it is left out" for name in empty]
@@ -107,6 +109,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
         columns,
         roles=left_out.listed(table.names, details),
         notes=(*columns.notes, *notes, *packed.notes, *_notes_of(cells)),
+        left_out=counts,
     )
     if roles.client is None:
         return columns
@@ -167,8 +170,8 @@ def _kept_rows(
     how: str | float | None,
     cells: Mapping[str, Cells],
     needed: Sequence[str],
-) -> tuple[np.ndarray, list[str]]:
-    """Returns the rows that are kept, int64 [n], and sentences on the others.
+) -> tuple[np.ndarray, list[str], dict[str, int]]:
+    """Returns the rows that are kept, int64 [n], and sentences and counts of the others.
 
     Args:
         needed: the columns of which no value can be made up.
@@ -178,11 +181,12 @@ def _kept_rows(
     """
     complaints = complaints_of(table, cells)
     is_kept = np.ones(len(table.lines), bool)
-    notes = []
+    notes, left_out = [], {}
     if asked.skip_bad and complaints:
         for column in cells.values():
             is_kept[list(column.bad)] = False
         lines = list(dict.fromkeys(complaint.line for complaint in complaints))
+        left_out["bad row"] = len(lines)
         first = ", ".join(str(line) for line in lines[:20]) + (", ..." if len(lines) > 20 else "")
         notes.append(
             f"{len(lines):,} {_rows(lines)} left out as bad, of {table.place} {table.unit} {first}"
@@ -199,10 +203,11 @@ def _kept_rows(
         is_kept &= ~gone
         counts = ", ".join(f"{int(missing[name].sum()):,} in '{name}'" for name in dropped)
         rows = np.flatnonzero(gone)
+        left_out["row with a missing value"] = len(rows)
         notes.append(f"{len(rows):,} {_rows(rows)} left out for missing values: {counts}")
     if not is_kept.any():
         raise DataError(f"{table.place} must have a row that is whole", received="none")
-    return np.flatnonzero(is_kept), notes
+    return np.flatnonzero(is_kept), notes, left_out
 
 
 def _rows(rows: Sequence[int] | np.ndarray) -> str:

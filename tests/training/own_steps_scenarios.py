@@ -1,0 +1,302 @@
+"""Models with steps of their own, as keras.io writes them: on replicas as on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import scenario
+from tensorflow import keras
+
+import tfdist
+from tfdist.errors import ModelError
+
+TOLERANCE = 1e-5
+layers = keras.layers
+# Batches of 8: the last one has a row, so that a replica has none.
+ROWS, BATCH = 25, 8
+
+
+def rows(features: int = 5) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(ROWS, features)).astype(np.float32)
+
+
+def labels() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 3, ROWS)
+
+
+def pair(strategy: Any, model_fn: Callable[[], Any]) -> tuple[Any, Any]:
+    """Returns the model on the strategy, and the same on one device."""
+    keras.utils.set_random_seed(1)
+    reference = model_fn()
+    model = strategy.build(model_fn)
+    model.set_weights(reference.get_weights())
+    return model, reference
+
+
+def weights(model: Any) -> list[np.ndarray]:
+    """Returns those of layers: Keras 2 counts trackers, which are each rank's own, among them."""
+    of_metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
+    return [variable.numpy() for variable in model.weights if id(variable) not in of_metrics]
+
+
+def assert_same_weights(model: Any, reference: Any) -> None:
+    for ours, theirs in zip(weights(model), weights(reference), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+def assert_trains_as_one_device(
+    strategy: Any, model_fn: Callable[[], Any], data: Any
+) -> tuple[Any, Any]:
+    model, reference = pair(strategy, model_fn)
+    before = weights(reference)
+    feed = strategy.dataset(data, global_batch_size=BATCH, seed=2)
+    found = model.fit(feed, epochs=2, verbose=0).history
+    expected = reference.fit(
+        feed.on_one_device().epochs(0, 2),
+        epochs=2,
+        steps_per_epoch=feed.steps_per_epoch,
+        verbose=0,
+    ).history
+    assert set(expected) <= set(found)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE, err_msg=name)
+    moved = zip(before, weights(reference), strict=True)
+    assert max(np.max(np.abs(a - b)) for a, b in moved) > 0.01
+    assert_same_weights(model, reference)
+    return model, reference
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+class Autoencoder(keras.Model):
+    """keras.io's VAE without its noise: sub-models, no ``call``, trackers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(4, use_bias=False),  # The gradient of a bias would be rounding alone.
+                layers.BatchNormalization(),
+                layers.Dense(2),
+            ]
+        )
+        self.decoder = keras.Sequential([keras.Input((2,)), layers.Dense(5)])
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.term_tracker = keras.metrics.Mean(name="code_size")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.loss_tracker, self.term_tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        data = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            code = self.encoder(data, training=True)
+            difference = tf.reduce_mean(tf.square(data - self.decoder(code)))
+            size = -0.5 * tf.reduce_mean(1 + code - tf.exp(code))
+            loss = difference + size
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.loss_tracker.update_state(loss)
+        self.term_tracker.update_state(size)
+        return {"loss": self.loss_tracker.result(), "code_size": self.term_tracker.result()}
+
+
+def autoencoder() -> keras.Model:
+    model = Autoencoder()
+    model.compile(optimizer=keras.optimizers.Adam(0.01))
+    return model
+
+
+class Gan(keras.Model):
+    """Two optimizers, a loss object that is called, and numbers that are no metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(6, "relu"),
+                layers.BatchNormalization(),
+                layers.Dense(1),
+            ]
+        )
+        self.generator = keras.Sequential([keras.Input((5,)), layers.Dense(5)])
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+        self.d_tracker = keras.metrics.Mean(name="d_mean")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real = data[0] if isinstance(data, tuple) else data
+        noise = tf.sin(7 * real)  # Drawn, it would be another one on each replica.
+        fake = self.generator(noise, training=True)
+        both = tf.concat([fake, real], axis=0)
+        truth = tf.concat([tf.ones_like(fake[:, :1]), tf.zeros_like(real[:, :1])], axis=0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(truth, self.discriminator(both, training=True))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            judged = self.discriminator(self.generator(noise, training=True), training=True)
+            g_loss = self.loss_fn(tf.zeros_like(judged), judged)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.minimize(g_loss, weights, tape=tape)
+        self.d_tracker.update_state(d_loss)
+        return {"d_loss": d_loss, "g_loss": g_loss, "d_so_far": self.d_tracker.result()}
+
+
+def gan() -> keras.Model:
+    model = Gan()
+    model.compile(
+        d_optimizer=keras.optimizers.Adam(0.01),
+        g_optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    return model
+
+
+class Contrastive(keras.Model):
+    """SimCLR's loss compares each row with all others of the batch."""
+
+    gathers = True
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        data = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            one, other = self(data, training=True), self(tf.cos(data), training=True)
+            if self.gathers:
+                one, other = tfdist.all_gather(one), tfdist.all_gather(other)
+            one, other = (tf.math.l2_normalize(view, axis=1) for view in (one, other))
+            logits = tf.matmul(one, other, transpose_b=True) / 0.5
+            own = tf.range(tf.shape(logits)[0])
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
+            ) + tf.add_n(self.losses)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"contrast": loss}
+
+
+def contrastive() -> keras.Model:
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(6, "tanh", kernel_regularizer="l2")(inputs)
+    model = Contrastive(inputs, layers.Dense(4)(hidden))
+    model.compile(optimizer=keras.optimizers.SGD(0.5))
+    return model
+
+
+class Distilled(keras.Model):
+    """A frozen teacher, compiled metrics, and a test step."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        taught = self.teacher(x, training=False)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, weights)
+            loss += tf.reduce_mean(tf.square(taught - y_pred))
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        results = self.compute_metrics(x, y, y_pred, weights)
+        return {**results, "distance": tf.reduce_mean(tf.abs(taught - y_pred))}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        self.compute_loss(x, y, y_pred, weights)
+        return self.compute_metrics(x, y, y_pred, weights)
+
+    def predict_step(self, data: Any) -> Any:
+        return 10 * self(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
+
+
+def distilled() -> keras.Model:
+    inputs = keras.Input((5,))
+    model = Distilled(inputs, layers.Dense(3, "softmax")(layers.Dense(8, "tanh")(inputs)))
+    model.teacher = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax")])
+    model.teacher.trainable = False
+    model.compile(
+        keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+# What they do ------------------------------------------------------------------------------------
+
+
+@scenario
+def an_autoencoder_of_submodels(strategy, folder):
+    assert_trains_as_one_device(strategy, autoencoder, (rows(),))
+
+
+@scenario
+def two_optimizers(strategy, folder):
+    assert_trains_as_one_device(strategy, gan, (rows(),))
+
+
+@scenario
+def rows_that_are_compared(strategy, folder):
+    assert_trains_as_one_device(strategy, contrastive, (rows(),))
+    outside = tf.constant([[1.0], [2.0]])
+    assert tfdist.all_gather(outside) is outside
+
+
+@scenario
+def compiled_metrics_and_a_test_step(strategy, folder):
+    data = (rows(), labels())
+    model, reference = assert_trains_as_one_device(strategy, distilled, data)
+    held_out = strategy.dataset(data, global_batch_size=BATCH, training=False)
+    found = model.evaluate(held_out, return_dict=True, verbose=0)
+    expected = reference.evaluate(*data, batch_size=BATCH, return_dict=True, verbose=0)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    predicted = model.predict(held_out, verbose=0)
+    np.testing.assert_allclose(
+        predicted, reference.predict(data[0], batch_size=BATCH, verbose=0), atol=1e-4
+    )
+    assert model.train_on_batch(*data, return_dict=True).keys() >= {"loss", "accuracy"}
+
+
+@scenario
+def all_optimizers_are_resumed(strategy, folder):
+    folder = strategy.from_chief(str(folder))
+
+    class Break(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def fit(model: Any, *callbacks: Any) -> None:
+        feed = strategy.dataset((rows(),), global_batch_size=BATCH, seed=2)
+        model.fit(feed, epochs=2, callbacks=[*callbacks], verbose=0)
+
+    whole, broken = strategy.build(gan), strategy.build(gan)
+    resumed = strategy.build(gan)
+    broken.set_weights(whole.get_weights())
+    fit(whole)
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(broken, tfdist.Checkpoints(folder), Break())
+    fit(resumed, tfdist.Checkpoints(folder, resume=True))
+    assert_same_weights(resumed, whole)
+
+
+@scenario
+def what_cannot_be_exact_is_refused(strategy, folder):
+    def summed() -> keras.Model:
+        model = distilled()
+        loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+        model.compile("sgd", loss)
+        return model
+
+    with pytest.raises(ModelError, match="a loss that is a sum over rows"):
+        strategy.build(summed)

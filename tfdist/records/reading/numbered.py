@@ -1,0 +1,120 @@
+"""Reading records of shards by their numbers, in any order: nothing else of a shard is read."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from crc32c import crc32c
+
+from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, mask
+from tfdist.records.format.files import open_regular
+from tfdist.records.format.intact import Intact
+from tfdist.records.format.manifest import Manifest, ShardInfo
+from tfdist.records.format.offsets import Offsets
+
+
+class NumberedRecords:
+    """The records of one split of uncompressed shards.
+
+    Args:
+        folder: of the manifest.
+        intact: watches over the shards.
+        framed: whether records are given with their frames.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: tuple[ShardInfo, ...],
+        manifest: Manifest,
+        intact: Intact,
+        *,
+        framed: bool,
+    ):
+        self._files, self._shards = manifest.shard_folder(folder), shards
+        self._ends = np.cumsum([shard.records for shard in shards])
+        self._intact, self._framed = intact, framed
+        self._offsets = Offsets(folder, manifest)
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the records of the given numbers, int64 [n], as bytes: an object array [n].
+
+        The checksums of each are compared, and those of the files that they are of as always.
+
+        Raises:
+            CorruptShardError: a shard is not as it was written.
+        """
+        records = np.empty(len(numbers), object)
+        of_shard = np.searchsorted(self._ends, numbers, side="right")
+        # In the order of the first record of each: those that are read first are summed first.
+        for number in dict.fromkeys(of_shard.tolist()):
+            places = np.flatnonzero(of_shard == number)
+            shard = self._shards[number]
+            rows = numbers[places] - (self._ends[number] - shard.records)
+            self._intact.expect([number])
+            self._intact.open(number, by_frames=True)
+            frames = self._frames(shard, rows)
+            if frames is None:
+                frames = self._frames(shard, rows, anew=True)
+            if frames is None:
+                raise self._intact.damaged(shard)
+            for place, frame in zip(places, frames, strict=True):
+                records[place] = frame if self._framed else frame[HEADER_BYTES:-FOOTER_BYTES]
+        return records
+
+    def first_byte(self, number: int, row: int) -> int:
+        """Returns where the frame of a record of a shard begins, which was looked at.
+
+        Raises:
+            CorruptShardError: no frame begins there.
+        """
+        shard = self._shards[number]
+        for anew in (False, True):
+            found = self._begins(shard, row, anew=anew)
+            if found is not None:
+                return found
+        raise self._intact.damaged(shard)
+
+    def _begins(self, shard: ShardInfo, row: int, *, anew: bool) -> int | None:
+        try:
+            found = self._offsets.of(shard, np.array([row]), anew=anew)
+            if found is None:
+                return None
+            (begin,), (end,) = found
+            with open_regular(self._files / shard.file) as file:
+                frame = _frame(file, begin, end)
+        except OSError:
+            return None
+        return None if frame is None else int(begin)
+
+    def _frames(
+        self, shard: ShardInfo, rows: np.ndarray, *, anew: bool = False
+    ) -> list[bytes] | None:
+        """Returns the frames of records of a shard; None when one of them is not right."""
+        try:
+            found = self._offsets.of(shard, rows, anew=anew)
+            if found is None:
+                return None
+            with open_regular(self._files / shard.file) as file:
+                frames = [_frame(file, *place) for place in zip(*found, strict=True)]
+        except OSError:
+            return None
+        return None if None in frames else frames
+
+
+def _frame(file: IO[bytes], begin: int, end: int) -> bytes | None:
+    """Returns the bytes of a frame; None when its checksums are not right."""
+    frame = os.pread(file.fileno(), end - begin, begin)
+    if len(frame) != end - begin:
+        return None
+    size, of_size = struct.unpack_from("<QI", frame)
+    (of_data,) = struct.unpack_from("<I", frame, len(frame) - FOOTER_BYTES)
+    data = memoryview(frame)[HEADER_BYTES:-FOOTER_BYTES]
+    is_right = (
+        size == len(data) and of_size == mask(crc32c(frame[:8])) and of_data == mask(crc32c(data))
+    )
+    return frame if is_right else None

@@ -1,0 +1,250 @@
+"""A model's own ``train_step``, ``test_step`` and ``predict_step`` on several replicas.
+
+Each replica runs the user's step on its rows, as one device would. What the step gives to an
+optimizer is weighted by the replica's part of the global batch and added up over the replicas:
+exact for every loss that is a mean over rows plus terms of weights, with any number of optimizers.
+Metrics are merged by their state, other numbers that the step returns by rows.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training import keras_api, losses
+from tfdist.training.batch_norm import average_statistics, shared_step
+from tfdist.training.collective import Collective
+from tfdist.training.options import StepOptions
+from tfdist.training.running_step import RunningStep, as_running, running_step
+
+STEPS = ("train_step", "test_step", "predict_step")
+_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+
+
+def own_steps(model: tf.keras.Model) -> list[str]:
+    """Returns which of Keras' three steps the class of ``model`` has written anew."""
+    return [
+        step for step in STEPS if getattr(type(model), step) is not getattr(tf.keras.Model, step)
+    ]
+
+
+def optimizers_of(model: tf.keras.Model) -> list[Any]:
+    """Returns the optimizers of ``model``, in its attributes too, in an order of their own."""
+    found = tf.train.TrackableView(model).descendants()
+    optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
+    if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
+        optimizers.append(model.optimizer)
+    return optimizers
+
+
+class OwnSteps:
+    """Puts a user's own steps in the place of those that all data-parallel engines share."""
+
+    def __init__(
+        self, model: tf.keras.Model, collective: Collective, options: StepOptions, replica: Any
+    ):
+        self._model = model
+        self._collective = collective
+        self._options = options
+        self._replica = replica
+        #: What a step returns -> the metric whose result that is, of the last step traced.
+        self._metric_of: dict[str, str] = {}
+
+    def replace(self) -> None:
+        """Takes the place of the steps that the model's class has written anew."""
+        model = self._model
+        own = own_steps(model)
+        if not own:
+            return
+        for name in own:
+            given = types.MethodType(getattr(type(model), name), model)
+            taken = {"train_step": self._train, "test_step": self._test}.get(name, self._predict)
+            setattr(model, name, _of(taken, given))
+        keras_api.show_once(model)
+        keras_api.on_results(model, self._merged)
+
+    # The three steps ----------------------------------------------------------------------------
+
+    def _train(self, step: Callable[[Any], Any], data: Any) -> Any:
+        batch, share = data
+        for optimizer in optimizers_of(self._model):
+            _share_gradients(optimizer)
+        with (
+            shared_step(is_real=share[0] > 0),
+            keras_api.on_replica(self._replica),
+        ):
+            results = self._counted(step, batch, share)
+        if not self._options.sync_batch_norm:
+            average_statistics(self._model, self._collective)
+        return results
+
+    def _test(self, step: Callable[[Any], Any], data: Any) -> Any:
+        return self._counted(step, *data)
+
+    def _predict(self, step: Callable[[Any], Any], data: Any) -> Any:
+        batch, share = data
+        return tf.nest.map_structure(lambda rows: rows[: share[0]], step(batch))
+
+    def _counted(self, step: Callable[[Any], Any], batch: Any, share: tf.Tensor) -> Any:
+        """Runs a step whose metrics count the true rows alone; returns what it does."""
+        model = self._model
+        losses.as_on_one_device(model)
+        for metric in model.metrics:
+            _note_results(metric)
+        before = {v.ref(): tf.identity(v) for v in _states(model)}
+        running = RunningStep(self._collective, losses.part_of(share), share)
+        with (
+            losses.counted_as(running.part),
+            model.get_metrics_result.within_step(),
+            as_running(running),
+        ):
+            results = step(batch)
+        for variable in _states(model):  # Rows of padding count nothing, whatever the metric.
+            known = before.get(variable.ref(), tf.zeros_like(variable))
+            variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
+        if not isinstance(results, dict):
+            return results
+        self._metric_of |= {
+            name: running.results[id(value)]
+            for name, value in results.items()
+            if id(value) in running.results
+        }
+        return {name: self._of_all(running, name, value) for name, value in results.items()}
+
+    def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
+        """Returns a number of this replica's rows as that of the global batch."""
+        is_number = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
+        if name in self._metric_of or not is_number:
+            return value
+        weighted = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
+        return running.sum(weighted, running.name(name))
+
+    def _merged(self, logs: Any) -> Any:
+        """Returns what a loop shows: results of metrics are those of all processes."""
+        merged = self._model.get_metrics_result()
+        if not isinstance(logs, dict):
+            return logs
+        return {
+            name: merged.get(self._metric_of.get(name, name), value)
+            if name in self._metric_of or set(logs) == set(merged)
+            else value
+            for name, value in logs.items()
+        }
+
+
+def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def step(data: Any) -> Any:
+        return taken(given, data)
+
+    return step
+
+
+def _states(model: tf.keras.Model) -> list[tf.Variable]:
+    return keras_api.all_raw(v for metric in model.metrics for v in metric.variables)
+
+
+# What a user's step calls ------------------------------------------------------------------------
+
+
+def _share_gradients(optimizer: Any) -> None:
+    """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
+    method = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
+    given = getattr(optimizer, method)
+    if getattr(given, "adds_up", False):
+        return
+
+    def shared(*args: Any, **options: Any) -> Any:
+        step = running_step()
+        if step is None:
+            return given(*args, **options)
+        gradients, variables = _pairs(optimizer, args, options)
+        return step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+
+    shared.adds_up = True
+    setattr(optimizer, method, tf.autograph.experimental.do_not_convert(shared))
+    getattr(optimizer, method).adds_up = True
+
+
+def _pairs(optimizer: Any, args: tuple, options: dict) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients and variables of a call of ``apply_gradients``, or Keras 3's apply."""
+    if not keras_api.IS_KERAS_3:
+        given = args[0] if args else options["grads_and_vars"]
+        gradients, variables = zip(*given, strict=True)
+        return list(gradients), list(variables)
+    gradients = args[0] if args else options["grads"]
+    variables = args[1] if len(args) > 1 else options.get("trainable_variables")
+    return list(gradients), list(
+        variables if variables is not None else keras_api.trained_by(optimizer)
+    )
+
+
+def _weighted(gradient: Any, step: RunningStep) -> Any:
+    """Returns a gradient as this replica's part of that of the global batch."""
+    if gradient is None:
+        return None
+    # Keras adds up the gradients of the replicas that it counts; an engine takes the mean of
+    # those that it does not.
+    counted = tf.distribute.get_strategy().num_replicas_in_sync
+    factor = step.part * (step.collective.num_replicas / counted)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.math.multiply_no_nan(gradient.values, tf.cast(factor, gradient.dtype))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = tf.convert_to_tensor(gradient)
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
+
+def _note_results(metric: Any) -> None:
+    """Has a user's step know which of the numbers that it returns are results of metrics."""
+    given = metric.result
+    if getattr(given, "notes", False):
+        return
+
+    def result(*args: Any, **options: Any) -> Any:
+        value = given(*args, **options)
+        step = running_step()
+        if step is not None and tf.is_tensor(value):
+            step.results[id(value)] = metric.name
+            step.kept.append(value)
+        return value
+
+    result.notes = True
+    metric.result = tf.autograph.experimental.do_not_convert(result)
+    metric.result.notes = True
+
+
+# What it cannot be -------------------------------------------------------------------------------
+
+
+def check(model: tf.keras.Model, strategy: str, options: StepOptions) -> None:
+    """Refuses what is not exact with a step of the user's own.
+
+    Raises:
+        ModelError: its loss is scaled, or is a sum; or the strategy would divide the step itself.
+    """
+    own = own_steps(model)
+    if not own:
+        return
+    found, mend = None, ""
+    if options.accumulate_steps > 1 or options.recomputes:
+        found = f"accumulate_steps or recompute, and a {own[0]} of its own"
+        mend = "Leave the option out, or move the custom part into compute_loss or a loss"
+    elif any(keras_api.inner_of(optimizer) is not optimizer for optimizer in optimizers_of(model)):
+        found = f"an optimizer with a loss scale, and a {own[0]} of its own"
+        mend = "Use float32, or mixed_bfloat16, which needs no scale"
+    elif keras_api.IS_KERAS_3 and len(optimizers_of(model)) > 1:
+        found = f"{len(optimizers_of(model))} optimizers, of Keras 3"
+        mend = "Set TF_USE_LEGACY_KERAS=1, where they can be several"
+    elif losses.is_sum(model):
+        found = f"a loss that is a sum over rows, and a {own[0]} of its own"
+        mend = "Compile the model with a loss that is a mean"
+    if found is not None:
+        raise ModelError(
+            f"a step that strategy '{strategy}' runs on each replica must be whole, in plain "
+            "precision, and of means over rows, for the replicas' parts to add up",
+            received=f"model '{model.name}' with {found}",
+            mend=mend,
+        )
