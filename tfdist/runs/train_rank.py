@@ -185,8 +185,17 @@ def train(config: dict[str, Any]) -> None:
                 **own,
             )
 
+        from tfdist.training.own_steps import can_evaluate  # It imports TensorFlow; see below.
+
+        splits = {"train", *config["splits"]} if can_evaluate(model) else {"train"}
+        if len(splits) == 1 < len(config["splits"]) and strategy.topology.is_chief:
+            print(
+                f"tfdist: model '{model.name}' has neither a call nor a test_step, so it is "
+                "trained, and not evaluated",
+                flush=True,
+            )
         feed = dataset("train", True)
-        validation = dataset("validation", False) if "validation" in config["splits"] else None
+        validation = dataset("validation", False) if "validation" in splits else None
         from tfdist.training.data_wait import DataWait  # It imports TensorFlow; see below.
 
         wait = DataWait()
@@ -230,7 +239,7 @@ def train(config: dict[str, Any]) -> None:
                 _tell_of_divergence(report.diverged, checkpoints)
             return
         test = None
-        if "test" in config["splits"]:
+        if "test" in splits:
             data = dataset("test", False)
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
         from tfdist.training.keras_api import metric_names

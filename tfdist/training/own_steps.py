@@ -32,6 +32,11 @@ def own_steps(model: tf.keras.Model) -> list[str]:
     ]
 
 
+def can_evaluate(model: tf.keras.Model) -> bool:
+    """Whether ``model`` can be called, or has a test step of its own."""
+    return type(model).call is not tf.keras.Model.call or "test_step" in own_steps(model)
+
+
 def optimizers_of(model: tf.keras.Model) -> list[Any]:
     """Returns the optimizers of ``model``, in its attributes too, in an order of their own."""
     found = tf.train.TrackableView(model).descendants()

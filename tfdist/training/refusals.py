@@ -37,7 +37,8 @@ def refuse_own_steps(model: tf.keras.Model, strategy: str) -> None:
                 f"a model of strategy '{strategy}' must have Keras' own {step}, since the "
                 "strategy takes its place to make the parts of a batch add up to the whole",
                 received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into compute_loss or a loss, or use strategy 'single'",
+                mend="Move the custom part into compute_loss or a loss, or use strategy 'single', "
+                "'mirrored', 'horovod' or 'multi_worker'",
             )
 
 
