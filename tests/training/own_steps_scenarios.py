@@ -300,3 +300,25 @@ def what_cannot_be_exact_is_refused(strategy, folder):
 
     with pytest.raises(ModelError, match="a loss that is a sum over rows"):
         strategy.build(summed)
+
+
+@scenario
+def an_optimizer_from_elsewhere_is_refused(strategy, folder):
+    with strategy.build(autoencoder).distribute_strategy.scope():
+        elsewhere = keras.optimizers.SGD(0.1)
+
+    class Elsewhere(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0], training=True))
+            elsewhere.minimize(loss, self.trainable_variables, tape=tape)
+            return {"loss": loss}
+
+    def model_fn() -> keras.Model:
+        model = Elsewhere([keras.Input((5,)), layers.Dense(1)])
+        model.compile("sgd")
+        return model
+
+    feed = strategy.dataset((rows(),), global_batch_size=BATCH)
+    with pytest.raises(ModelError, match="must be an attribute of the model"):
+        strategy.build(model_fn).fit(feed, verbose=0)

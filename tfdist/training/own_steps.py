@@ -8,6 +8,7 @@ Metrics are merged by their state, other numbers that the step returns by rows.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from tfdist.training.running_step import RunningStep, as_running, running_step
 
 STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+#: The method of an optimizer that all others come to.
+_APPLY = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
 
 
 def own_steps(model: tf.keras.Model) -> list[str]:
@@ -76,6 +79,7 @@ class OwnSteps:
 
     def _train(self, step: Callable[[Any], Any], data: Any) -> Any:
         batch, share = data
+        _refuse_unknown_optimizers()
         for optimizer in optimizers_of(self._model):
             _share_gradients(optimizer)
         with (
@@ -157,8 +161,7 @@ def _states(model: tf.keras.Model) -> list[tf.Variable]:
 
 def _share_gradients(optimizer: Any) -> None:
     """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
-    method = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
-    given = getattr(optimizer, method)
+    given = getattr(optimizer, _APPLY)
     if getattr(given, "adds_up", False):
         return
 
@@ -169,9 +172,36 @@ def _share_gradients(optimizer: Any) -> None:
         gradients, variables = _pairs(optimizer, args, options)
         return step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
 
-    shared.adds_up = True
-    setattr(optimizer, method, tf.autograph.experimental.do_not_convert(shared))
-    getattr(optimizer, method).adds_up = True
+    _mark(optimizer, _APPLY, shared, "adds_up")
+
+
+def _refuse_unknown_optimizers() -> None:
+    """Has all other optimizers refuse to be called in a user's step; once for each process."""
+    for kind in _OPTIMIZERS:
+        given = getattr(kind, _APPLY, None)
+        if given is not None and not hasattr(given, "refuses"):
+            _mark(kind, _APPLY, _refusing(given), "refuses")
+
+
+def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(optimizer: Any, *args: Any, **options: Any) -> Any:
+        if running_step() is None:
+            return given(optimizer, *args, **options)
+        raise ModelError(
+            "an optimizer that a step of one's own calls must be an attribute of the model, to be "
+            "shared by the replicas and kept in checkpoints",
+            received=f"the optimizer {type(optimizer).__name__} from elsewhere",
+            mend="Write self.optimizer = ... (or another name) in the model's __init__ or compile",
+        )
+
+    return functools.wraps(given)(apply)
+
+
+def _mark(owner: Any, method: str, function: Callable[..., Any], mark: str) -> None:
+    """Puts ``function`` in the place of a method, which autograph leaves as it is."""
+    function = tf.autograph.experimental.do_not_convert(function)
+    setattr(function, mark, True)
+    setattr(owner, method, function)
 
 
 def _pairs(optimizer: Any, args: tuple, options: dict) -> tuple[list[Any], list[Any]]:
@@ -216,9 +246,7 @@ def _note_results(metric: Any) -> None:
             step.kept.append(value)
         return value
 
-    result.notes = True
-    metric.result = tf.autograph.experimental.do_not_convert(result)
-    metric.result.notes = True
+    _mark(metric, "result", result, "notes")
 
 
 # What it cannot be -------------------------------------------------------------------------------
