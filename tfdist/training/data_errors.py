@@ -20,6 +20,11 @@ _SHAPES_DIFFER = re.compile(
     r"Cannot batch tensors with different shapes in component (\d+)\. "
     r"First element had shape (\[[^]]*\]) and element \d+ had shape (\[[^]]*\])"
 )
+# Its words where it maps them in the same step, which name no component.
+_SHAPES_DIFFER_MAPPED = re.compile(
+    r"Cannot add tensor to the batch: number of elements does not match\. "
+    r"Shapes are: \[tensor\]: (\[[^]]*\]), \[batch\]: (\[[^]]*\])"
+)
 
 # Keras' words where a loss meets labels of another shape than its outputs.
 _LOSS_SHAPES = re.compile(
@@ -146,12 +151,18 @@ def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None
     Args:
         element_spec: see ``check_inputs``.
     """
-    found = _SHAPES_DIFFER.search(str(error))
-    if found is None:
-        return None
-    component, one, other = found.groups()
     names = dict(enumerate(_names(element_spec)))
-    name = names.get(int(component), "each part of a record")
+    if found := _SHAPES_DIFFER.search(str(error)):
+        component, one, other = found.groups()
+        named = [int(component)]
+    elif found := _SHAPES_DIFFER_MAPPED.search(str(error)):
+        one, other = found.groups()
+        specs = enumerate(tf.nest.flatten(element_spec))
+        named = [number for number, spec in specs if not spec.shape[1:].is_fully_defined()]
+    else:
+        return None
+    # Several could be meant, and one that is not known by its name, too.
+    name = names.get(named[0] if len(named) == 1 else None, "each part of a record")
     return DataError(
         f"{name} must have one shape in all records, for a batch to be made of them",
         received=f"shapes {one} and {other}",
