@@ -2,60 +2,73 @@
 
 TensorFlow and Keras import pandas, SciPy, jax, scikit-learn and matplotlib where they are there,
 for functions that few programs call: two of the five seconds that each process takes to start.
-Here those modules are told that there are none. What a test itself imports is there, as is all that
-tfdist imports; a DataFrame is still taken, since pandas is asked for as soon as anyone has imported
-it. Python imports this file by its name from PYTHONPATH, where tests/conftest.py puts its folder.
+Here those modules are loaded as if there were none. What a test itself imports is there, as is all
+that tfdist imports; a DataFrame is still taken, since pandas is asked for as soon as anyone has
+imported it. Python imports this file by its name from PYTHONPATH, where tests/conftest.py puts its
+folder.
 """
 
 from __future__ import annotations
 
-import builtins
+import importlib
 import sys
 import types
-
-#: Who asks -> which packages it does without: each has its own way for a user who lacks them.
-_WITHOUT = {
-    "tensorflow.lite.python.util": {"jax"},
-    "tensorflow.python.keras.engine.training_v1": {"scipy"},
-    "tensorflow.python.keras.engine.training_arrays_v1": {"scipy"},
-    "tf_keras.src.engine.training_v1": {"scipy"},
-    "tf_keras.src.engine.training_arrays_v1": {"scipy"},
-    "tf_keras.src.preprocessing.image": {"scipy"},
-    "keras.src.engine.training_v1": {"scipy"},
-    "keras.src.engine.training_arrays_v1": {"scipy"},
-    "keras.src.preprocessing.image": {"scipy"},
-    "keras.src.visualization.plot_image_gallery": {"matplotlib"},
-    "keras.src.visualization.plot_bounding_box_gallery": {"matplotlib"},
-    "keras.src.wrappers.fixes": {"sklearn"},
-    "keras.src.wrappers.sklearn_wrapper": {"sklearn"},
-    "keras.src.wrappers.utils": {"sklearn"},
-    "keras.src.trainers.data_adapters.array_slicing": {"pandas"},
-}
-_ASKS_FOR_PANDAS = {"tf_keras.src.engine.data_adapter", "keras.src.engine.data_adapter"}
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
 
 
 class _LatePandas(types.ModuleType):
     """pandas as soon as anyone has imported it; before, nothing can be a DataFrame of it."""
 
     def __getattr__(self, name: str) -> object:
-        pandas = sys.modules.get("pandas")
-        if pandas is not None or name not in ("Series", "DataFrame"):
-            return getattr(pandas or _import("pandas"), name)
-        return type(name, (), {})
+        if "pandas" not in sys.modules and name in ("Series", "DataFrame"):
+            return type(name, (), {})
+        return getattr(importlib.import_module("pandas"), name)
 
 
-_import = builtins.__import__
+#: Module -> what it is loaded without, each with a way of its own for a user who lacks that, or
+#: with what stands in for it.
+_WITHOUT = {
+    "tensorflow.lite.python.util": {"jax": None},
+    "keras.src.visualization.plot_image_gallery": {"matplotlib": None},
+    "keras.src.visualization.plot_bounding_box_gallery": {"matplotlib": None},
+    "keras.src.wrappers.fixes": {"sklearn": None},
+    "keras.src.wrappers.sklearn_wrapper": {"sklearn": None},
+    "keras.src.wrappers.utils": {"sklearn": None},
+    "keras.src.trainers.data_adapters.array_slicing": {"pandas": None},
+}
+for _keras in ("tensorflow.python.keras", "tf_keras.src", "keras.src"):  # Keras 2 of both lanes.
+    _WITHOUT |= {
+        f"{_keras}.engine.data_adapter": {"pandas": _LatePandas("pandas")},
+        f"{_keras}.engine.training_v1": {"scipy": None},
+        f"{_keras}.engine.training_arrays_v1": {"scipy": None},
+        f"{_keras}.preprocessing.image": {"scipy": None},
+    }
 
 
-def _import_less(name, globals=None, locals=None, fromlist=(), level=0):
-    asks = globals.get("__name__") if globals else None
-    if level == 0 and asks is not None:
-        if name == "pandas" and asks in _ASKS_FOR_PANDAS:
-            return _LatePandas("pandas")
-        package = name.partition(".")[0]
-        if package in _WITHOUT.get(asks, ()) and package not in sys.modules:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    return _import(name, globals, locals, fromlist, level)
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        hidden = {
+            name: stands_in
+            for name, stands_in in _WITHOUT[self.name].items()
+            if name not in sys.modules
+        }
+        sys.modules.update(hidden)
+        try:
+            super().exec_module(module)
+        finally:
+            for name, stands_in in hidden.items():
+                if sys.modules.get(name) is stands_in:
+                    del sys.modules[name]
 
 
-builtins.__import__ = _import_less
+class _Finder:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        found = PathFinder.find_spec(name, path) if name in _WITHOUT else None
+        if found is None or found.origin is None:
+            return None
+        return spec_from_file_location(name, found.origin, loader=_Loader(name, found.origin))
+
+
+sys.meta_path.insert(0, _Finder)
