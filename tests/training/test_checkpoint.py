@@ -179,7 +179,7 @@ def test_a_new_fit_refuses_a_used_folder(broken):
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"batch": 5}, {"rows": 20}, {"batch": 8}], ids=str)
 def test_other_data_is_refused(broken, other):
-    with pytest.raises(CheckpointError, match="same records, seed and global_batch_size"):
+    with pytest.raises(CheckpointError, match="same records, seed, global_batch_size, pad_to and"):
         fit(Checkpoints(broken, resume=True), **other)
 
 
