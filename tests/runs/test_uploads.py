@@ -44,6 +44,7 @@ def model_fn():
 @pytest.fixture(scope="module")
 def server():
     with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
+        s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
         yield session.boto_session.client("s3")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -134,25 +134,6 @@ def own_functions(instance: Any, base: type) -> dict[str, set[str]]:
 def _names_in(code: CodeType) -> set[str]:
     inner = (_names_in(item) for item in code.co_consts if isinstance(item, CodeType))
     return set(code.co_names).union(*inner)
-
-
-def explained(compute: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns ``compute`` with an error of Keras about losses on replicas in words that help."""
-
-    def run() -> Any:
-        try:
-            return compute()
-        except ValueError as error:
-            if "loss reduction" not in str(error):
-                raise
-            raise ModelError(
-                "a loss object that compute_loss calls must leave the mean over rows to it, since "
-                "Keras allows no other on several replicas",
-                received="one with reduction='sum_over_batch_size'",
-                mend="Make it with reduction='none' and take tf.reduce_mean of what it returns",
-            ) from error
-
-    return run
 
 
 def is_sum(model: tf.keras.Model) -> bool:

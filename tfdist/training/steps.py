@@ -159,9 +159,8 @@ class SharedSteps:
             return loss()
         early_variables.make_loss(model, y_pred)  # Variables cannot be made within a branch.
         dtype = full_type(_dtype_of(y_pred))
-        own = losses.explained(loss)
         # Of no rows, a user's own mean would be NaN.
-        return tf.cond(share[0] > 0, lambda: tf.cast(own(), dtype), lambda: tf.zeros([], dtype))
+        return tf.cond(share[0] > 0, lambda: tf.cast(loss(), dtype), lambda: tf.zeros([], dtype))
 
     def _valid_positions_of_all(self, x: Any, share: tf.Tensor) -> list[Any]:
         """Returns what ``_valid_positions`` would of all microbatches together."""

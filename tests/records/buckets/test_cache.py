@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import s3fs
 from PIL import Image
 
 from tfdist.aws import sessions
@@ -23,6 +24,7 @@ BUCKET = "s3://bucket"
 @pytest.fixture(scope="module")
 def server():
     with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
+        s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
         yield session.boto_session.client("s3")
 
 
