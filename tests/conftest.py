@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,6 +127,25 @@ def wheel(tmp_path_factory) -> Path:
     )
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[Any]:
+    """The client of an S3 server on this machine, which has the bucket "bucket"."""
+    import s3fs
+
+    from tfdist.aws import sessions
+
+    with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
+        s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
+        yield session.boto_session.client("s3")
+
+
+@pytest.fixture
+def emptied_bucket(s3_server: Any) -> None:
+    """The bucket of ``s3_server``, empty."""
+    for item in s3_server.list_objects_v2(Bucket="bucket").get("Contents", ()):
+        s3_server.delete_object(Bucket="bucket", Key=item["Key"])
 
 
 @pytest.fixture

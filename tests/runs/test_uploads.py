@@ -17,7 +17,6 @@ import pytest
 import s3fs
 
 import tfdist
-from tfdist.aws import sessions
 from tfdist.errors import DataError, InUseError, ModelError, OptionError, WriteError
 from tfdist.export.models import open_model
 from tfdist.records.buckets import cache
@@ -41,17 +40,8 @@ def model_fn():
 """
 
 
-@pytest.fixture(scope="module")
-def server():
-    with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
-        s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
-        yield session.boto_session.client("s3")
-
-
 @pytest.fixture(autouse=True)
-def emptied(server, tmp_path, monkeypatch):
-    for item in server.list_objects_v2(Bucket="bucket").get("Contents", ()):
-        server.delete_object(Bucket="bucket", Key=item["Key"])
+def emptied(emptied_bucket, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(uploads_module, "_BETWEEN_TRIES_S", 0.01)
 
@@ -97,7 +87,7 @@ NAMES_1 = ["checkpoint", "ckpt-1.data-00000-of-00001", "ckpt-1.index"]
 NAMES_2 = ["checkpoint", "ckpt-2.data-00000-of-00001", "ckpt-2.index"]
 
 
-def test_what_is_complete_goes_there_in_order_and_what_was_pruned_goes(server, monkeypatch):
+def test_what_is_complete_goes_there_in_order_and_what_was_pruned_goes(s3_server, monkeypatch):
     put = []
     original = Store.put
     monkeypatch.setattr(

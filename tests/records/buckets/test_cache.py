@@ -9,10 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-import s3fs
 from PIL import Image
 
-from tfdist.aws import sessions
 from tfdist.errors import DataError, OptionError
 from tfdist.records import adopt, check, load_manifest, open_records, write
 from tfdist.records.buckets import cache
@@ -21,18 +19,9 @@ from tfdist.records.buckets.store import Store
 BUCKET = "s3://bucket"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
-        s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
-        yield session.boto_session.client("s3")
-
-
 @pytest.fixture(autouse=True)
-def folder(server, tmp_path, monkeypatch):
+def folder(emptied_bucket, tmp_path, monkeypatch):
     """The folder of the cache, empty; and an empty bucket."""
-    for item in server.list_objects_v2(Bucket="bucket").get("Contents", ()):
-        server.delete_object(Bucket="bucket", Key=item["Key"])
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     yield tmp_path / "cache"
     for descriptor in cache._used.values():
@@ -79,11 +68,11 @@ def test_fetched_once(folder):
     assert {path: path.stat().st_ino for path in folder.glob("*/*.tfrecord")} == before
 
 
-def test_what_was_written_anew_is_fetched_anew(server):
+def test_what_was_written_anew_is_fetched_anew(s3_server):
     url = put()
     old = rows(f"{url}/train")
-    for item in server.list_objects_v2(Bucket="bucket")["Contents"]:
-        server.delete_object(Bucket="bucket", Key=item["Key"])
+    for item in s3_server.list_objects_v2(Bucket="bucket")["Contents"]:
+        s3_server.delete_object(Bucket="bucket", Key=item["Key"])
     put(seed=1)  # Files of the same names and sizes.
     assert not np.array_equal(rows(f"{url}/train"), old)
 
@@ -96,21 +85,21 @@ def test_a_file_that_was_cut_here_is_fetched_again(folder):
     np.testing.assert_array_equal(rows(f"{url}/train"), whole)
 
 
-def test_a_damaged_object_is_named_and_not_kept(server, folder):
+def test_a_damaged_object_is_named_and_not_kept(s3_server, folder):
     url = put()
     key = "data/train-00001-of-00002.tfrecord"
-    data = bytearray(server.get_object(Bucket="bucket", Key=key)["Body"].read())
+    data = bytearray(s3_server.get_object(Bucket="bucket", Key=key)["Body"].read())
     data[20] ^= 1
-    server.put_object(Bucket="bucket", Key=key, Body=bytes(data))
+    s3_server.put_object(Bucket="bucket", Key=key, Body=bytes(data))
     with pytest.raises(DataError, match=f"{BUCKET}/{key} must be as it was written"):
         open_records(f"{url}/train")
     assert "train-00001-of-00002.tfrecord" not in fetched(folder)
     assert not [name for name in fetched(folder) if name.startswith(".")]
 
 
-def test_a_missing_object_is_named(server):
+def test_a_missing_object_is_named(s3_server):
     url = put()
-    server.delete_object(Bucket="bucket", Key="data/train-00000-of-00002.tfrecord")
+    s3_server.delete_object(Bucket="bucket", Key="data/train-00000-of-00002.tfrecord")
     with pytest.raises(DataError, match=r"data/train-00000-of-00002.tfrecord must be an object"):
         open_records(f"{url}/train")
 
@@ -132,7 +121,7 @@ def test_no_connection_is_one_line_that_names_the_object(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_a_place_that_is_taken_is_left_as_it_is(server):
+def test_a_place_that_is_taken_is_left_as_it_is(s3_server):
     put()
     before = Store(f"{BUCKET}/data").sizes()
     with pytest.raises(DataError, match=r"free, but found s3://bucket/data, where manifest.json"):
@@ -140,13 +129,13 @@ def test_a_place_that_is_taken_is_left_as_it_is(server):
     assert Store(f"{BUCKET}/data").sizes() == before
 
 
-def test_a_source_in_a_bucket(server, tmp_path, folder):
+def test_a_source_in_a_bucket(s3_server, tmp_path, folder):
     for number in range(6):
         path = tmp_path / "image.png"
         Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
         key = f"photos/{'ab'[number % 2]}/{number}.png"
-        server.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
-    server.put_object(Bucket="bucket", Key="table.csv", Body=b"a,label\n1,0\n2,1\n3,0\n4,1\n")
+        s3_server.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
+    s3_server.put_object(Bucket="bucket", Key="table.csv", Body=b"a,label\n1,0\n2,1\n3,0\n4,1\n")
     manifest = write(f"{BUCKET}/photos", tmp_path / "photos", split="train=1", num_shards=1)
     assert manifest.splits["train"].class_counts == {0: 3, 1: 3}
     manifest = write(f"{BUCKET}/table.csv", tmp_path / "table", split="train=1", num_shards=1)
@@ -157,12 +146,12 @@ def test_a_source_in_a_bucket(server, tmp_path, folder):
     assert not (tmp_path / "none").exists()
 
 
-def test_files_of_others_are_adopted_there(server, tmp_path, folder):
+def test_files_of_others_are_adopted_there(s3_server, tmp_path, folder):
     write(arrays(), tmp_path / "data", split="train=4,validation=1", num_shards=2)
     local = rows(tmp_path / "data" / "train")
     for path in (tmp_path / "data").glob("*.tfrecord"):
         split = path.name.split("-")[0]
-        server.upload_file(str(path), "bucket", f"raw/{split}/{path.name}")
+        s3_server.upload_file(str(path), "bucket", f"raw/{split}/{path.name}")
     said: list[str] = []
     manifest = adopt(f"{BUCKET}/raw", inputs="x", labels="label", tell=said.append)
     assert fetched(folder) == []
