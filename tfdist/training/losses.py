@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.training import keras_api
+from tfdist.training.collective import Collective
 
 _MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
 _step = threading.local()  # Replicas of one process run in threads of their own.
@@ -85,6 +86,15 @@ def part_of(share: tf.Tensor) -> tf.Tensor:
     """Returns the part of the global batch that a share is, float []."""
     dtype = tf.as_dtype(tf.keras.backend.floatx())
     return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
+
+
+def uncounted(collective: Collective) -> float:
+    """Returns what a replica's part of a loss or gradient is multiplied with for the engine's sum.
+
+    Keras adds up the gradients of the replicas that it counts; an engine takes the mean of those
+    that it does not.
+    """
+    return collective.num_replicas / tf.distribute.get_strategy().num_replicas_in_sync
 
 
 @contextlib.contextmanager

@@ -41,12 +41,16 @@ def can_evaluate(model: tf.keras.Model) -> bool:
 
 
 def optimizers_of(model: tf.keras.Model) -> list[Any]:
-    """Returns the optimizers of ``model``, in its attributes too, in an order of their own."""
+    """Returns the optimizers of ``model``, in its attributes too, in an order of their own.
+
+    One that another wraps for its loss scale is not called by itself, and is none of them.
+    """
     found = tf.train.TrackableView(model).descendants()
     optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
     if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
         optimizers.append(model.optimizer)
-    return optimizers
+    wrapped = [inner for one in optimizers if (inner := keras_api.inner_of(one)) is not one]
+    return [one for one in optimizers if not any(one is inner for inner in wrapped)]
 
 
 class OwnSteps:
@@ -221,10 +225,7 @@ def _weighted(gradient: Any, step: RunningStep) -> Any:
     """Returns a gradient as this replica's part of that of the global batch."""
     if gradient is None:
         return None
-    # Keras adds up the gradients of the replicas that it counts; an engine takes the mean of
-    # those that it does not.
-    counted = tf.distribute.get_strategy().num_replicas_in_sync
-    factor = step.part * (step.collective.num_replicas / counted)
+    factor = step.part * losses.uncounted(step.collective)
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.math.multiply_no_nan(gradient.values, tf.cast(factor, gradient.dtype))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -214,14 +214,8 @@ class SharedSteps:
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         """Scales a loss to this microbatch's part of the global batch."""
         loss = in_full(loss)
-        # Keras adds up the gradients of the replicas that it counts; an engine takes the mean of
-        # those that it does not.
-        counted = tf.distribute.get_strategy().num_replicas_in_sync
-        return (
-            loss
-            * tf.cast(losses.part_of(share), loss.dtype)
-            * (self._collective.num_replicas / counted)
-        )
+        part = tf.cast(losses.part_of(share), loss.dtype)
+        return loss * part * losses.uncounted(self._collective)
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:

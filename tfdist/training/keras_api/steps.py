@@ -72,7 +72,7 @@ def reduce_nothing(
         own_rows: what ``strategy.run`` has returned -> the rows of this worker.
     """
     if not IS_KERAS_3:
-        model.distribute_reduction_method = "first"
+        show_once(model)
         model.make_predict_function = _predictor_2(model, strategy, own_rows)
         return
     for kind in ("train", "test"):
