@@ -543,6 +543,106 @@ def arrays_as_keras_takes_them(strategy, folder):
     assert model.evaluate(x, y, 8, 0, np.arange(40)) == pytest.approx(expected, abs=TOLERANCE)
 
 
+class Sliding(keras.utils.Sequence):
+    """Batches of 8 rows, which another epoch gives otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = data()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        rows = slice(8 * number, 8 * number + 8)
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        self.x += 0.1  # In the place of the rows that were given.
+
+
+def endless_batches():
+    x, y = data()
+    while True:
+        for first in range(0, 25, 8):
+            yield x[first : first + 8], y[first : first + 8]
+
+
+def records_in_order():
+    return tf.data.Dataset.from_tensor_slices(data())
+
+
+def shuffled_batches():
+    return records_in_order().shuffle(25, seed=3).batch(8)
+
+
+# What Keras is given, and the options beside it.
+GIVEN = {
+    "shuffled": (shuffled_batches, {"validation_data": Sliding}),
+    "filtered": (lambda: shuffled_batches().filter(lambda x, y: y[0] < 2), {}),
+    "repeated": (lambda: shuffled_batches().repeat(), {"steps_per_epoch": 3}),
+    "longer": (lambda: records_in_order().batch(3), {"steps_per_epoch": 4}),
+    "Sequence": (Sliding, {"validation_data": shuffled_batches, "validation_steps": 2}),
+    "generator": (endless_batches, {"steps_per_epoch": 3, "class_weight": {0: 2.0}}),
+}
+
+
+@scenario
+def batches_are_taken_as_keras_takes_them(strategy, folder):
+    for name, (make, options) in GIVEN.items():
+        model, reference = pair(strategy, mlp)
+        histories = []
+        for each in (model, reference):
+            keras.utils.set_random_seed(7)
+            made = {key: value() if callable(value) else value for key, value in options.items()}
+            histories.append(each.fit(make(), epochs=2, verbose=0, **made).history)
+        found, expected = histories
+        for key in expected:
+            np.testing.assert_allclose(found[key], expected[key], atol=1e-6, err_msg=name)
+        for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-6, err_msg=name)
+    x, y = data()
+    np.testing.assert_allclose(
+        model.predict(Sliding(), verbose=0), reference.predict(x, verbose=0), atol=1e-6
+    )
+    expected = reference.evaluate(x[:24], y[:24], verbose=0)
+    assert model.evaluate(endless_batches(), steps=3, verbose=0) == pytest.approx(expected)
+
+
+class Broken(keras.callbacks.Callback):
+    """Ends a fit in the middle of its second epoch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == 4:
+            raise KeyboardInterrupt
+
+
+@scenario
+def given_batches_are_resumed(strategy, folder):
+    weights = {}
+    for name, more in (("unbroken", []), ("broken", [Broken()]), ("broken", [])):
+        keras.utils.set_random_seed(1)
+        model = strategy.build(mlp)
+        keep = tfdist.Checkpoints(folder / name, resume=True, every_steps=1)
+        with contextlib.suppress(KeyboardInterrupt):
+            batches = shuffled_batches().repeat()
+            model.fit(batches, epochs=3, steps_per_epoch=3, verbose=0, callbacks=[keep, *more])
+        weights[name] = model.get_weights()
+    for ours, theirs in zip(weights["broken"], weights["unbroken"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@scenario
+def ranks_that_read_other_batches_are_told(strategy, folder):
+    model, _ = pair(strategy, mlp)
+    own = records_in_order().shuffle(25, seed=strategy.topology.rank).batch(8)
+    with pytest.raises(DataError, match="must read the same batches"):
+        model.fit(own, verbose=0)
+    fewer = records_in_order().batch(8 + strategy.topology.rank)
+    with pytest.raises(DataError, match="must be given the same batches"):
+        model.fit(fewer, verbose=0)
+
+
 @scenario
 def several_inputs_as_a_list(strategy, folder):
     def model_fn():
@@ -712,7 +812,9 @@ def refusals_say_what_to_do(strategy, folder):
     with pytest.raises(OptionError, match="steps_per_epoch"):
         model.fit(feed, steps_per_epoch=3)
     with pytest.raises(DataError, match=r"strategy\.dataset"):
-        model.fit(feed, validation_data=batched)
+        model.fit(feed, validation_data="data/test")
+    with pytest.raises(OptionError, match="what batches hold"):
+        model.fit(feed, validation_data=batched, validation_batch_size=3)
     with pytest.raises(OptionError, match="Checkpoints"):
         model.fit(feed, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
     with pytest.raises(DataError, match="one label a record"):
@@ -734,7 +836,22 @@ def refusals_say_what_to_do(strategy, folder):
         return
     for method in (model.fit, model.evaluate, model.predict):
         with pytest.raises(DataError, match=r"strategy\.dataset"):
-            method(batched)
+            method("data/test")
+        with pytest.raises(DataError, match="must come with the number of steps"):
+            method(batched.repeat())
+        with pytest.raises(DataError, match="must come with the number of steps"):
+            method(iter([(x, y)]))
+    with pytest.raises(DataError, match="must last for all steps"):
+        model.fit(batched, steps_per_epoch=3, epochs=2)
+    with pytest.raises(OptionError, match="what batches hold"):
+        model.fit(batched, batch_size=8)
+    with pytest.raises(DataError, match="first dimension of rows"):
+        model.fit(batched.unbatch())
+    with pytest.raises(OptionError, match="steps_per_epoch must be"):
+        model.fit(batched, steps_per_epoch=0)
+    some = batched.filter(lambda x, y: True).repeat(1)  # Of a length that nobody knows.
+    with pytest.raises(DataError, match="batches must last"):
+        model.fit(some, steps_per_epoch=3, epochs=2, verbose=0)
     with pytest.raises(OptionError, match="at least the number of replicas"):
         strategy.dataset((x, y), global_batch_size=1)
     with pytest.raises(ModelError, match="reduction"):

@@ -200,14 +200,9 @@ class Feed:
         whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *local)
         if self.parts == 1 or self.records.padding is None:
             return whole  # Each process has a range of records.
-        part_of = []
-        for first in range(0, self.num_records, self.global_batch_size):
-            of = min(self.global_batch_size, self.num_records - first)
-            rows = [self.division.rows(part, of) for part in range(self.parts)]
-            part_of.append(np.repeat(np.arange(self.parts), rows))
-        numbers = np.argsort(np.concatenate(part_of), kind="stable")  # Of the records in ``whole``.
-        place = np.argsort(numbers)
-        return tf.nest.map_structure(lambda array: array[place], whole)
+        firsts = range(0, self.num_records, self.global_batch_size)
+        rows = [min(self.global_batch_size, self.num_records - first) for first in firsts]
+        return in_batch_order(whole, rows, self.parts)
 
     def weighted_by_class(self, class_weight: Mapping[int, float] | None) -> Feed:
         return replace(self, class_weight=class_weight) if class_weight else self
@@ -356,6 +351,19 @@ class Feed:
         steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
         return self.records.chosen(steps.map(numbers))
 
+    def own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
+        """Returns the rows of this process of a global batch, and the share that they are."""
+        import tensorflow as tf
+
+        of = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        each, more = of // self.parts, of % self.parts
+        rows = each + tf.cast(self.part < more, tf.int64)
+        start = self.part * each + tf.minimum(tf.cast(self.part, tf.int64), more)
+        # Without a row of its own, one of padding: the first.
+        first, last = tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1)
+        part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
+        return part, tf.stack([rows, of])
+
     def split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
         """Divides a batch among the replicas of this process: one element for each."""
         import tensorflow as tf
@@ -416,20 +424,8 @@ class RedividedFeed:
         batches = self.whole.epochs(first, last, skip_steps=skip_steps)
         if not self.feed.shared:
             return batches
-        own = batches.map(self._own_share)
+        own = batches.map(self.feed.own_share)
         return own if self.feed.splits == 1 else own.flat_map(self.feed.split)
-
-    def _own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
-        import tensorflow as tf
-
-        of = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        each, more = of // self.feed.parts, of % self.feed.parts
-        rows = each + tf.cast(self.feed.part < more, tf.int64)
-        start = self.feed.part * each + tf.minimum(tf.cast(self.feed.part, tf.int64), more)
-        # Without a row of its own, one of padding: the first.
-        first, last = tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1)
-        part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
-        return part, tf.stack([rows, of])
 
 
 @dataclass(frozen=True)
@@ -455,3 +451,19 @@ class MergedFeed:
 
         each = [feed.epochs(first, last, skip_steps=skip_steps) for feed in self.feeds]
         return tf.data.Dataset.zip(tuple(each)).map(join)
+
+
+def in_batch_order(whole: Any, rows: Sequence[int], parts: int) -> Any:
+    """Returns rows in the order of their batches, given in that of the parts that divided them.
+
+    Args:
+        whole: arrays [all rows, ...] of one structure: those of the first part, of the second, ...
+        rows: of each batch.
+    """
+    import tensorflow as tf
+
+    each = np.arange(parts)
+    part_of = [np.repeat(each, of // parts + (each < of % parts)) for of in rows]
+    numbers = np.argsort(np.concatenate(part_of), kind="stable")  # Of the rows in ``whole``.
+    place = np.argsort(numbers)
+    return tf.nest.map_structure(lambda array: array[place], whole)

@@ -28,12 +28,15 @@ from tfdist.training.data_errors import (
 )
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
+from tfdist.training.given_data import GivenData, is_given_in_batches
+from tfdist.training.given_feed import GivenFeed
 from tfdist.training.own_steps import optimizers_of
+from tfdist.training.same_batches import SameBatches
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 
 # What Keras' loops take that a Feed has settled already.
-_SETTLED_BY_FEED = ("steps", "steps_per_epoch", "validation_batch_size", "validation_steps")
+_SETTLED_BY_FEED = ("steps", "steps_per_epoch")
 _SETTLED_WITH_ARRAYS = ("y", "batch_size", "sample_weight", "shuffle", "validation_split")
 
 
@@ -62,6 +65,7 @@ class Runs:
         self._is_surviving = False  # Whether a fit mends losses, those in its callbacks too.
         self._strategy_name = strategy_name
         self._dataset = dataset
+        self._given = GivenData(collective, self._gather)
         self._check = check
         self._divides = divides
         self._tried: Any = self  # The losses that are known to divide, or to be warned of.
@@ -80,16 +84,13 @@ class Runs:
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             return self._keras_fit(x, **options)
-        if isinstance(x, Feed):
-            _refuse_settled(options)
-            return self._fit_feed(x, **options)
-        x = self._arrays(x, options)
-        validation_split = options.pop("validation_split", None)
-        if validation_split:
-            x, options["validation_data"] = _split(x, validation_split)
-        batch_size = self._batch_size(options)
-        shuffle = bool(options.pop("shuffle", True))
-        feed = self._dataset(x, global_batch_size=batch_size, training=shuffle)
+        feed = self._opened(x, options)
+        self._open_validation(options)
+        both = (feed, options.get("validation_data"))
+        seen = [one.seen for one in both if isinstance(one, GivenFeed)]
+        if seen and self._collective.num_processes > 1:
+            callbacks = _listed(options.get("callbacks"))
+            options["callbacks"] = [*callbacks, SameBatches(seen, self._collective)]
         return self._fit_feed(feed, **options)
 
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
@@ -99,13 +100,21 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             return self._keras_evaluate(x, **options)
-        return self._mended(self._evaluate_feed, self._as_feed(x, options), options)
+        return self._read(self._evaluate_feed, x, options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
             return self._keras_predict(x, **options)
-        return self._mended(self._predict_feed, self._as_feed(x, options), options)
+        return self._read(self._predict_feed, x, options)
+
+    def _read(self, loop: Callable[..., Any], x: Any, options: dict) -> Any:
+        if not is_given_in_batches(x):
+            return self._mended(loop, self._as_feed(x, options), options)
+        feed = self._given.feed(x, options, "steps")
+        results = loop(feed, **options)
+        feed.seen.confirm(self._gather)
+        return results
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -119,6 +128,43 @@ class Runs:
             or isinstance(options.get("validation_data"), Feed)
             or bool(keepers_among(_listed(options.get("callbacks"))))
         )
+
+    def _opened(self, x: Any, options: dict) -> Feed:
+        """Returns what to train on; takes what it settles out of ``options``."""
+        if isinstance(x, Feed):
+            _refuse_settled(options)
+            return x
+        if is_given_in_batches(x):
+            return self._given.feed(x, options, "steps_per_epoch", fits=True)
+        arrays = self._arrays(x, options)
+        validation_split = options.pop("validation_split", None)
+        if validation_split:
+            arrays, options["validation_data"] = _split(arrays, validation_split)
+        batch_size = self._batch_size(options)
+        shuffle = bool(options.pop("shuffle", True))
+        return self._dataset(arrays, global_batch_size=batch_size, training=shuffle)
+
+    def _open_validation(self, options: dict) -> None:
+        """Makes feeds of what Keras takes for validation."""
+        data = options.get("validation_data")
+        steps = options.pop("validation_steps", None)
+        rows = options.pop("validation_batch_size", None)
+        if is_given_in_batches(data):
+            own = {"steps": steps, "batch_size": rows}
+            options["validation_data"] = self._given.feed(data, own, "steps")
+            return
+        own = {"validation_steps": steps}
+        if isinstance(data, Feed):
+            own["validation_batch_size"] = rows
+        _refuse_settled(own, tuple(own))
+        if isinstance(data, (tuple, list)) and len(data) in (2, 3) and rows is not None:
+            x, *rest = data
+            own = dict(zip(("y", "sample_weight"), rest, strict=False)) | {"batch_size": rows}
+            options["validation_data"] = self._as_feed(x, own)
+
+    def _gather(self, value: Any) -> list[Any]:
+        with self._reading():
+            return self._collective.gather(value)
 
     def _as_feed(self, x: Any, options: dict) -> Feed:
         """Returns ``x`` as a Feed in record order; takes what it settles out of ``options``."""
@@ -442,7 +488,8 @@ class Runs:
         with model.distribute_strategy.scope():
             step = keras_api.step_function(model, "train")
         if hasattr(step, "get_concrete_function"):  # Not in eager execution.
-            step.get_concrete_function(iter(self._batches(feed, 0, 1)))
+            specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
+            step.get_concrete_function(iter(self._batches(specimen, 0, 1)))
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.

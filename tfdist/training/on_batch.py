@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from tfdist.training import by_hand, early_variables, keras_api
 from tfdist.training.data_errors import check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs, by_name
+from tfdist.training.same_batches import checksum
 
 
 class RunsAndBatches(Runs):
@@ -83,7 +83,7 @@ class RunsAndBatches(Runs):
         size = max(rows, self._collective.num_replicas)
         feed = self._dataset(arrays, global_batch_size=size, training=False)
         with self._reading(feed):
-            found = self._collective.gather(_checksum(arrays))
+            found = self._collective.gather(checksum(arrays))
         others = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
         if others:
             raise DataError(
@@ -128,13 +128,3 @@ def _refuse_feed(x: Any, method: str, loop: str) -> None:
             received="what strategy.dataset returned",
             mend=f"Call model.{loop}, or give arrays",
         )
-
-
-def _checksum(arrays: Any) -> int:
-    checksum = 0
-    for leaf in tf.nest.flatten(arrays):
-        array = np.asarray(leaf)
-        # Text is an array of objects, whose bytes are addresses.
-        data = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-        checksum = zlib.crc32(data, checksum)
-    return checksum

@@ -63,7 +63,7 @@ def single_records(
     if not batched:
         return SingleRecords(dataset)
     _check_could_be_batches(dataset)
-    ordered = _without_shuffle(dataset)
+    ordered = without_shuffle(dataset)
     records = _taken_apart(ordered)
     left_out = "" if ordered is dataset else ", and its shuffle() is left out"
     note = f"the batches of {what} are taken apart into {records.num_records:,} records{left_out}"
@@ -106,20 +106,26 @@ def shapes_of(element_spec: Any) -> str:
     return f"shape{'s' if len(shapes) > 1 else ''} {', '.join(shapes)}"
 
 
-def refuse_endless(dataset: tf.data.Dataset) -> None:
-    """Raises DataError for a dataset that never ends, behind a filter or an unbatch too."""
+def is_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset never ends, behind a filter or an unbatch too; False where nobody knows."""
     while dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
         below = graph.inputs(dataset)
         if len(below) != 1 or graph.operation(dataset) in _ENDING:
-            return
+            return False
         (dataset,) = below
         if dataset.cardinality() >= 0:
-            return
-    raise DataError(
-        "a dataset must end, since tfdist repeats it each epoch",
-        received="an infinite dataset",
-        mend="Remove repeat() from it",
-    )
+            return False
+    return True
+
+
+def refuse_endless(dataset: tf.data.Dataset) -> None:
+    """Raises DataError for a dataset that never ends."""
+    if is_endless(dataset):
+        raise DataError(
+            "a dataset must end, since tfdist repeats it each epoch",
+            received="an infinite dataset",
+            mend="Remove repeat() from it",
+        )
 
 
 def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
@@ -167,7 +173,7 @@ def _may_be_windows(before: tf.data.Dataset) -> bool:
     return len(leaves) == 1 and leaves[0].dtype != tf.string
 
 
-def _without_shuffle(dataset: tf.data.Dataset, *, mapped: bool = False) -> tf.data.Dataset:
+def without_shuffle(dataset: tf.data.Dataset, *, mapped: bool = False) -> tf.data.Dataset:
     """Returns the same batches without what orders them anew in each pass; the same dataset where
     there is no such thing, or where it cannot be left out without leaving out more."""
     below = graph.inputs(dataset)
@@ -176,16 +182,16 @@ def _without_shuffle(dataset: tf.data.Dataset, *, mapped: bool = False) -> tf.da
     (before,) = below
     name = graph.operation(dataset)
     if graph.reshuffles(dataset) and name == "Shuffle":
-        return _without_shuffle(before, mapped=mapped)
+        return without_shuffle(before, mapped=mapped)
     if name in ("Prefetch", "Options", "Cache"):
-        ordered = _without_shuffle(before, mapped=mapped)
+        ordered = without_shuffle(before, mapped=mapped)
         return dataset if ordered is before else ordered
     if name in ("Map", "ParallelMap"):
         function = graph.mapped_function(dataset)
-        ordered = _without_shuffle(before, mapped=True)
+        ordered = without_shuffle(before, mapped=True)
         return dataset if function is None or ordered is before else ordered.map(function)
     if name in ("Batch", "ParallelBatch"):
-        ordered, size = _without_shuffle(before), graph.batch_size(dataset)
+        ordered, size = without_shuffle(before), graph.batch_size(dataset)
         if ordered is before or size is None:
             return dataset
         # Which rows a last batch lacks was another matter in each pass: now they would be lost.

@@ -131,7 +131,7 @@ def records_of(source: Rereadable, batched: bool | None) -> SingleRecords:
     if batched is None:
         raise cannot_be_told(source.name, shapes_of(signature))
     dataset = tf.data.Dataset.from_generator(
-        lambda: (_element(given) for given in source.read()), output_signature=signature
+        lambda: (element_of(given) for given in source.read()), output_signature=signature
     )
     if batched:
         return single_records(dataset, True, source.name)
@@ -160,7 +160,7 @@ def _surveyed(source: Rereadable) -> _Survey:
     found, seen = None, set()
     told_at = time.monotonic()
     for given in source.read():
-        element = _element(given)
+        element = element_of(given)
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(element)]
         if found is None:
             dtypes = [tf.as_dtype(leaf.dtype) for leaf in leaves]
@@ -219,7 +219,7 @@ def _described(element: Any) -> str:
     return ", ".join(f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves)
 
 
-def _element(given: Any) -> tuple[Any, ...]:
+def element_of(given: Any) -> tuple[Any, ...]:
     """Returns (x,), (x, y) or (x, y, sample_weight) of arrays, as Keras reads an element."""
     parts = tuple(given) if isinstance(given, tuple) or _is_list_of_parts(given) else (given,)
     while len(parts) > 1 and parts[-1] is None:

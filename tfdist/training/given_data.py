@@ -1,0 +1,313 @@
+"""What Keras' fit, evaluate and predict take beside arrays, as batches that replicas divide.
+
+A ``tf.data.Dataset`` of batches, a ``keras.utils.Sequence``, a Python generator. Each batch is a
+global batch; epochs begin, and go on, where those of Keras do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import DataError, OptionError
+from tfdist.records.reading.batched import is_endless, without_shuffle
+from tfdist.records.reading.rereadable import element_of
+from tfdist.training.collective import Collective
+from tfdist.training.elastic import ElasticCollective
+from tfdist.training.given_feed import GivenBatches, GivenFeed, GivenRecords, GivenStream
+
+# What batches have in them, and what Keras refuses beside them, too.
+_OF_ARRAYS = ("y", "batch_size", "sample_weight", "validation_split")
+
+
+def is_given_in_batches(x: Any) -> bool:
+    """Whether ``x`` gives batches as Keras takes them."""
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return False
+    return isinstance(x, (tf.data.Dataset, tf.keras.utils.Sequence, Iterator))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Data that gives batches.
+
+    Attributes:
+        dataset: one pass over it.
+        steps: of an epoch.
+        begins_anew: whether each epoch is a pass of its own.
+        is_drawn_once: whether what is drawn for each pass has been drawn once, to count batches.
+    """
+
+    dataset: tf.data.Dataset
+    steps: int
+    begins_anew: bool = True
+    is_drawn_once: bool = False
+
+    def for_fit(self, initial_epoch: int, epochs: int) -> GivenBatches:
+        """Returns the batches of a fit.
+
+        Raises:
+            DataError: they end before the last epoch.
+        """
+        if not self.begins_anew:
+            self.check_lasts(self.steps * (epochs - initial_epoch), "add .repeat() to it")
+            return GivenStream(self.dataset, initial_epoch * self.steps)
+        if not self.is_drawn_once:
+            iter(self.dataset)  # Keras begins once before the first epoch: seeds are drawn alike.
+        return GivenStream(self.dataset.repeat(), initial_epoch * self.steps)
+
+    def check_lasts(self, steps: int, mend: str) -> None:
+        """Raises DataError when the data is known to have fewer batches than that."""
+        known = int(self.dataset.cardinality())
+        if 0 <= known < steps:
+            raise DataError(
+                "a dataset must last for all steps that are to be taken",
+                received=f"{known} batches for {steps} steps",
+                mend=f"Say fewer steps, or {mend}",
+            )
+
+
+class GivenData:
+    """Makes feeds for the replicas of one model.
+
+    Args:
+        collective: the replicas.
+        gather: theirs, whose errors are explained.
+    """
+
+    _has_told: ClassVar[bool] = False
+
+    def __init__(self, collective: Collective, gather: Callable[[Any], list[Any]]):
+        self._collective = collective
+        self._gather = gather
+
+    def feed(
+        self,
+        x: Any,
+        options: dict[str, Any],
+        steps: str,
+        *,
+        fits: bool = False,
+    ) -> GivenFeed:
+        """Returns a feed of what ``x`` gives; takes what it settles out of ``options``.
+
+        Args:
+            x: see ``is_given_in_batches``.
+            options: those of Keras' loop.
+            steps: what Keras calls the number of steps there.
+            fits: whether it is trained on.
+
+        Raises:
+            DataError: there is no such number, and it cannot be found; or elements are no batches;
+                or processes were given other data.
+            OptionError: an option that is one of arrays.
+        """
+        _refuse_beside(options, x)
+        if isinstance(self._collective, ElasticCollective):
+            raise DataError(
+                "an elastic job must be given records that any number of processes can divide",
+                received=f"batches of a {type(x).__name__}",
+                mend="Write strategy.dataset(data, global_batch_size=...)",
+            )
+        self._tell_of_cost()
+        shuffle = bool(options.pop("shuffle", True)) and fits
+        order = self._order if shuffle else None
+        tell = print if self._collective.is_chief else _say_nothing
+        given = _opened(x, options.pop(steps, None), steps, order, tell)
+        spec = given.dataset.element_spec
+        _check_batches(spec)
+        self._agree_on(given)
+        if fits:
+            batches = given.for_fit(options.get("initial_epoch", 0), options.get("epochs", 1))
+        else:
+            given.check_lasts(given.steps, f"leave {steps} out")
+            batches = GivenBatches(given.dataset)
+        collective = self._collective
+        return GivenFeed(
+            records=GivenRecords(spec),
+            batches=batches,
+            steps=given.steps,
+            global_batch_size=tf.nest.flatten(spec)[0].shape[0] or 0,
+            parts=collective.num_processes,
+            part=collective.process,
+            splits=collective.num_replicas // collective.num_processes,
+            shared=collective.shares_batches,
+        )
+
+    def _order(self) -> Any:
+        """Returns what draws the order of a Sequence's batches: Keras takes Python's own."""
+        if self._collective.num_processes == 1:
+            return random
+        agreed = random.Random()
+        agreed.setstate(self._gather(random.getstate())[0])
+        random.random()  # The next fit draws another.
+        return agreed
+
+    def _tell_of_cost(self) -> None:
+        collective = self._collective
+        if collective.num_processes > 1 and collective.is_chief and not self._has_told:
+            print(
+                "tfdist: every rank reads all batches that fit, evaluate or predict is given, and "
+                "keeps its rows of each; strategy.dataset of shards divides that work",
+                flush=True,
+            )
+        GivenData._has_told = True
+
+    def _agree_on(self, given: Given) -> None:
+        """Processes that take other numbers of steps would wait for each other for ever."""
+        found = self._gather((given.steps, repr(given.dataset.element_spec)))
+        for rank, (steps, spec) in enumerate(found):
+            if (steps, spec) != found[0]:
+                raise DataError(
+                    "all ranks must be given the same batches, whose rows they divide",
+                    received=f"{found[0][0]} batches of {found[0][1]} on rank 0, {steps} of {spec} "
+                    f"on rank {rank}",
+                    mend="Give each rank the whole data, or use strategy.dataset",
+                )
+
+
+def _refuse_beside(options: dict[str, Any], x: Any) -> None:
+    given = [name for name in _OF_ARRAYS if options.pop(name, None) not in (None, 0)]
+    if given:
+        raise OptionError(
+            "what batches hold must not be given beside them",
+            received=f"{', '.join(given)} beside a {type(x).__name__}",
+            mend="Leave it out: a batch is (x, y) or (x, y, sample_weight), and validation_data "
+            "takes what fit does",
+        )
+
+
+def _check_batches(spec: Any) -> None:
+    """Raises DataError for elements that cannot be divided into rows."""
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        raise DataError("batches must be dense tensors", received=str(spec))
+    if len(spec) > 3:
+        raise DataError(
+            "a batch must be (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(spec)}"
+        )
+    if any(not leaf.shape.rank for leaf in leaves):
+        raise DataError(
+            "batches must have a first dimension of rows",
+            received=str(spec),
+            mend="Add .batch(size) to the dataset",
+        )
+
+
+def _say_nothing(_: str) -> None:
+    """What other processes than the chief say."""
+
+
+# Kinds of data -----------------------------------------------------------------------------------
+
+
+def _opened(
+    x: Any,
+    steps: int | None,
+    option: str,
+    order: Callable[[], Any] | None,
+    tell: Callable[[str], None],
+) -> Given:
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
+    if isinstance(x, tf.data.Dataset):
+        return _of_dataset(x, steps, option, tell)
+    if isinstance(x, tf.keras.utils.Sequence):
+        return _of_sequence(x, steps, order() if order is not None else None)
+    return _of_iterator(x, steps, option)
+
+
+def _of_dataset(
+    dataset: tf.data.Dataset, steps: int | None, option: str, tell: Callable[[str], None]
+) -> Given:
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple):
+        dataset = dataset.map(lambda x: (x,))
+    if steps is not None:
+        return Given(dataset, steps, begins_anew=int(dataset.cardinality()) == steps)
+    if is_endless(dataset):
+        raise DataError(
+            "a dataset that never ends must come with the number of steps",
+            received="none, beside a dataset with repeat() or the like",
+            mend=f"Give {option}",
+        )
+    known = int(dataset.cardinality())
+    if known < 0:
+        tell(f"tfdist: counting the batches of a dataset, which {option} would spare")
+        # A shuffle would draw numbers that are the fit's.
+        ordered = without_shuffle(dataset)
+        known = int(ordered.reduce(np.int64(0), lambda count, *_: count + 1))
+        return _checked(Given(dataset, known, is_drawn_once=ordered is dataset))
+    return _checked(Given(dataset, known))
+
+
+def _checked(given: Given) -> Given:
+    if given.steps == 0:
+        raise DataError("data must have at least one batch", received="none")
+    return given
+
+
+def _of_sequence(sequence: Any, steps: int | None, order: Any) -> Given:
+    batches = len(sequence)
+    if batches == 0:
+        raise DataError("data must have at least one batch", received="an empty Sequence")
+    if steps is not None and steps > batches:
+        raise DataError(
+            "an epoch must have at most the batches of the Sequence",
+            received=f"{steps} steps of {batches} batches",
+            mend="Say fewer steps",
+        )
+    steps = steps or batches
+
+    def one_pass() -> Iterator[Any]:
+        numbers = list(range(batches))
+        if order is not None:
+            order.shuffle(numbers)
+        for number in numbers[: steps - 1]:
+            yield sequence[number]
+        # Copied: what the Sequence does at the end of an epoch may move its rows.
+        last = tf.nest.map_structure(np.array, element_of(sequence[numbers[steps - 1]]))
+        sequence.on_epoch_end()
+        yield last
+
+    return Given(_from_python(sequence[0], one_pass), steps)
+
+
+def _of_iterator(iterator: Iterator[Any], steps: int | None, option: str) -> Given:
+    if steps is None:
+        raise DataError(
+            "what can be read only once must come with the number of steps",
+            received=f"a {type(iterator).__name__} without {option}",
+            mend=f"Give {option}",
+        )
+    first = next(iterator, None)
+    if first is None:
+        raise DataError("data must have at least one batch", received="a generator that has ended")
+    rest = itertools.chain([first], iterator)  # Read on by each that reads it.
+    return Given(_from_python(first, lambda: rest), steps, begins_anew=False)
+
+
+def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Dataset:
+    """Returns a dataset of batches that Python makes; as Keras does, of any size in each dimension.
+
+    Args:
+        first: an element, whose parts and types all have.
+    """
+
+    def batch(element: Any) -> Any:
+        return tf.nest.map_structure(_as_keras_casts, element_of(element))
+
+    signature = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), batch(first)
+    )
+    return tf.data.Dataset.from_generator(lambda: map(batch, read()), output_signature=signature)
+
+
+def _as_keras_casts(array: np.ndarray) -> np.ndarray:
+    return array.astype(tf.keras.backend.floatx()) if array.dtype.kind == "f" else array

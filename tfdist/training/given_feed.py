@@ -1,0 +1,163 @@
+"""The batches that a fit was given as they are: the replicas divide the rows of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.records.reading.graph_checks import check
+from tfdist.training.feed import Feed, in_batch_order
+from tfdist.training.same_batches import Seen
+
+
+@dataclass(frozen=True)
+class GivenRecords:
+    """What is known of data whose records nobody has counted.
+
+    Attributes:
+        element_spec: of a batch, (x[, y[, sample_weight]]) of tf.TensorSpec.
+    """
+
+    element_spec: tuple[Any, ...]
+    has_map_fn = False
+    padding = None
+    padding_code = 0
+    is_sequential = False
+    is_bucketed = False
+    fingerprint = None
+
+
+class GivenBatches:
+    """Batches for evaluation: each pass begins anew, as Keras begins its own.
+
+    Args:
+        dataset: of batches.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self.dataset = dataset
+
+    def read(self, first: int, count: int) -> tf.data.Dataset:
+        """Returns ``count`` batches from number ``first`` on."""
+        return _lasting(self.dataset).skip(first).take(count)
+
+
+class GivenStream(GivenBatches):
+    """The batches of one fit, of which each is read once: Keras' fit does not go back.
+
+    So a second fit on the same dataset goes on with its random numbers where this one ended.
+
+    Args:
+        dataset: of all batches of all epochs.
+        begun_at: the number of the first one.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, begun_at: int):
+        super().__init__(dataset)
+        self._next = begun_at
+        self._iterator: Any = None
+
+    def read(self, first: int, count: int) -> tf.data.Dataset:
+        if self._iterator is None:
+            # A fit that is resumed reads again what lies before: it may be drawn at random.
+            skipped = first - self._next
+            self._iterator = iter(_lasting(self.dataset).skip(skipped))
+            self._next = first
+        assert first == self._next, (first, self._next)
+        self._next += count
+        return tf.data.Dataset.range(count).map(lambda _: self._iterator.get_next())
+
+
+def _lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset followed by an error, so that no training ends early and unnoticed."""
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        return dataset
+    spec = dataset.element_spec
+
+    def nothing(_: tf.Tensor) -> Any:
+        ended = check(
+            tf.constant(False),
+            "batches must last for all steps",
+            tf.constant("data that ended before"),
+        )
+        with tf.control_dependencies([ended]):
+            return tf.nest.map_structure(
+                lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec
+            )
+
+    return dataset.concatenate(tf.data.Dataset.range(1).map(nothing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFeed(Feed):
+    """A feed of global batches as they were given, read by every process.
+
+    Attributes:
+        batches: what is read.
+        steps: of an epoch.
+        seen: what this process has read.
+        global_batch_size: rows of a batch, where they are known; otherwise 0.
+    """
+
+    batches: GivenBatches
+    steps: int
+    seen: Seen = field(default_factory=Seen)
+    global_batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is known of sizes: a batch may have fewer rows than there are replicas."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.steps
+
+    @property
+    def num_records(self) -> int:
+        return self.global_batch_size  # Nobody has counted them.
+
+    @property
+    def tail(self) -> int:
+        return 0
+
+    def begun_by(self, parts: int) -> GivenFeed:
+        return self
+
+    def evaluated(self) -> GivenFeed:
+        return self
+
+    def specimen(self) -> GivenFeed:
+        """Returns a feed of the same kind that gives nothing, for a step to be traced with."""
+        none = GivenBatches(self.batches.dataset.take(0))
+        return GivenFeed(
+            records=self.records,
+            batches=none,
+            steps=0,
+            class_weight=self.class_weight,
+            parts=self.parts,
+            part=self.part,
+            splits=self.splits,
+            shared=self.shared,
+        )
+
+    def in_order_of_records(self, local: Sequence[Any]) -> Any:
+        whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *local)
+        return whole if self.parts == 1 else in_batch_order(whole, self.seen.rows, self.parts)
+
+    def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
+        begin = first * self.steps + skip_steps
+        batches = self.batches.read(begin, last * self.steps - begin)
+        if self.parts > 1:
+            batches = self.seen.watched(batches)
+        if self.class_weight:
+            batches = batches.map(self._weigh_by_class)
+        if self.shared:
+            batches = batches.map(self.own_share)
+            if self.splits > 1:
+                batches = batches.flat_map(self.split)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return batches.prefetch(2).with_options(options)
