@@ -579,18 +579,18 @@ def shuffled_batches():
 # What Keras is given, and the options beside it.
 GIVEN = {
     "shuffled": (shuffled_batches, {"validation_data": Sliding}),
-    "filtered": (lambda: shuffled_batches().filter(lambda x, y: y[0] < 2), {}),
+    "filtered": (lambda: shuffled_batches().unbatch().filter(lambda x, y: y < 2).batch(4), {}),
     "repeated": (lambda: shuffled_batches().repeat(), {"steps_per_epoch": 3}),
     "longer": (lambda: records_in_order().batch(3), {"steps_per_epoch": 4}),
     "Sequence": (Sliding, {"validation_data": shuffled_batches, "validation_steps": 2}),
-    "generator": (endless_batches, {"steps_per_epoch": 3, "class_weight": {0: 2.0}}),
+    "generator": (endless_batches, {"steps_per_epoch": 3, "class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}),
 }
 
 
 @scenario
 def batches_are_taken_as_keras_takes_them(strategy, folder):
+    model, reference = pair(strategy, mlp)
     for name, (make, options) in GIVEN.items():
-        model, reference = pair(strategy, mlp)
         histories = []
         for each in (model, reference):
             keras.utils.set_random_seed(7)

@@ -20,7 +20,7 @@ from tfdist.records.reading.batched import is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective
-from tfdist.training.given_feed import GivenBatches, GivenFeed, GivenRecords, GivenStream
+from tfdist.training.given_feed import GivenBatches, GivenFeed, GivenRecords, GivenStream, lasting
 
 # What batches have in them, and what Keras refuses beside them, too.
 _OF_ARRAYS = ("y", "batch_size", "sample_weight", "validation_split")
@@ -60,7 +60,9 @@ class Given:
             return GivenStream(self.dataset, initial_epoch * self.steps)
         if not self.is_drawn_once:
             iter(self.dataset)  # Keras begins once before the first epoch: seeds are drawn alike.
-        return GivenStream(self.dataset.repeat(), initial_epoch * self.steps)
+        # What was counted may give fewer another time, which must not go unnoticed.
+        of_epoch = lasting(self.dataset).take(self.steps)
+        return GivenStream(of_epoch.repeat(), initial_epoch * self.steps)
 
     def check_lasts(self, steps: int, mend: str) -> None:
         """Raises DataError when the data is known to have fewer batches than that."""

@@ -43,7 +43,7 @@ class GivenBatches:
 
     def read(self, first: int, count: int) -> tf.data.Dataset:
         """Returns ``count`` batches from number ``first`` on."""
-        return _lasting(self.dataset).skip(first).take(count)
+        return lasting(self.dataset).skip(first).take(count)
 
 
 class GivenStream(GivenBatches):
@@ -65,14 +65,14 @@ class GivenStream(GivenBatches):
         if self._iterator is None:
             # A fit that is resumed reads again what lies before: it may be drawn at random.
             skipped = first - self._next
-            self._iterator = iter(_lasting(self.dataset).skip(skipped))
+            self._iterator = iter(lasting(self.dataset).skip(skipped))
             self._next = first
         assert first == self._next, (first, self._next)
         self._next += count
         return tf.data.Dataset.range(count).map(lambda _: self._iterator.get_next())
 
 
-def _lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset followed by an error, so that no training ends early and unnoticed."""
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return dataset
@@ -89,7 +89,8 @@ def _lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
                 lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec
             )
 
-    return dataset.concatenate(tf.data.Dataset.range(1).map(nothing))
+    # Again and again: whoever asks after the first error must not be told of an end.
+    return dataset.concatenate(tf.data.Dataset.range(1).repeat().map(nothing))
 
 
 @dataclass(frozen=True, kw_only=True)
