@@ -583,7 +583,10 @@ GIVEN = {
     "repeated": (lambda: shuffled_batches().repeat(), {"steps_per_epoch": 3}),
     "longer": (lambda: records_in_order().batch(3), {"steps_per_epoch": 4}),
     "Sequence": (Sliding, {"validation_data": shuffled_batches, "validation_steps": 2}),
-    "generator": (endless_batches, {"steps_per_epoch": 3, "class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}),
+    "generator": (
+        endless_batches,
+        {"steps_per_epoch": 3, "class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
+    ),
 }
 
 
