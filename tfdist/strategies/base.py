@@ -142,8 +142,11 @@ class Strategy(abc.ABC):
         self.close()
 
 
-def called(model_fn: Any) -> tf.keras.Model:
-    """Returns the compiled, built model that ``model_fn`` is or returns.
+def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
+    """Returns the compiled model that ``model_fn`` is or returns.
+
+    Args:
+        may_be_unbuilt: whether data can build it later; otherwise it is built.
 
     Raises:
         ModelError: it is neither, or the model is not compiled, or its input shape is unknown.
@@ -152,6 +155,7 @@ def called(model_fn: Any) -> tf.keras.Model:
 
     from tfdist.training.compiled import check_optimizer
     from tfdist.training.keras_api import is_built
+    from tfdist.training.unbuilt import can_be_built
 
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
@@ -176,7 +180,7 @@ def called(model_fn: Any) -> tf.keras.Model:
             mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
         )
     check_optimizer(model)
-    if not is_built(model):
+    if not is_built(model) and not (may_be_unbuilt and can_be_built(model)):
         raise ModelError(
             "a model must know its input shape before a strategy can build it",
             received=f"model '{model.name}', not built",

@@ -80,13 +80,28 @@ class DataParallel(Strategy):
         return Scaling(self._lr_scaling, self._warmup_epochs, self.connect().planned_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
-        from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding
-        from tfdist.training.precision import check_follows, policy
+        from tfdist.training.keras_api import is_built
+        from tfdist.training.precision import policy
         from tfdist.training.stateful import explained
+        from tfdist.training.unbuilt import build_with_first_data
 
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
+        if is_built(model):
+            return self._assembled(model)
+
+        def build(make_weights: Callable[[], None]) -> None:
+            with policy(self.precision), explained(self.name), model.distribute_strategy.scope():
+                make_weights()
+            self._assembled(model)
+
+        return build_with_first_data(model, build)
+
+    def _assembled(self, model: tf.keras.Model) -> tf.keras.Model:
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding
+        from tfdist.training.precision import check_follows
+
         check_follows(model, self.precision)
         return assemble(
             Binding(model, self.connect()),

@@ -126,7 +126,7 @@ class Mirrored(DataParallel):
         import tensorflow as tf
 
         with self._strategy.scope():
-            model = called(model_fn)
+            model = called(model_fn, may_be_unbuilt=True)
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model
 
 

@@ -82,4 +82,4 @@ class Single(DataParallel):
         return Alone()
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn)
+        return called(model_fn, may_be_unbuilt=True)

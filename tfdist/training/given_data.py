@@ -206,6 +206,25 @@ def _say_nothing(_: str) -> None:
     """What other processes than the chief say."""
 
 
+def peeked(x: Any) -> tuple[Any, Any]:
+    """Returns what gives the same batches as ``x``, and the tf.TensorSpec of one.
+
+    Args:
+        x: see ``is_given_in_batches``.
+    """
+    if isinstance(x, tf.data.Dataset):
+        spec = x.element_spec
+        return x, spec if isinstance(spec, tuple) else (spec,)
+    if isinstance(x, tf.keras.utils.Sequence):
+        first = x[0]
+    else:
+        first = _first_of(x)
+        x = itertools.chain([first], x)
+    return x, tf.nest.map_structure(
+        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), _batch_of(first)
+    )
+
+
 # Kinds of data -----------------------------------------------------------------------------------
 
 
@@ -288,11 +307,15 @@ def _of_iterator(iterator: Iterator[Any], steps: int | None, option: str) -> Giv
             received=f"a {type(iterator).__name__} without {option}",
             mend=f"Give {option}",
         )
-    first = next(iterator, None)
-    if first is None:
-        raise DataError("data must have at least one batch", received="a generator that has ended")
+    first = _first_of(iterator)
     rest = itertools.chain([first], iterator)  # Read on by each that reads it.
     return Given(_from_python(first, lambda: rest), steps, begins_anew=False)
+
+
+def _first_of(iterator: Iterator[Any]) -> Any:
+    for first in iterator:
+        return first
+    raise DataError("data must have at least one batch", received="a generator that has ended")
 
 
 def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Dataset:
@@ -302,13 +325,17 @@ def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Datas
         first: an element, whose parts and types all have.
     """
 
-    def batch(element: Any) -> Any:
-        return tf.nest.map_structure(_as_keras_casts, element_of(element))
-
     signature = tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), batch(first)
+        lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), _batch_of(first)
     )
-    return tf.data.Dataset.from_generator(lambda: map(batch, read()), output_signature=signature)
+    return tf.data.Dataset.from_generator(
+        lambda: map(_batch_of, read()), output_signature=signature
+    )
+
+
+def _batch_of(element: Any) -> tuple[Any, ...]:
+    """Returns (x[, y[, sample_weight]]) of arrays of the types that Keras gives them."""
+    return tf.nest.map_structure(_as_keras_casts, element_of(element))
 
 
 def _as_keras_casts(array: np.ndarray) -> np.ndarray:

@@ -191,7 +191,7 @@ class Horovod(DataParallel):
         )
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
-        return called(model_fn)
+        return called(model_fn, may_be_unbuilt=True)
 
 
 def _prepare_environment(

@@ -151,5 +151,5 @@ class MultiWorker(DataParallel):
         import tensorflow as tf
 
         with self._collective.strategy.scope():
-            model = called(model_fn)
+            model = called(model_fn, may_be_unbuilt=True)
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model
