@@ -237,6 +237,7 @@ def _compare_once(
     from tfdist.strategies.base import clone
     from tfdist.training.keras_api import restart_names
     from tfdist.training.precision import policy
+    from tfdist.training.unbuilt import build_now
 
     # Layers without a name of their own get the same in both, so that options can name them.
     restart_names()
@@ -244,6 +245,8 @@ def _compare_once(
         reference = _independent(model_fn)
     restart_names()
     model = strategy.build(model_fn)
+    for each in (reference, model):
+        build_now(each, feed)
     is_changed = _shapes(model) != _shapes(reference)
     if is_changed:  # The strategy has replaced layers: one device trains what is left, too.
         reference = clone(model)
@@ -317,7 +320,7 @@ def _independent(model_fn: Any) -> tf.keras.Model:
 
     from tfdist.strategies.base import called, clone
 
-    model = called(model_fn)
+    model = called(model_fn, may_be_unbuilt=True)
     return clone(model) if isinstance(model_fn, tf.keras.Model) else model
 
 

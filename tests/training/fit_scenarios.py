@@ -646,6 +646,69 @@ def ranks_that_read_other_batches_are_told(strategy, folder):
         model.fit(fewer, verbose=0)
 
 
+class Late(keras.Model):
+    """Knows the shapes of its weights when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = layers.BatchNormalization(), layers.Dense(3, "softmax")
+
+    def call(self, inputs, training=None):
+        return self.out(self.norm(inputs, training=training))
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", ["accuracy"])
+    return model
+
+
+def late() -> keras.Model:
+    return compiled(Late())
+
+
+def late_sequential() -> keras.Model:
+    return compiled(keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(3, "softmax")]))
+
+
+@scenario
+def models_that_data_builds(strategy, folder):
+    feed = strategy.dataset(data(), global_batch_size=8, seed=2)
+    for model_fn in (late, late_sequential):
+        model, reference = strategy.build(model_fn), model_fn()
+        with pytest.raises(DataError, match="must have labels"):
+            model.fit(strategy.dataset(data()[:1], global_batch_size=8))
+        model = strategy.build(model_fn)
+        keras.utils.set_random_seed(3 + strategy.topology.rank)  # The chief's weights count.
+        found = model.fit(feed, epochs=2, verbose=0).history
+        keras.utils.set_random_seed(3)
+        batches = feed.on_one_device().epochs(0, 2)
+        expected = reference.fit(batches, epochs=2, steps_per_epoch=len(feed), verbose=0).history
+        np.testing.assert_allclose(found["accuracy"], expected["accuracy"], atol=TOLERANCE)
+        for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+    weights = []
+    for epochs in (1, 2, 2):  # The last one finds nothing left to do.
+        keep = tfdist.Checkpoints(folder / "late", resume=True)
+        model = strategy.build(late)
+        batches = iter([data()] * 5)
+        model.fit(batches, epochs=epochs, steps_per_epoch=2, verbose=0, callbacks=[keep])
+        weights.append(model.get_weights())
+    for ours, theirs in zip(*weights[1:], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@scenario
+def a_model_that_fails_in_its_call_stays_to_be_built(strategy, folder):
+    class Failing(Late):
+        def call(self, inputs):
+            raise KeyError("mine")
+
+    model = strategy.build(lambda: compiled(Failing()))
+    for _ in range(2):  # Keras' own loop would not be reached.
+        with pytest.raises(KeyError, match="mine"):
+            model.fit(strategy.dataset(data(), global_batch_size=8))
+
+
 @scenario
 def several_inputs_as_a_list(strategy, folder):
     def model_fn():
@@ -826,10 +889,10 @@ def refusals_say_what_to_do(strategy, folder):
         strategy.dataset((x, y), global_batch_size=0)
     with pytest.raises(ModelError, match="compiled"):
         strategy.build(lambda: keras.Sequential([keras.Input((5,)), layers.Dense(1)]))
-    unbuilt = keras.Sequential([layers.Dense(1)])
-    unbuilt.compile("sgd", "mse")
+    never_called = keras.Model()
+    never_called.compile("sgd", "mse")
     with pytest.raises(ModelError, match="input shape"):
-        strategy.build(lambda: unbuilt)
+        strategy.build(lambda: never_called)
     with pytest.raises(ModelError, match="must return"):
         strategy.build(lambda: None)
     with pytest.raises(ModelError, match="a function that returns it"):

@@ -22,6 +22,9 @@ _LOOPS = (
     "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
 )  # fmt: skip
 
+# Where a model keeps what builds it.
+_PLACE = "_tfdist_build_for"
+
 
 def can_be_built(model: tf.keras.Model) -> bool:
     """Whether a batch tells what the weights of ``model`` are."""
@@ -38,23 +41,34 @@ def build_with_first_data(
             its loops need.
     """
 
+    def build_for(spec: Any) -> None:
+        first_loops = {name: vars(model).pop(name) for name in _LOOPS}
+        try:
+            build(lambda: _make_weights(model, spec))
+        except BaseException:  # Keras' own loops would train, and distribute nothing.
+            vars(model).update(first_loops)
+            raise
+
     def first(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(model, name))
         def loop(x: Any = None, *args: Any, **options: Any) -> Any:
             x, spec = _inputs_of(x)
-            first_ones = {other: vars(model).pop(other) for other in _LOOPS}
-            try:
-                build(lambda: _made_by(model, spec))
-            except BaseException:  # Keras' own loops would train, and distribute nothing.
-                vars(model).update(first_ones)
-                raise
+            build_for(spec)
             return getattr(model, name)(x, *args, **options)
 
         return loop
 
+    vars(model)[_PLACE] = build_for
     for name in _LOOPS:
         setattr(model, name, first(name))
     return model
+
+
+def build_now(model: tf.keras.Model, feed: Feed) -> None:
+    """Builds a model as its first loop would, one that no strategy has built too."""
+    if not keras_api.is_built(model):
+        build_for = vars(model).get(_PLACE, functools.partial(_make_weights, model))
+        build_for(_inputs_of(feed)[1])
 
 
 def _inputs_of(x: Any) -> tuple[Any, Any]:
@@ -72,7 +86,7 @@ def _spec_of_rows(array: Any) -> tf.TensorSpec:
     return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
 
 
-def _made_by(model: tf.keras.Model, spec: Any) -> None:
+def _make_weights(model: tf.keras.Model, spec: Any) -> None:
     """Makes the weights, as the first step of Keras' own loop would."""
     tf.function(lambda x: model(x)).get_concrete_function(spec)
     if not keras_api.is_built(model):
