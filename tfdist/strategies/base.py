@@ -77,7 +77,8 @@ class Strategy(abc.ABC):
 
         Args:
             model_fn: a function without arguments that returns a compiled Keras model, or a
-                compiled Functional or Sequential model.
+                compiled Functional or Sequential model. Where each replica holds the whole model,
+                it need not be built: the first data that it is given does so.
 
         Raises:
             ModelError: not a model, not compiled, or not one this strategy can train.
