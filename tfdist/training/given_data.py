@@ -146,13 +146,10 @@ class GivenData:
         """Returns what draws the order of a Sequence's batches: Keras takes Python's own."""
         if self._collective.num_processes == 1:
             return random
-        states = self._gather(random.getstate())
-        if all(state == states[0] for state in states):
-            return random
-        drawn = random.Random()
-        drawn.setstate(states[0])
-        random.random()  # The next fit draws another order.
-        return drawn
+        agreed = random.Random()
+        agreed.setstate(self._gather(random.getstate())[0])
+        random.random()  # The next fit draws another.
+        return agreed
 
     def _tell_of_cost(self) -> None:
         collective = self._collective
