@@ -144,6 +144,17 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     help="Leave out rows, texts and images that cannot be read, or images that lack their row or "
     "mask, and tell how many they are.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with what a run that was ended has kept in OUT.unfinished: the shards that are "
+    "missing are written.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Remove that instead, and begin anew; shards in OUT are never touched.",
+)
 @click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
 def command(
     source: str,
@@ -171,6 +182,8 @@ def command(
     labels: str | None,
     masks: str | None,
     skip_bad: bool,
+    resume: bool,
+    overwrite: bool,
     workers: int,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
@@ -216,6 +229,8 @@ def command(
             labels=labels,
             masks=masks,
             skip_bad=skip_bad,
+            resume=resume,
+            overwrite=overwrite,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )

@@ -46,7 +46,10 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
     listing = find_images(folder, loose=loose)
     images = listing.images
     headers = read_headers(
-        [image.path for image in images], decode=options.decode, workers=options.workers
+        [image.path for image in images],
+        decode=options.decode,
+        workers=options.workers,
+        journal=options.journal("images"),
     )
     faults = _Faults(folder, images, headers, options)
     table = masks = None
@@ -59,7 +62,11 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         listing.foreign = [n for n in listing.foreign if (folder / n).resolve() != own]
     if options.masks is not None:
         masks = image_masks.find_masks(
-            options.masks, images, decode=options.decode, workers=options.workers
+            options.masks,
+            images,
+            decode=options.decode,
+            workers=options.workers,
+            journal=options.journal("masks"),
         )
         faults.of_masks(masks)
     kept = faults.kept()
