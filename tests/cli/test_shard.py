@@ -106,6 +106,7 @@ def test_photos_as_they_come(tfdist, tmp_path):
         (["digits", "out", "--compression", "zip"], "zip"),
         (["digits", "out", "--label", "x"], "must go with a table or a .npz file"),
         (["digits"], "Missing argument 'OUT'"),
+        (["digits", "out", "--resume"], "must find the shards of a run that was ended"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tfdist, tmp_path, args, message):

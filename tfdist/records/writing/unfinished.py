@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +75,7 @@ class Unfinished:
         self.out = out
         self._is_begun, self.is_resumed = False, resume
         self._lock: int | None = None
+        self._beginning = threading.Lock()
         self.notes: list[str] = []
         # What the source is before it is read: files that change meanwhile are another source.
         self._now = {
@@ -104,17 +106,18 @@ class Unfinished:
         return _BegunJournal(self, self.folder / f"{what}.jsonl")
 
     def begin(self) -> None:
-        """Makes the folder, if it is not there. Raises OSError."""
-        if self._is_begun:
-            return
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.folder.mkdir()
-        except FileExistsError:
-            raise self._in_use() from None
-        self._take()
-        self._is_begun = True
-        self._save()
+        """Makes the folder, if it is not there; any thread may. Raises OSError."""
+        with self._beginning:
+            if self._is_begun:
+                return
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir()
+            except FileExistsError:
+                raise self._in_use() from None
+            self._take()
+            self._is_begun = True
+            self._save()
 
     def whole(self, plan: str) -> dict[str, ShardInfo]:
         """Returns by file the shards that are there, each of which is read and summed.
@@ -150,7 +153,7 @@ class Unfinished:
                     found[info.file] = info
         damaged = len(noted) - len(found)
         self.notes.append(
-            f"went on with {_counted(len(found))}"
+            f"went on with what was kept, {_counted(len(found))}"
             + (f"; {damaged:,} that had changed since are written again" if damaged else "")
         )
         return found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,17 +103,20 @@ def read_headers(
         journal: of what was found in the same files before, to which is added what is found now.
     """
 
-    def read(first: int) -> list[Header | str]:
-        return [_read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]]
+    def read(first: int) -> list[Any]:
+        headers = [
+            _read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]
+        ]
+        told = [header if isinstance(header, str) else astuple(header) for header in headers]
+        if journal is not None:
+            journal.add((first, told))
+        return told
 
     found = {} if journal is None else dict(journal.entries)
     left = [first for first in range(0, len(paths), _AT_ONCE) if first not in found]
     # Pillow decodes outside Python's lock.
     with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
-        for first, headers in zip(left, pool.map(read, left), strict=True):
-            found[first] = [each if isinstance(each, str) else astuple(each) for each in headers]
-            if journal is not None:
-                journal.add((first, found[first]))
+        found.update(zip(left, pool.map(read, left), strict=True))
     return [
         each if isinstance(each, str) else Header(*each)
         for first in sorted(found)
