@@ -155,7 +155,12 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     is_flag=True,
     help="Remove that instead, and begin anew; shards in OUT are never touched.",
 )
-@click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
+@click.option(
+    "--workers",
+    type=int,
+    help="Threads; the shards are the same whatever their number.  [default: one for each core for "
+    "a folder of images, else 1]",
+)
 def command(
     source: str,
     out: Path,
@@ -184,7 +189,7 @@ def command(
     skip_bad: bool,
     resume: bool,
     overwrite: bool,
-    workers: int,
+    workers: int | None,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 

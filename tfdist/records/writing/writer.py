@@ -15,6 +15,7 @@ from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
+from tfdist.records.writing.array_files import npy_files
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.options import WriteOptions
@@ -50,7 +51,7 @@ def write(
     stratify: bool = False,
     seed: int = 0,
     compression: str = "none",
-    workers: int = 1,
+    workers: int | None = None,
     label: str | Sequence[str] | None = None,
     inputs: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
@@ -89,8 +90,9 @@ def write(
         stratify: whether every split gets the proportions of the classes.
         seed: of the shuffle that precedes the split; the records of a split stay shuffled.
         compression: "none" or "gzip".
-        workers: number of threads. Copying, checksums of files, compression and writing run
-            outside Python's lock.
+        workers: number of threads; what is written is the same whatever it is. Images are decoded
+            outside Python's lock, and files compressed, summed and written, but records are not
+            made there: so None is one for each core where the source is a folder of images, else 1.
         label: the label's column of a table, or its array in a .npz; or several, as a list or
             separated by commas.
         inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
@@ -157,7 +159,7 @@ def write(
         stratify=stratify,
         seed=seed,
         compression=compression,
-        workers=workers,
+        workers=_threads(source) if workers is None else workers,
         clients=clients,
         partition=dealt,
         progress=progress,
@@ -188,7 +190,7 @@ def write(
         masks=masks,
         skip_bad=skip_bad,
         decode=decode,
-        workers=workers,
+        workers=options.workers,
     )
     shards = find_shards(source)
     is_kept = resume is not None and shards is None and isinstance(source, (str, os.PathLike))
@@ -213,6 +215,15 @@ def write(
         return _write_records(source, out, options, asked, images, batched, None)
     with stop_on_sigterm(), run.kept_if_ended():
         return _write_records(source, out, options, asked, images, batched, run)
+
+
+def _threads(source: Any) -> int:
+    """Returns how many threads pay: those of the cores that this process may use, or 1."""
+    is_folder = isinstance(source, (str, os.PathLike)) and os.path.isdir(source)
+    if not is_folder or npy_files(Path(source)):
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
 
 def _as_json(value: Any) -> Any:

@@ -14,7 +14,7 @@ from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import SPLITS
-from tfdist.records.wording import listed
+from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
@@ -183,19 +183,22 @@ class _Faults:
     def notes(self) -> Iterable[str]:
         if self._of_image:
             count, total = len(self._of_image), len(self._images)
-            yield f"left out {count:,} of {total:,} images: {self._listed(count + 1, 5)}"
+            yield left_out(
+                count, "image", "as bad", self._named(whole=count < _WHOLE_PATHS), of=total
+            )
         if self._others:
             count = len(self._others)
-            what = " and ".join(f"{needed}s" for needed in self._needed)
-            yield f"left out {what} without an image, {count:,}: {listed(self._others, 5)}"
+            what = " or ".join(self._needed)
+            yield left_out(count, what, "without an image", self._others)
 
-    def _listed(self, count: int, most: int = _BAD_SHOWN) -> str:
-        whole = count <= _WHOLE_PATHS
-        named = [
+    def _listed(self, count: int) -> str:
+        return listed([*self._named(whole=count <= _WHOLE_PATHS), *self._others], _BAD_SHOWN)
+
+    def _named(self, *, whole: bool) -> list[str]:
+        return [
             f"{self._images[number].path if whole else self._images[number].name}: {reason}"
             for number, reason in sorted(self._of_image.items())
         ]
-        return listed([*named, *self._others], most)
 
 
 def _image_feature(
