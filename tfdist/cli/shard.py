@@ -21,6 +21,8 @@ Examples:
   tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
   tfdist shard photos data/photos --resize 224x224 --crop
   tfdist shard photos data/photos --labels labels.csv --resize 224x224 --skip-bad
+  tfdist shard coco data/coco --resize 512x512                  (coco/annotations/instances_*.json)
+  tfdist shard photos data/photos --resize 224x224 --resume     (goes on where a run was ended)
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
   tfdist shard visits.csv data/visits --label sick,days --drop name
   tfdist shard reviews.jsonl data/reviews --label stars --text title
@@ -133,7 +135,8 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.option(
     "--labels",
     metavar="FILE",
-    help="A .csv or .jsonl with a row for each image of the folder SOURCE.",
+    help="A .csv or .jsonl with a row for each image of the folder SOURCE, or COCO's "
+    "instances_*.json, or the folder with these.  [default: SOURCE/annotations, where they are]",
 )
 @click.option(
     "--masks", metavar="FOLDER", help="Masks of the images in SOURCE, which are called alike."
@@ -194,7 +197,7 @@ def command(
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
-    test/) or with --labels or --masks; a folder of .txt files in class folders; a table (.csv, .tsv
+    test/), with COCO's annotations/, or with --labels or --masks; a folder of .txt files in class folders; a table (.csv, .tsv
     or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or .npy file, or a
     folder of .npy files; a .tar file, as webdataset writes it; another folder of shards, DIR or
     DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come with tfdist.

@@ -117,8 +117,8 @@ def write(
             ``schema.Reading``.
         color: "rgb" or "gray": what all images are read as; not their masks.
         write_resized: whether images are written anew in that size, instead of read in it.
-        labels: of a folder of images, a CSV or JSON lines file with a row for each; see
-            ``images.folders``.
+        labels: of a folder of images, a CSV or JSON lines file with a row for each, or COCO's
+            annotations; see ``images.folders``.
         masks: likewise, a folder of masks, which are called as their images are.
         skip_bad: whether rows, texts and images that cannot be read, and images that lack a row or
             a mask, are left out, which is told.
