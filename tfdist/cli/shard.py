@@ -197,10 +197,11 @@ def command(
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
-    test/), with COCO's annotations/, or with --labels or --masks; a folder of .txt files in class folders; a table (.csv, .tsv
-    or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or .npy file, or a
-    folder of .npy files; a .tar file, as webdataset writes it; another folder of shards, DIR or
-    DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come with tfdist.
+    test/), with COCO's annotations/, or with --labels or --masks; a folder of .txt files in class
+    folders; a table (.csv, .tsv or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or
+    .npy file, or a folder of .npy files; a .tar file, as webdataset writes it; another folder of
+    shards, DIR or DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come
+    with tfdist.
 
     Every record is an ordinary tf.train.Example.
     """
