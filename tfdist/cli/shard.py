@@ -161,8 +161,8 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.option(
     "--workers",
     type=int,
-    help="Threads; the shards are the same whatever their number.  [default: one for each core for "
-    "a folder of images, else 1]",
+    help="Threads for images, processes for tables, texts and arrays; the shards are the same "
+    "whatever their number.  [default: one for each core for a folder of images, else 1]",
 )
 def command(
     source: str,

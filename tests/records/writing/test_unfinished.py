@@ -12,6 +12,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from tfdist.errors import DataError, InUseError, OptionError
@@ -67,13 +68,19 @@ main()
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ("number", "code", "workers"),
+    [
+        (signal.SIGKILL, -9, 1),
+        (signal.SIGKILL, -9, 2),
+        (signal.SIGINT, 130, 2),
+        (signal.SIGTERM, 143, 1),
+    ],
 )
-def test_a_command_that_is_ended_goes_on(tmp_path, table, number, code):
+def test_a_command_that_is_ended_goes_on(tmp_path, table, number, code, workers):
     write(table, tmp_path / "whole", **OPTIONS)
     out, left = tmp_path / "out", tmp_path / "out.unfinished"
     options = ["--label", "label", "--num-shards", "4", "--split", "train=1"]
+    options += ["--workers", str(workers)]
     process = subprocess.Popen(
         [sys.executable, "-c", _SLOW, "shard", str(table), str(out), *options],
         stdout=subprocess.DEVNULL,
@@ -93,9 +100,16 @@ def test_a_command_that_is_ended_goes_on(tmp_path, table, number, code):
     assert (f"tfdist: {left}, with " in told) == (code != -9)
     assert ("kept; --resume goes on" in told) == (code != -9)
     assert not out.exists()
+    while _running(out):  # What it had forked ends at the end of a block.
+        time.sleep(0.05)
     write(table, out, **OPTIONS, resume=True, workers=2)
     assert files_of(out) == files_of(tmp_path / "whole")
     assert not left.exists()
+
+
+def _running(out):
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    return [command for command in commands if str(out) in (command or ())]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -212,7 +226,7 @@ def test_mistakes_leave_nothing_and_full_disks_what_is_done(tmp_path, table, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(column_shards, "ShardFile", Full)
-        with pytest.raises(DataError, match=r"No space left on device\. Mend that and go on with"):
+        with pytest.raises(DataError, match=r"No space left on device\. Mend that, and go on with"):
             write(table, tmp_path / "out", **OPTIONS)
     ended(table, tmp_path / "out", error=DataError("all must be well"), resume=True)
     write(table, tmp_path / "out", **OPTIONS, resume=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
 from tfdist.records.writing.options import WriteOptions
+from tfdist.records.writing.processes import may_fork, run_in_processes
 from tfdist.records.writing.shard_files import (
     SUFFIX,
     Counter,
@@ -227,49 +228,81 @@ def _write_shards(
     options: WriteOptions,
 ) -> dict[str, list[ShardInfo]]:
     """Writes the shards of a plan that are not whole yet."""
-    stopping = threading.Event()
     counter = Counter(columns.num_records, options.progress)
-    widths = columns.varint_widths()
-    class_ids = columns.class_ids()
-    of_thread = threading.local()
+    jobs = [shard for shards in plan.values() for shard in shards]
+    left = [shard for shard in jobs if shard.file not in place.whole]
+    for info in place.whole.values():
+        counter.add(info.records)
+    # Pillow and files work outside Python's lock; records are made within it.
+    by_processes = options.workers > 1 and not columns.are_images and may_fork()
+    written = (_by_processes if by_processes else _by_threads)(
+        place, _Writer(place.folder, columns, options.compression), left, counter, options.workers
+    )
+    infos = {**place.whole, **{info.file: info for info in written}}
+    return {name: [infos[shard.file] for shard in shards] for name, shards in plan.items()}
 
-    def write_one(shard: _Shard) -> ShardInfo | None:
-        if shard.file in place.whole:
-            counter.add(len(shard.rows))
-            return place.whole[shard.file]
+
+class _Writer:
+    """Writes shards, in any thread or process."""
+
+    def __init__(self, folder: Path, columns: Columns, compression: str):
+        self._folder, self._columns, self._compression = folder, columns, compression
+        self._widths = columns.varint_widths()
+        self._class_ids = columns.class_ids()
+        self._of_thread = threading.local()
+
+    def __call__(self, shard: _Shard, progress: Callable[[int], None]) -> ShardInfo:
         # Its block is made once: there may be 10,000 small shards.
-        if not hasattr(of_thread, "framer"):
-            of_thread.framer = make_framer(columns.schema, widths)
-        framer = of_thread.framer
-        with ShardFile(place.folder / shard.file, options.compression) as file:
+        if not hasattr(self._of_thread, "framer"):
+            self._of_thread.framer = make_framer(self._columns.schema, self._widths)
+        framer = self._of_thread.framer
+        with ShardFile(self._folder / shard.file, self._compression) as file:
             for start in range(0, len(shard.rows), framer.block_records):
-                if stopping.is_set():
-                    return None
                 block_rows = shard.rows[start : start + framer.block_records]
-                file.write(framer.frame(columns.block(block_rows)))
-                counter.add(len(block_rows))
-        counted = shard.client is not None and class_ids is not None
-        info = ShardInfo(
+                file.write(framer.frame(self._columns.block(block_rows)))
+                progress(len(block_rows))
+        ids = self._class_ids if shard.client is not None else None
+        return ShardInfo(
             file=shard.file,
             records=len(shard.rows),
             bytes=file.bytes,
             checksum=f"{file.checksum:08x}",
             client=shard.client,
-            class_counts=count_classes(class_ids[shard.rows]) if counted else None,
+            class_counts=None if ids is None else count_classes(ids[shard.rows]),
         )
+
+
+def _by_processes(
+    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
+) -> list[ShardInfo]:
+    return run_in_processes(shards, write, count=workers, done=place.note, progress=counter.add)
+
+
+class _StoppedError(Exception):
+    """Ends a thread whose shard nobody wants any more."""
+
+
+def _by_threads(
+    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
+) -> list[ShardInfo]:
+    stopping = threading.Event()
+
+    def progress(records: int) -> None:
+        counter.add(records)
+        if stopping.is_set():
+            raise _StoppedError
+
+    def write_one(shard: _Shard) -> ShardInfo:
+        info = write(shard, progress)
         place.note(info)
         return info
 
-    pool = ThreadPoolExecutor(options.workers, thread_name_prefix="tfdist-writer")
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="tfdist-writer")
     try:
-        futures = {
-            name: [pool.submit(write_one, shard) for shard in shards]
-            for name, shards in plan.items()
-        }
-        everything = [future for group in futures.values() for future in group]
-        for future in wait(everything, return_when=FIRST_EXCEPTION).done:
+        futures = [pool.submit(write_one, shard) for shard in shards]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
             future.result()
-        return {name: [future.result() for future in group] for name, group in futures.items()}
+        return [future.result() for future in futures]
     finally:
         # Also on Ctrl-C: no thread may write into a folder that is being removed.
         stopping.set()

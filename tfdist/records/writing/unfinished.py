@@ -34,8 +34,17 @@ STATE = "unfinished.json"
 _SHARDS = "shards"
 _DONE = "shards.jsonl"
 _FORMAT = "tfdist unfinished shards 1"
-# Room and connections come back; what was written is worth more than a tidy folder.
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
+# Room and connections come back, and a process may be lost (ECHILD): what was written is worth more
+# than a tidy folder.
+_PASSING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECHILD,
+)
 
 
 class Unfinished:
@@ -190,7 +199,8 @@ class Unfinished:
                 raise DataError(
                     error.rule,
                     received=error.received,
-                    mend=f"Mend that and go on with --resume: {self._told()} is kept",
+                    mend=f"{error.mend or 'Mend that'}, and go on with --resume: "
+                    f"{self._told()} is kept",
                 ) from error.__cause__
             self._remove_if_own()
             raise

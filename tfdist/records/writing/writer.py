@@ -90,9 +90,11 @@ def write(
         stratify: whether every split gets the proportions of the classes.
         seed: of the shuffle that precedes the split; the records of a split stay shuffled.
         compression: "none" or "gzip".
-        workers: number of threads; what is written is the same whatever it is. Images are decoded
-            outside Python's lock, and files compressed, summed and written, but records are not
-            made there: so None is one for each core where the source is a folder of images, else 1.
+        workers: number of threads that look at images, which are decoded outside Python's lock,
+            and write them; of all else number of processes, which are forked; threads where
+            TensorFlow has been imported, which cannot be forked. What is written is the same
+            whatever it is. Streams and shards are written by one. None: one for each core where
+            the source is a folder of images, else 1.
         label: the label's column of a table, or its array in a .npz; or several, as a list or
             separated by commas.
         inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
