@@ -20,7 +20,7 @@ from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
-from tfdist.records.writing.options import WriteOptions
+from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes
 from tfdist.records.writing.shard_files import (
     SUFFIX,
@@ -234,9 +234,10 @@ def _write_shards(
     for info in place.whole.values():
         counter.add(info.records)
     # Pillow and files work outside Python's lock; records are made within it.
-    by_processes = options.workers > 1 and not columns.are_images and may_fork()
+    workers = options.workers or (cores() if columns.are_images else 1)
+    by_processes = workers > 1 and not columns.are_images and may_fork()
     written = (_by_processes if by_processes else _by_threads)(
-        place, _Writer(place.folder, columns, options.compression), left, counter, options.workers
+        place, _Writer(place.folder, columns, options.compression), left, counter, workers
     )
     infos = {**place.whole, **{info.file: info for info in written}}
     return {name: [infos[shard.file] for shard in shards] for name, shards in plan.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,12 +14,19 @@ from tfdist.records.format.schema import Schema
 from tfdist.records.writing.shard_files import Progress
 
 
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     """What ``writer.write`` was given of the shards; see there.
 
     Attributes:
         shares: of the splits; None: those of the source, or the default.
+        workers: None: one for each core where records hold files of images, else 1.
         partition: how the records of the first split are dealt to clients; None: they are not.
         as_read: returns a schema with the readings of images that are asked for.
         opened: called with the columns of the source before anything is written; None prints what
@@ -30,7 +38,7 @@ class WriteOptions:
     stratify: bool
     seed: int
     compression: str
-    workers: int
+    workers: int | None
     clients: int | None
     partition: Partition | None
     progress: Progress | None
@@ -40,7 +48,8 @@ class WriteOptions:
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot hold."""
         least = 1 if self.num_shards is None else self.num_shards
-        for name, value in (("num_shards", least), ("workers", self.workers)):
+        workers = 1 if self.workers is None else self.workers
+        for name, value in (("num_shards", least), ("workers", workers)):
             if value < 1:
                 raise OptionError(f"{name} must be at least 1", received=value)
         if self.seed < 0:

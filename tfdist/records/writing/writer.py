@@ -15,10 +15,9 @@ from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
-from tfdist.records.writing.array_files import npy_files
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
-from tfdist.records.writing.options import WriteOptions
+from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.places import on_this_machine
 from tfdist.records.writing.raw_sources import DIGITS, check_no_table, owned_columns, read_raw
 from tfdist.records.writing.roles import Asked
@@ -94,7 +93,7 @@ def write(
             and write them; of all else number of processes, which are forked; threads where
             TensorFlow has been imported, which cannot be forked. What is written is the same
             whatever it is. Streams and shards are written by one. None: one for each core where
-            the source is a folder of images, else 1.
+            records hold files of images, else 1.
         label: the label's column of a table, or its array in a .npz; or several, as a list or
             separated by commas.
         inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
@@ -161,7 +160,7 @@ def write(
         stratify=stratify,
         seed=seed,
         compression=compression,
-        workers=_threads(source) if workers is None else workers,
+        workers=workers,
         clients=clients,
         partition=dealt,
         progress=progress,
@@ -192,7 +191,7 @@ def write(
         masks=masks,
         skip_bad=skip_bad,
         decode=decode,
-        workers=options.workers,
+        workers=cores() if workers is None else workers,
     )
     shards = find_shards(source)
     is_kept = resume is not None and shards is None and isinstance(source, (str, os.PathLike))
@@ -217,15 +216,6 @@ def write(
         return _write_records(source, out, options, asked, images, batched, None)
     with stop_on_sigterm(), run.kept_if_ended():
         return _write_records(source, out, options, asked, images, batched, run)
-
-
-def _threads(source: Any) -> int:
-    """Returns how many threads pay: those of the cores that this process may use, or 1."""
-    is_folder = isinstance(source, (str, os.PathLike)) and os.path.isdir(source)
-    if not is_folder or npy_files(Path(source)):
-        return 1
-    affinity = getattr(os, "sched_getaffinity", None)
-    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
 
 def _as_json(value: Any) -> Any:
