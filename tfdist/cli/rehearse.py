@@ -20,6 +20,7 @@ from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_cho
 from tfdist.runs import ranks
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.ranks import Where
+from tfdist.runs.settings import Settings
 from tfdist.runs.training import RANK, training_config
 from tfdist.strategies import spec_of
 from tfdist.training import model_path
@@ -109,6 +110,13 @@ def command(
     ]
     faults.sort(key=lambda fault: fault["step"])
     _check_ranks(faults, where)
+    settings = Settings(
+        epochs=epochs,
+        global_batch_size=global_batch_size,
+        checkpoint_every=checkpoint_every,
+        stop_on_nan=False,
+        seed=seed,
+    )
     with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
         unbroken, broken = (
             training_config(
@@ -116,12 +124,7 @@ def command(
                 model=model,
                 data=data,
                 output=Path(folder, name),
-                epochs=epochs,
-                global_batch_size=global_batch_size,
-                checkpoint_every=checkpoint_every,
-                keep=3,
-                stop_on_nan=False,
-                seed=seed,
+                settings=settings,
                 faults=list(faults),
                 strike=name == "broken",
             )

@@ -14,10 +14,9 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.runs import ranks
+from tfdist.runs import ranks, wishes
 from tfdist.runs.files import read_history, write_history, write_json
 from tfdist.runs.folder import RunFolder
-from tfdist.training import model_path
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
@@ -168,7 +167,7 @@ def train(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         emit({"event": "ready", "long": True})
         tf.keras.utils.set_random_seed(config["seed"])
-        model = strategy.build(model_path.load(config["model"]))
+        model = strategy.build(wishes.model_fn(config))
 
         def dataset(split: str, training: bool) -> Any:
             # Strategies of other packages may know none of these: given only where asked for.
@@ -177,13 +176,15 @@ def train(config: dict[str, Any]) -> None:
                 own["record_fn"] = tfdist.augment(config["augment"])
             if training and config.get("bucket_by_length"):
                 own["bucket_by_length"] = config["bucket_by_length"]
-            return strategy.dataset(
+            feed = strategy.dataset(
                 config["splits"][split],
                 global_batch_size=config["global_batch_size"],
                 training=training,
                 seed=config["seed"],
                 **own,
             )
+            limit = config.get("limit_steps")
+            return feed if limit is None else feed.limited(limit)
 
         from tfdist.training.own_steps import can_evaluate  # It imports TensorFlow; see below.
 
@@ -214,7 +215,8 @@ def train(config: dict[str, Any]) -> None:
             resume=config["resume"],
         )
         checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
-        callbacks = [wait, report, checkpoints]
+        wished = wishes.callbacks(config, strategy, lambda: folder.best_model, _writing)
+        callbacks = [wait, *wished.of_user, report, *wished.watching, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
             # Above, it would import TensorFlow before import_tensorflow does.
             from tfdist.training.tracing import TracingNotice
@@ -231,6 +233,7 @@ def train(config: dict[str, Any]) -> None:
             epochs=config["epochs"],
             validation_data=validation,
             callbacks=callbacks,
+            class_weight=wishes.class_weight(config),
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
@@ -248,6 +251,9 @@ def train(config: dict[str, Any]) -> None:
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
             summary = _summary(config, strategy, metric_names(model), report, test)
+            summary["best"] = wished.best
+            if config.get("limit_steps") is not None:
+                summary["limit_steps"] = config["limit_steps"]
             write_json(folder.metrics, summary)
             folder.replace_earlier()  # Where no epoch was worth a checkpoint.
     emit({"event": "done", "long": True})  # Engines take seconds to part.
