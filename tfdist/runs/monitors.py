@@ -102,8 +102,7 @@ def _parsed(option: str, given: str | Mapping[str, Any], kinds: _Kinds) -> dict[
             parsed[key] = read(value)
         except (ValueError, TypeError, KeyError, OverflowError):
             raise OptionError(f"{key} of {option} must be {kind}", received=repr(value)) from None
-    parsed.setdefault("mode", _better(option, monitor))
-    return parsed
+    return parsed if "mode" in parsed else {**parsed, "mode": _better(option, monitor)}
 
 
 def _better(option: str, monitor: str) -> str:
