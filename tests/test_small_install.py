@@ -21,7 +21,7 @@ import json, sys
 
 from importlib.machinery import PathFinder
 
-ABSENT = {"matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib", "yaml", "boto3"}
+ABSENT = {"matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib", "boto3"}
 
 class Without(PathFinder):
     @classmethod

@@ -103,6 +103,7 @@ def where_options(command: Callable) -> Callable:
         click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
         click.option(
             "-o",
+            "--option",
             "option",
             multiple=True,
             metavar="KEY=VALUE",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tfdist.cli import train_options
+from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.runs import data_wait
@@ -30,6 +31,8 @@ Examples:
   tfdist train ... --lr 0.01 --class-weight balanced --callbacks mine.py:callbacks
   tfdist train ... --limit-steps 2 --epochs 1
   tfdist train ... --pad-to batch --bucket-by-length
+  tfdist train ... --print-config > run.yaml
+  tfdist train --config run.yaml --epochs 9
   tfdist train ... --output runs/digits --resume
   tfdist train ... --data s3://bucket/digits --output s3://bucket/runs/digits
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
@@ -39,7 +42,12 @@ Examples:
 """
 
 
-@click.command("train", epilog=_EPILOG, short_help="Train a Keras model on a strategy.")
+@click.command(
+    "train",
+    cls=Configurable,
+    epilog=_EPILOG,
+    short_help="Train a Keras model on a strategy.",
+)
 @where_options
 @model_option
 @train_options.of_data
