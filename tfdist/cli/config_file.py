@@ -13,8 +13,6 @@ from click.core import ParameterSource
 
 from tfdist.errors import OptionError, unknown_choice
 
-_OWN = ("config", "print_config", "help")
-
 
 class Configurable(click.Command):
     """A command whose options can also stand in a file, by their long names.
@@ -61,7 +59,8 @@ class Configurable(click.Command):
 
     def _by_key(self) -> dict[str, click.Option]:
         """Returns the options by their long names, without dashes."""
-        options = [p for p in self.params if isinstance(p, click.Option) and p.name not in _OWN]
+        options = [p for p in self.params if isinstance(p, click.Option) and p.expose_value]
+        options = [option for option in options if option.name != "print_config"]
         return {max(option.opts, key=len).lstrip("-"): option for option in options}
 
     def _take(self, ctx: click.Context, param: click.Parameter, path: Path | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import click
 
+from tfdist.cli import voice
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
@@ -149,6 +151,7 @@ def command(
             failure = None
         except ParityError as error:
             report, failure = error.report, error
+    voice.result(report=dataclasses.asdict(report))
     console = stdout()
     for table in report.tables():
         console.print(table)

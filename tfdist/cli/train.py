@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli import train_options
+from tfdist.cli import train_options, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.process_options import model_option, where_options
@@ -92,18 +92,33 @@ def command(
             tell=_tell,
         )
     if run is not None:
+        voice.result(**_result(run))
         _print_results(run, config)
 
 
 def _tell(text: str) -> None:
     click.echo(f"tfdist: {text}", err=True)
+    voice.tell("message", rank=0, text=text)
+
+
+def _result(run: Run) -> dict[str, Any]:
+    """Returns what the last event for programs says."""
+    place = run.url or run.folder
+    best = run.best_model_path
+    return {
+        "output": place,
+        "model": f"{place}/{run.model_path.name}",
+        "best_model": best and f"{place}/{best.name}",
+        "has_trained": run.has_trained,
+        "metrics": run.summary,
+    }
 
 
 @contextlib.contextmanager
 def shown(epochs: int) -> Iterator[Progress]:
     """Encloses a training that is shown with a bar."""
-    with progress_bar("steps") as bar:
-        yield Progress(epochs, bar)
+    with progress_bar("steps", is_told=False) as bar:
+        yield Progress(epochs, bar, lambda event: voice.tell(**event))
 
 
 def _print_results(run: Run, config: dict[str, Any]) -> None:

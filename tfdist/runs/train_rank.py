@@ -61,7 +61,7 @@ class _Report(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._trained_at = time.perf_counter()
         self._batches = batch + 1
-        self._tell(batch + 1)
+        self._tell(batch + 1, samples_per_s=round(self._speed(), 1))
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # The first one traces.
@@ -73,12 +73,11 @@ class _Report(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         seconds = self._trained_at - self._begun_at
-        trained = self._records * self._batches / self._steps
         row = {
             "epoch": epoch + 1,
             **{name: float(value) for name, value in (logs or {}).items()},
             "seconds": round(seconds, 4),
-            "samples_per_s": round(trained / seconds, 1),
+            "samples_per_s": round(self._speed(), 1),
         }
         waited = self._wait.take()
         if waited is not None:
@@ -93,11 +92,16 @@ class _Report(tf.keras.callbacks.Callback):
             self.diverged = row
             self.model.stop_training = True
 
-    def _tell(self, step: int | None) -> None:
+    def _speed(self) -> float:
+        """Returns the records of a second of this epoch."""
+        trained = self._records * self._batches / self._steps
+        return trained / (self._trained_at - self._begun_at)
+
+    def _tell(self, step: int | None, **more: float) -> None:
         now = time.perf_counter()
         if now - self._told_at > _EVENT_INTERVAL_S:
             self._told_at = now
-            emit({"event": "step", "epoch": self._epoch, "step": step})
+            emit({"event": "step", "epoch": self._epoch, "step": step, **more})
 
 
 @contextlib.contextmanager
@@ -116,11 +120,15 @@ def _keeping(
     if strategy.topology.is_chief:
         folder.settle()  # A chief that was lost may have been about it.
     checkpoints.move(folder.checkpoints)
+    before = checkpoints.newest
     with _writing():
         yield
     if strategy.topology.is_chief and report.new_rows and checkpoints.newest is not None:
         folder.replace_earlier()
+    is_new = checkpoints.newest != before
     checkpoints.move(folder.checkpoints)
+    if is_new and strategy.topology.is_chief:
+        emit({"event": "checkpoint", "path": str(checkpoints.newest)})
 
 
 class _Faults(tf.keras.callbacks.Callback):

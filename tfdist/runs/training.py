@@ -111,6 +111,7 @@ def train(
     overwrite: bool = False,
     max_restarts: int = 0,
     verbose: bool = True,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Run | None:
     """Trains a Keras model on a strategy, in processes of its own: what ``tfdist train`` does.
 
@@ -160,6 +161,8 @@ def train(
         max_restarts: when a process is lost: end all, start all again, and go on from the last
             checkpoint.
         verbose: print a line for each epoch.
+        on_event: is called with each event for programs, a dict: those of ``tfdist train --json``
+            but the first and the last. Python's logging is told of them as "tfdist".
 
     Returns:
         The training; None on a rank that srun or mpirun has started, unless it is the chief.
@@ -221,7 +224,7 @@ def train(
         ),
         resume=resume,
     )
-    progress = Progress(epochs) if verbose else Silent(epochs)
+    progress = (Progress if verbose else Silent)(epochs, on_event=on_event)
     return carry_out(
         config, where, progress, resume=resume, overwrite=overwrite, max_restarts=max_restarts
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist.launch.events import emit
 from tfdist.training import model_path
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def callbacks(
         def save(model: Any) -> None:
             with writing():
                 strategy.save(model, best_model())
+            emit({"event": "best", "path": str(best_model()), **(made.best or {})})
 
         made.monitor = best["monitor"]
         made.keeper = BestModel(**best, save=save, from_chief=strategy.from_chief)
