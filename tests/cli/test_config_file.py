@@ -77,7 +77,7 @@ def test_what_is_printed_is_what_is_taken(tfdist, asked, tmp_path):
         ({"epochs": 2.5}, "Invalid value for '--epochs': '2.5' is not a valid integer"),
         ({"epochs": True}, "epochs in run.yaml must be a text or a number, but found true"),
         ({"resume": "yes please"}, "resume in run.yaml must be true or false"),
-        ({"option": "devices=2"}, "option in run.yaml must be a list, or key: value"),
+        ({"option": "devices=2"}, "option in run.yaml must be a list, or pairs of keys and values"),
         ("epochs: 3\nepochs: 4\n", "must hold options in YAML, but found an error: 'epochs' twice"),
         ("epochs: [3\n", "must hold options in YAML, but found an error"),
         ("- epochs\n", "must hold options in YAML, but found a list"),

@@ -126,7 +126,9 @@ def _as_given(place: str, option: click.Option, value: Any) -> Any:
         if isinstance(value, Mapping):
             return tuple(f"{key}={one}" for key, one in value.items())
         if not isinstance(value, list):
-            raise OptionError(f"{place} must be a list, or key: value", received=repr(value))
+            raise OptionError(
+                f"{place} must be a list, or pairs of keys and values", received=repr(value)
+            )
         return tuple(map(str, value))
     if isinstance(value, bool):
         raise OptionError(

@@ -48,7 +48,7 @@ def class_weights(given: str | Mapping[Any, Any], split: str) -> dict[str, float
     if unknown or not found:
         known = f"0 to {(len(names) or max(counts) + 1) - 1}" if counts else "whole numbers"
         raise OptionError(
-            f"class_weight must name classes of the data: {known}",
+            f"class_weight must name classes of the data, {known}",
             received=", ".join(map(str, unknown)) or "none",
         )
     return {str(number): weight for number, weight in sorted(found.items())}
@@ -80,9 +80,9 @@ def _class(key: Any, names: tuple[str, ...]) -> int:
         number = -1
     if number < 0:
         raise OptionError(
-            "class_weight must name classes of the data: whole numbers"
-            + (f", or {', '.join(names[:10])}" if names else ""),
+            "class_weight must name classes of the data, by number or by name",
             received=repr(key),
+            mend=f"Choose of {', '.join(names[:10])}" if names else "Write whole numbers",
         )
     return number
 
