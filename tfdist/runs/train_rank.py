@@ -222,7 +222,7 @@ def train(config: dict[str, Any]) -> None:
             keep=config["keep"],
             resume=config["resume"],
         )
-        checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
+        checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
         wished = wishes.callbacks(config, strategy, lambda: folder.best_model, _writing)
         callbacks = [wait, *wished.of_user, report, *wished.watching, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
@@ -253,12 +253,13 @@ def train(config: dict[str, Any]) -> None:
         if "test" in splits:
             data = dataset("test", False)
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
-        from tfdist.training.keras_api import metric_names
+        from tfdist.training.binding import binding_of
 
+        metric_names = binding_of(model, needed_by="the summary of a training").metric_names
         with _writing():
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
-            summary = _summary(config, strategy, metric_names(model), report, test)
+            summary = _summary(config, strategy, metric_names, report, test)
             summary["best"] = wished.best
             if config.get("limit_steps") is not None:
                 summary["limit_steps"] = config["limit_steps"]
