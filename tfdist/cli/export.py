@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli import voice
+from tfdist.cli import completion, voice
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
@@ -46,6 +46,7 @@ the bytes of an image into it. A float32 input takes the same values as floats.
 @click.option(
     "--data",
     metavar="DIR",
+    shell_complete=completion.data,
     help="Shards written by tfdist shard: the split train gives the ranges of int8, validation "
     "the comparison with Keras. DIR/SPLIT serves for both. Without it nothing is compared.",
 )

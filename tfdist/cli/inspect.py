@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfdist.cli import voice
+from tfdist.cli import completion, voice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,12 @@ Examples:
 
 
 @click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
-@click.argument("path", metavar="OUT[/SPLIT]", type=click.Path(path_type=Path))
+@click.argument(
+    "path",
+    metavar="OUT[/SPLIT]",
+    type=click.Path(path_type=Path),
+    shell_complete=completion.data,
+)
 @click.option(
     "--check",
     "check_bytes",

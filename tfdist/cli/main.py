@@ -69,6 +69,8 @@ class _LazyVerbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-"):
+            if ctx.resilient_parsing:  # A shell completes.
+                return super().resolve_command(ctx, args)
             if args[0] not in _VERBS:
                 raise unknown_choice("command", args[0], list(_VERBS))
             if args[0] not in _MENDING and not {"-h", "--help"} & set(args):

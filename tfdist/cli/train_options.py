@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tfdist.cli import completion
 from tfdist.cli.process_options import max_restarts_option, seed_option
 
 _Decorator = Callable[[Callable], Callable]
@@ -32,6 +33,7 @@ of_data = _together(
         "--data",
         required=True,
         metavar="DIR",
+        shell_complete=completion.data,
         help="Shards written by tfdist shard: trains on the split train, validates on validation "
         "and ends with test, where they are there. DIR/SPLIT trains on that split alone.",
     ),

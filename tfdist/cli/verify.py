@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli import voice
+from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import model_option, seed_option, where_options
 from tfdist.runs import ranks
@@ -28,7 +28,13 @@ Examples:
 @click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
 @where_options
 @model_option
-@click.option("--data", required=True, metavar="DIR", help="Shards written by tfdist shard.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option(
     "--global-batch-size",
