@@ -75,3 +75,22 @@ def test_numbers_that_json_has_not(capsys):
         voice.tell("x", values=[np.float32(np.inf), float("nan"), np.int64(3)], at=("a", None))
     (event,) = events(capsys.readouterr().out)
     assert (event["values"], event["at"]) == (["inf", "nan", 3], ["a", None])
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), SystemExit(143)])
+def test_what_is_interrupted_says_how_to_go_on(tfdist, monkeypatch, shards, model_file, ended):
+    from tfdist.cli import train
+
+    def interrupted(*args, **options):
+        raise ended
+
+    monkeypatch.setattr(train, "carry_out", interrupted)
+    command = ("train", "--model", f"{model_file}:mlp", "--data", str(shards), "--output", "run")
+    words = "interrupted" if isinstance(ended, KeyboardInterrupt) else "ended by SIGTERM"
+    assert tfdist(*command)[2] == f"tfdist: {words}\n"
+    kept = ["ckpt-4", "ckpt-8"]
+    monkeypatch.setattr(train.checkpoint_files, "finished", lambda folder: kept)
+    code, out, err = tfdist(*command, "--json")
+    assert err == f"tfdist: {words}; the same command with --resume goes on from ckpt-8\n"
+    assert events(out)[-1]["exit_code"] == code == (130 if words == "interrupted" else 143)
+    assert "goes on" not in tfdist("inspect", "nowhere")[2]

@@ -141,8 +141,11 @@ def test_the_best_model_is_that_of_its_epoch_resumed_or_not(train):
         train("broken", epochs=6, resume=True)
 
 
-def test_callbacks_of_the_file_of_the_model(train, folder):
-    train(epochs=2, callbacks=f"{folder / 'own.py'}:callbacks")
+def test_callbacks_of_the_file_of_the_model(train, folder, tmp_path):
+    board = tmp_path / "board"
+    train(epochs=2, callbacks=f"{folder / 'own.py'}:callbacks", tensorboard=str(board))
+    assert list((board / "train").glob("events.*"))
+    assert list((board / "validation").glob("events.*"))
     import own
 
     assert own.TOLD == [0, 1]  # The file was not run a second time.

@@ -126,11 +126,11 @@ def _run() -> int:
         _complain(str(error))
         code = EXIT_USER_ERROR
     except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
+        _complain(f"interrupted{voice.parting()}")
         code = _EXIT_INTERRUPTED
     except SystemExit as ended:
         if ended.code == _EXIT_TERMINATED:
-            _complain("ended by SIGTERM")
+            _complain(f"ended by SIGTERM{voice.parting()}")
         raise
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:

@@ -13,12 +13,14 @@ from tfdist.cli import train_options, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.process_options import model_option, where_options
+from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
+from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import Run, carry_out, training_config
-from tfdist.training import model_path
+from tfdist.training import checkpoint_files, model_path
 
 _EPILOG = """\b
 Examples:
@@ -30,6 +32,7 @@ Examples:
   tfdist train ... --early-stopping val_loss,patience=3 --save-best val_accuracy --epochs 100
   tfdist train ... --lr 0.01 --class-weight balanced --callbacks mine.py:callbacks
   tfdist train ... --limit-steps 2 --epochs 1
+  tfdist train ... --tensorboard logs/digits --mlflow http://localhost:5000 --wandb
   tfdist train ... --pad-to batch --bucket-by-length
   tfdist train ... --print-config > run.yaml
   tfdist train --config run.yaml --epochs 9
@@ -54,6 +57,7 @@ Examples:
 @train_options.of_output
 @train_options.of_learning
 @train_options.of_watching
+@train_options.of_trackers
 def command(
     where: Where,
     model: str,
@@ -81,19 +85,30 @@ def command(
         settings=Settings(**settings),
         resume=resume,
     )
-    with shown(config["epochs"]) as progress:
-        run = carry_out(
-            config,
-            where,
-            progress,
-            resume=resume,
-            overwrite=overwrite,
-            max_restarts=max_restarts,
-            tell=_tell,
-        )
+    try:
+        with shown(config["epochs"]) as progress:
+            run = carry_out(
+                config,
+                where,
+                progress,
+                resume=resume,
+                overwrite=overwrite,
+                max_restarts=max_restarts,
+                tell=_tell,
+            )
+    except (KeyboardInterrupt, SystemExit):
+        voice.part_with(_how_to_go_on(config["output"]))
+        raise
     if run is not None:
         voice.result(**_result(run))
         _print_results(run, config)
+
+
+def _how_to_go_on(output: str) -> str:
+    if url_of(output):
+        return "the same command with --resume goes on from the last checkpoint in the bucket"
+    kept = checkpoint_files.finished(RunFolder(output).checkpoints)
+    return f"the same command with --resume goes on from {kept[-1]}" if kept else ""
 
 
 def _tell(text: str) -> None:

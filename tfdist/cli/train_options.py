@@ -112,6 +112,24 @@ of_watching = _together(
     ),
 )
 
+of_trackers = _together(
+    click.option("--tensorboard", metavar="DIR", help="Write logs for TensorBoard there."),
+    click.option(
+        "--mlflow",
+        is_flag=False,
+        flag_value="",
+        metavar="[URI]",
+        help="Tell MLflow, at this tracking URI; alone, at the one that MLflow itself knows.",
+    ),
+    click.option(
+        "--wandb",
+        is_flag=False,
+        flag_value="",
+        metavar="[PROJECT]",
+        help="Tell Weights & Biases.  [default project: tfdist, or WANDB_PROJECT]",
+    ),
+)
+
 of_output = _together(
     click.option(
         "--output",

@@ -30,6 +30,7 @@ class _Voice:
         self.events: TextIO | None = None
         self.is_quiet = False
         self.result: dict[str, Any] = {}
+        self.parting = ""
         self.told_at: datetime | None = None
 
 
@@ -144,6 +145,15 @@ def splits(manifest: Any) -> dict[str, dict[str, int]]:
         name: {"records": split.records, "shards": len(split.shards), "bytes": split.bytes}
         for name, split in manifest.splits.items()
     }
+
+
+def part_with(text: str) -> None:
+    """Notes what is to be said when the command is ended from outside, as by Ctrl-C."""
+    _voice.parting = text and f"; {text}"
+
+
+def parting() -> str:
+    return _voice.parting
 
 
 def end(exit_code: int) -> None:

@@ -25,6 +25,7 @@ class Progress:
 
     Attributes:
         has_trained: whether an epoch has ended.
+        listeners: are called with each event for programs.
         diverged: the event that told of a loss that is not finite; None when there was none.
     """
 
@@ -37,7 +38,7 @@ class Progress:
         self.has_trained = False
         self.diverged: dict[str, Any] | None = None
         self._epochs = epochs
-        self._on_event = on_event
+        self.listeners = [on_event]
         self._steps: int | None = None
         self._bar = bar
         self._task = None if bar is None else bar.add_task("starting", total=None)
@@ -50,7 +51,8 @@ class Progress:
         public = told(event, rank, self._epochs, self._steps)
         if public is not None:
             log(public)
-            self._on_event(public)
+            for listener in self.listeners:
+                listener(public)
         if rank == 0:
             self.has_trained = self.has_trained or event["event"] == "epoch"
             self._show(event)

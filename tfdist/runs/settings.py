@@ -29,6 +29,9 @@ class Settings:
     save_best: str | Mapping[str, Any] | None = None
     callbacks: str | Callable[[], Any] | None = None
     limit_steps: int | None = None
+    tensorboard: str | None = None
+    mlflow: str | None = None
+    wandb: str | None = None
     checkpoint_every: int | None = None
     keep: int = 3
     stop_on_nan: bool = True
@@ -78,6 +81,9 @@ class Settings:
             "save_best": best or None,
             "callbacks": self.callbacks and model_path.of(self.callbacks, model_path.CALLBACKS),
             "limit_steps": self.limit_steps,
+            "tensorboard": self.tensorboard,
+            "mlflow": self.mlflow,
+            "wandb": self.wandb,
             "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
             "stop_on_nan": self.stop_on_nan,

@@ -21,6 +21,7 @@ from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
+from tfdist.runs.trackers import tracked
 from tfdist.training import model_path
 from tfdist.training.options import check_count, check_deadline
 
@@ -104,6 +105,9 @@ def train(
     save_best: str | Mapping[str, Any] | None = None,
     callbacks: str | Callable[[], Any] | None = None,
     limit_steps: int | None = None,
+    tensorboard: str | None = None,
+    mlflow: str | None = None,
+    wandb: str | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -153,6 +157,9 @@ def train(
         callbacks: "FILE.py:NAME" or a function as ``model``, which returns a list of Keras
             callbacks; each process calls it.
         limit_steps: a dry run: so many steps of each epoch, of validation and of the test.
+        tensorboard: a folder for TensorBoard's logs.
+        mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
+        wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -218,6 +225,9 @@ def train(
             save_best=save_best,
             callbacks=callbacks,
             limit_steps=limit_steps,
+            tensorboard=tensorboard,
+            mlflow=mlflow,
+            wandb=wandb,
             checkpoint_every=checkpoint_every,
             keep=keep,
             stop_on_nan=stop_on_nan,
@@ -294,13 +304,15 @@ def _carried_out(
     Args:
         note: is called with (rank, event), if not ``progress`` alone.
     """
-    config = config | {"output": str(folder.path)}
-    ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
-    if progress.diverged is not None:
-        draw(folder, where.strategy, ["loss"])
-        raise _diverged(progress.diverged)
-    folder.remove_unfinished()
-    summary = json.loads(folder.metrics.read_text())
+    with tracked(config, progress) as last:
+        config = config | {"output": str(folder.path)}
+        ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
+        if progress.diverged is not None:
+            draw(folder, where.strategy, ["loss"])
+            raise _diverged(progress.diverged)
+        folder.remove_unfinished()
+        summary = json.loads(folder.metrics.read_text())
+        last |= {f"test_{name}": value for name, value in summary["test"].items()}
     title = f"{summary['strategy']}, {summary['replicas']} replicas"
     if "limit_steps" in summary:
         title += f", a dry run of {summary['limit_steps']} steps an epoch"

@@ -81,6 +81,10 @@ def callbacks(
     if config.get("callbacks"):
         name = config["callbacks"]
         made.of_user = called(model_path.load(name, model_path.CALLBACKS, again=False), name)
+    if config.get("tensorboard"):
+        made.of_user.append(
+            tf.keras.callbacks.TensorBoard(config["tensorboard"], write_graph=False)
+        )
     stopping, best = config.get("early_stopping"), config.get("save_best")
     wishes = {"early_stopping": stopping, "save_best": best}
     monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
