@@ -184,6 +184,13 @@ def test_a_rate_that_cannot_be(lr, folder):
         Settings(lr=lr).to_config({"train": str(folder / "data" / "train")})
 
 
+def test_a_password_is_not_written_down(folder):
+    settings = Settings(mlflow="http://me:secret@host:5000")
+    with pytest.raises(OptionError, match="without a password") as raised:
+        settings.to_config({"train": str(folder / "data" / "train")})
+    assert "secret" not in str(raised.value)
+
+
 def test_a_schedule_is_not_replaced():
     def scheduled():
         model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])

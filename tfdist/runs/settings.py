@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from tfdist.errors import OptionError
 from tfdist.runs import monitors
@@ -68,6 +69,12 @@ class Settings:
                     mend="Give data with the split validation, or watch the training: "
                     f"{parsed['monitor'].removeprefix('val_')}",
                 )
+        if self.mlflow and urlsplit(self.mlflow).password:
+            raise OptionError(
+                "mlflow must be a URI without a password, which files and processes would show",
+                received=f"one for {urlsplit(self.mlflow).hostname}",
+                mend="Set MLFLOW_TRACKING_URI in the environment and give --mlflow alone",
+            )
         return {
             "epochs": self.epochs,
             "global_batch_size": self.global_batch_size,
