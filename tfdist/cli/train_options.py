@@ -128,6 +128,11 @@ of_trackers = _together(
         metavar="[PROJECT]",
         help="Tell Weights & Biases.  [default project: tfdist, or WANDB_PROJECT]",
     ),
+    click.option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Keep the newest numbers in this file, in Prometheus' text format.",
+    ),
 )
 
 of_output = _together(

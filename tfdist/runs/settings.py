@@ -33,6 +33,7 @@ class Settings:
     tensorboard: str | None = None
     mlflow: str | None = None
     wandb: str | None = None
+    metrics_file: str | None = None
     checkpoint_every: int | None = None
     keep: int = 3
     stop_on_nan: bool = True
@@ -91,6 +92,7 @@ class Settings:
             "tensorboard": self.tensorboard,
             "mlflow": self.mlflow,
             "wandb": self.wandb,
+            "metrics_file": self.metrics_file,
             "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
             "stop_on_nan": self.stop_on_nan,

@@ -18,6 +18,7 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
+from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
@@ -108,6 +109,7 @@ def train(
     tensorboard: str | None = None,
     mlflow: str | None = None,
     wandb: str | None = None,
+    metrics_file: str | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -160,6 +162,7 @@ def train(
         tensorboard: a folder for TensorBoard's logs.
         mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
         wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.
+        metrics_file: a file that has the newest numbers in Prometheus' text format.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -228,6 +231,7 @@ def train(
             tensorboard=tensorboard,
             mlflow=mlflow,
             wandb=wandb,
+            metrics_file=metrics_file,
             checkpoint_every=checkpoint_every,
             keep=keep,
             stop_on_nan=stop_on_nan,
@@ -304,6 +308,9 @@ def _carried_out(
     Args:
         note: is called with (rank, event), if not ``progress`` alone.
     """
+    if config.get("metrics_file"):
+        file = MetricsFile(config["metrics_file"], config["output"])
+        progress.listeners.append(file.take)
     with tracked(config, progress) as last:
         config = config | {"output": str(folder.path)}
         ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
