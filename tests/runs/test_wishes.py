@@ -155,6 +155,11 @@ def test_callbacks_of_the_file_of_the_model(train, folder, tmp_path):
         train("no_file", callbacks="nowhere.py:callbacks")
 
 
+def test_some_steps_are_traced(train, tmp_path):
+    train(profile=str(tmp_path / "trace"))
+    assert list(tmp_path.glob("trace/plugins/profile/*/*.xplane.pb"))
+
+
 def test_a_dry_run_is_marked(train, folder):
     dry = train(epochs=2, limit_steps=2, lr=0.5)
     metrics = json.loads((dry / "metrics.json").read_text())

@@ -133,6 +133,11 @@ of_trackers = _together(
         metavar="FILE.prom",
         help="Keep the newest numbers in this file, in Prometheus' text format.",
     ),
+    click.option(
+        "--profile",
+        metavar="DIR",
+        help="Write a trace of five steps of rank 0 there, for TensorBoard's page Profile.",
+    ),
 )
 
 of_output = _together(

@@ -34,6 +34,7 @@ class Settings:
     mlflow: str | None = None
     wandb: str | None = None
     metrics_file: str | None = None
+    profile: str | None = None
     checkpoint_every: int | None = None
     keep: int = 3
     stop_on_nan: bool = True
@@ -93,6 +94,7 @@ class Settings:
             "mlflow": self.mlflow,
             "wandb": self.wandb,
             "metrics_file": self.metrics_file,
+            "profile": self.profile,
             "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
             "stop_on_nan": self.stop_on_nan,

@@ -223,7 +223,9 @@ def train(config: dict[str, Any]) -> None:
             resume=config["resume"],
         )
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
-        wished = wishes.callbacks(config, strategy, lambda: folder.best_model, _writing)
+        wished = wishes.callbacks(
+            config, strategy, feed.callback_steps, lambda: folder.best_model, _writing
+        )
         callbacks = [wait, *wished.of_user, report, *wished.watching, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
             # Above, it would import TensorFlow before import_tensorflow does.

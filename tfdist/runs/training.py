@@ -110,6 +110,7 @@ def train(
     mlflow: str | None = None,
     wandb: str | None = None,
     metrics_file: str | None = None,
+    profile: str | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -163,6 +164,7 @@ def train(
         mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
         wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.
         metrics_file: a file that has the newest numbers in Prometheus' text format.
+        profile: a folder for a trace of some steps by TensorFlow's profiler, as TensorBoard shows.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -232,6 +234,7 @@ def train(
             mlflow=mlflow,
             wandb=wandb,
             metrics_file=metrics_file,
+            profile=profile,
             checkpoint_every=checkpoint_every,
             keep=keep,
             stop_on_nan=stop_on_nan,

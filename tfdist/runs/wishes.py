@@ -59,12 +59,14 @@ def class_weight(config: dict[str, Any]) -> dict[int, float] | None:
 def callbacks(
     config: dict[str, Any],
     strategy: Any,
+    steps: int,
     best_model: Callable[[], Path],
     writing: Callable[[], contextlib.AbstractContextManager],
 ) -> Callbacks:
     """Returns the callbacks that were asked for, on this rank.
 
     Args:
+        steps: that callbacks are told of in an epoch.
         best_model: returns where the best model is written now.
         writing: returns what encloses the writing of a file.
 
@@ -74,7 +76,8 @@ def callbacks(
     import tensorflow as tf
 
     from tfdist.training.best_model import BestModel
-    from tfdist.training.chief_only import called
+    from tfdist.training.chief_only import called, on_chief
+    from tfdist.training.profile import Profile
     from tfdist.training.watched import Watched
 
     made = Callbacks()
@@ -85,6 +88,8 @@ def callbacks(
         made.of_user.append(
             tf.keras.callbacks.TensorBoard(config["tensorboard"], write_graph=False)
         )
+    if config.get("profile"):
+        made.of_user.append(on_chief(Profile(config["profile"], steps)))
     stopping, best = config.get("early_stopping"), config.get("save_best")
     wishes = {"early_stopping": stopping, "save_best": best}
     monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
