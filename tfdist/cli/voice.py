@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -115,8 +116,12 @@ def tell(event: str, **fields: Any) -> None:
     if _voice.events is not None:
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"event": event, "time": time, **_plain(fields)}, allow_nan=False)
-        _voice.events.write(f"{line}\n")
-        _voice.events.flush()
+        try:
+            _voice.events.write(f"{line}\n")
+            _voice.events.flush()
+        except BrokenPipeError:  # Whoever listened has gone, as with `| head`.
+            fall_silent()
+            sys.exit(128 + signal.SIGPIPE)
 
 
 def progress(what: str, done: float, total: float | None, unit: str) -> None:
