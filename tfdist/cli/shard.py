@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfdist.cli import voice
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -247,6 +249,7 @@ def command(
         print(f"tfdist: {note}")
     _print_roles(source, sources[0].roles)
     _print_summary(url_of(out) or str(out), manifest)
+    voice.result(folder=url_of(out) or str(out), splits=voice.splits(manifest))
 
 
 def _fit(crop: bool, pad: bool) -> str | None:
