@@ -8,10 +8,14 @@ VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
 BIN := $(VENV)/bin
 export LANE VENV PYTHON
 
-.PHONY: setup demo test lint bench docs
+.PHONY: setup demo test test-classic lint bench docs
 
 setup:
 	@tools/setup.sh
+
+# One of the lanes; both side by side: make -j2 setup-modern setup-classic
+setup-%:
+	@$(MAKE) --no-print-directory setup LANE=$*
 
 demo: setup
 	@bash examples/demo.sh
@@ -23,6 +27,10 @@ demo: setup
 test: setup
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
+
+# What engines compute and what is read from records: where an older TensorFlow could differ.
+test-classic:
+	@$(MAKE) --no-print-directory test LANE=classic PYTEST_ARGS="tests/conformance tests/strategies tests/records $(PYTEST_ARGS)"
 
 lint: setup
 	@$(BIN)/ruff check .
