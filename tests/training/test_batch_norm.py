@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
-from tfdist.training.batch_norm import install, layers_of, shared_step
+from tfdist.training.batch_norm import layers_of, put_on, shared_step
 from tfdist.training.batch_statistics import local_sums, normalized
+from tfdist.training.binding import Binding
 
 keras = tf.keras
 RNG = np.random.default_rng(0)
@@ -45,7 +46,7 @@ def in_threads(shares, shape, real=None, **options):
     models = []
     for _ in shares:
         model = keras.Sequential([keras.Input(shape), keras.layers.BatchNormalization(**options)])
-        install(model, together, synchronized=True)
+        put_on(Binding(model, together), synchronized=True)
         models.append(model)
 
     def run(index):
@@ -89,7 +90,7 @@ def test_frozen_layers_and_inference_reduce_nothing():
         def sum(self, tensor, name):
             raise AssertionError("nothing is to be reduced")
 
-    install(model, Never(), synchronized=True)
+    put_on(Binding(model, Never()), synchronized=True)
     x = RNG.normal(size=(4, 3)).astype(np.float32)
     before = model.get_weights()
     with shared_step(is_real=tf.constant(True)):
@@ -112,7 +113,7 @@ def test_layers_of_nested_models_are_found():
 def test_a_mask_that_would_be_ignored_is_refused():
     masked = [keras.layers.Masking(), keras.layers.BatchNormalization()]
     model = keras.Sequential([keras.Input((3, 2)), *masked])
-    install(model, Alone(), synchronized=True)
+    put_on(Binding(model, Alone()), synchronized=True)
     with shared_step(is_real=tf.constant(True)), pytest.raises(ModelError, match="with a mask"):
         model(np.ones((4, 3, 2), np.float32), training=True)
 

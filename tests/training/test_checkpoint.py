@@ -20,6 +20,7 @@ from tfdist.records import write
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
 from tfdist.training import checkpoint
+from tfdist.training.binding import Binding
 from tfdist.training.checkpoint import Checkpoints, DataState, Position, Start
 from tfdist.training.checkpoint_files import LOCK
 from tfdist.training.folder_lock import FolderLock
@@ -235,7 +236,7 @@ def restored(folder):
     model = new_model()
     model.optimizer.build(model.trainable_variables)
     keeper = Checkpoints(folder, resume=True)
-    start = keeper.bind(model, Alone(), data)
+    start = keeper.bind(Binding(model, Alone()), data)
     keeper.release()
     optimizer = [variable.numpy() for variable in model.optimizer.variables]
     return start.position, [*model.get_weights(), *optimizer]
@@ -443,13 +444,13 @@ def test_a_second_break_in_an_epoch_remembers_who_began_it(tmp_path):
     data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)
     model = new_model()
     model.optimizer.build(model.trainable_variables)
-    keeper.bind(model, Alone(), data, begun_at=Start(Position(1, 2), parts=3))
+    keeper.bind(Binding(model, Alone()), data, begun_at=Start(Position(1, 2), parts=3))
     found = []
     for position in (Position(1, 4), Position(2, 2)):
         keeper._save(position, [])
         keeper.release()
         reader = Checkpoints(tmp_path, resume=True)
-        found.append(reader.bind(model, Alone(), data).parts)
+        found.append(reader.bind(Binding(model, Alone()), data).parts)
         reader.release()
     assert found == [3, 1]
 

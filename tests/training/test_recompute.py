@@ -10,9 +10,15 @@ import tensorflow as tf
 from tensorflow import keras
 
 from tfdist.errors import ModelError, OptionError
+from tfdist.strategies.single import Alone
+from tfdist.training.binding import Binding
 from tfdist.training.recompute import Recomputation
 
 layers = keras.layers
+
+
+def bound(model):
+    return Binding(model, Alone())
 
 
 def compiled(*inner: Any, shape: tuple = (8,)) -> keras.Model:
@@ -22,7 +28,7 @@ def compiled(*inner: Any, shape: tuple = (8,)) -> keras.Model:
 
 
 def blocks(*inner: Any, names: Any = None, shape: tuple = (8,)) -> list[str]:
-    return Recomputation(compiled(*inner, shape=shape), names).blocks
+    return Recomputation(bound(compiled(*inner, shape=shape)), names).blocks
 
 
 def gradients(model: keras.Model, recomputation: Recomputation, x: Any) -> Any:
@@ -86,7 +92,7 @@ def test_the_same_units_drop_out_both_times():
     """The gradient of the weights of a sum is the sum of what has passed: the mask shows in it."""
     scale = layers.EinsumDense("...x,x->...x", output_shape=(400,), kernel_initializer="ones")
     model = compiled(layers.Dropout(0.5, name="drop"), scale, shape=(400,))
-    recomputation = Recomputation(model, ["drop", scale.name])
+    recomputation = Recomputation(bound(model), ["drop", scale.name])
     x = np.ones((3, 400), np.float32)
     y, (gradient,) = gradients(model, recomputation, x)
     np.testing.assert_array_equal(np.sum(y, 0), gradient)
@@ -100,7 +106,7 @@ def test_layers_that_draw_by_themselves_are_refused():
 
     model = compiled(layers.Dense(8, name="a"), Noise(name="noise"), layers.Dense(1))
     with pytest.raises(OptionError, match=r"the same random numbers each time.*random_normal"):
-        gradients(model, Recomputation(model, ["a", "noise"]), np.ones((2, 8), np.float32))
+        gradients(model, Recomputation(bound(model), ["a", "noise"]), np.ones((2, 8), np.float32))
 
 
 def test_layers_that_change_variables_are_refused():
@@ -114,14 +120,14 @@ def test_layers_that_change_variables_are_refused():
 
     model = compiled(layers.Dense(8, name="a"), Counts(name="counts"), layers.Dense(1))
     with pytest.raises(ModelError, match=r"must not change variables.*in counts"):
-        gradients(model, Recomputation(model, ["a", "counts"]), np.ones((2, 8), np.float32))
+        gradients(model, Recomputation(bound(model), ["a", "counts"]), np.ones((2, 8), np.float32))
 
 
 def test_operations_are_in_the_graph_twice_and_wait_for_the_way_back():
     def products(names: list[str]) -> tuple[int, int]:
         """Returns how many there are, and how many wait for more than their inputs."""
         model = compiled(*(layers.Dense(8, name=f"d{n}", use_bias=False) for n in range(4)))
-        recomputation = Recomputation(model, names)
+        recomputation = Recomputation(bound(model), names)
 
         @tf.function(input_signature=[tf.TensorSpec([2, 8])])
         def step(x: tf.Tensor) -> Any:
@@ -144,5 +150,5 @@ def test_evaluation_and_prediction_are_those_of_keras():
     model = compiled(layers.Dropout(0.5), layers.Dense(3))
     x = np.ones((2, 8), np.float32)
     before = model.predict(x, verbose=0)
-    Recomputation(model, None)
+    Recomputation(bound(model), None)
     np.testing.assert_array_equal(model.predict(x, verbose=0), before)

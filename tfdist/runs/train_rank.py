@@ -213,7 +213,7 @@ def train(config: dict[str, Any]) -> None:
             keep=config["keep"],
             resume=config["resume"],
         )
-        checkpoints.writing = lambda: _keeping(folder, checkpoints, report, strategy)
+        checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
         callbacks = [wait, report, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
             # Above, it would import TensorFlow before import_tensorflow does.
@@ -242,12 +242,13 @@ def train(config: dict[str, Any]) -> None:
         if "test" in splits:
             data = dataset("test", False)
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
-        from tfdist.training.keras_api import metric_names
+        from tfdist.training.binding import binding_of
 
+        metric_names = binding_of(model, needed_by="the summary of a training").metric_names
         with _writing():
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
-            summary = _summary(config, strategy, metric_names(model), report, test)
+            summary = _summary(config, strategy, metric_names, report, test)
             write_json(folder.metrics, summary)
             folder.replace_earlier()  # Where no epoch was worth a checkpoint.
     emit({"event": "done", "long": True})  # Engines take seconds to part.

@@ -80,16 +80,16 @@ class DataParallel(Strategy):
         return Scaling(self._lr_scaling, self._warmup_epochs, self.connect().planned_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
-        from tfdist.training.install import install
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding
         from tfdist.training.precision import check_follows, policy
         from tfdist.training.stateful import explained
 
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
         check_follows(model, self.precision)
-        return install(
-            model,
-            self.connect(),
+        return assemble(
+            Binding(model, self.connect()),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,

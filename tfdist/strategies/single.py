@@ -10,14 +10,21 @@ from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective, OneProcess
+from tfdist.training.collective import Collective, OneProcess, Saving
 
 
 class Alone(OneProcess):
-    """One replica in one process: every reduction is the value itself."""
+    """One replica in one process: every reduction is the value itself.
+
+    Args:
+        saving: what checkpoints need of an engine whose replicas share no batch.
+    """
 
     num_replicas = 1
     steps_await_batches = True
+
+    def __init__(self, saving: Saving | None = None):
+        self.saving = saving or Saving()
 
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor

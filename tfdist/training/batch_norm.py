@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training.batch_statistics import local_sums, move_statistics, normalized
+from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
 from tfdist.training.keras_api import all_raw, keeps_unbiased_variance, layers_in
@@ -112,15 +113,15 @@ def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]
     return [layer for layer in layers_in(model) if isinstance(layer, kind)]
 
 
-def install(model: tf.keras.Model, collective: Collective, *, synchronized: bool) -> None:
-    """Makes every BatchNormalization layer of ``model`` follow the shared train step.
+def put_on(binding: Binding, *, synchronized: bool) -> None:
+    """Makes every BatchNormalization layer of a model follow the shared train step.
 
     Args:
         synchronized: whether the statistics are those of the microbatches of all replicas
             together. Otherwise each replica has its own; layers made with ``synchronized=True``
             have those of all even then.
     """
-    for layer in layers_of(model):
+    for layer in layers_of(binding.model):
         if getattr(layer, "renorm", False):  # Of Keras 3.
             raise ModelError(
                 "BatchNormalization must normalize with the statistics of the batch where that is "
@@ -128,7 +129,8 @@ def install(model: tf.keras.Model, collective: Collective, *, synchronized: bool
                 received=f"layer '{layer.name}' with renorm=True",
                 mend="Leave renorm out, or use strategy 'single'",
             )
-        layer.call = _Shared(layer, collective, synchronized or _asks_for_all(layer)).as_method()
+        shared = _Shared(layer, binding.collective, synchronized or _asks_for_all(layer))
+        binding.put(layer, "call", shared.as_method())
 
 
 def _asks_for_all(layer: tf.keras.layers.BatchNormalization) -> bool:

@@ -152,9 +152,18 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
         self._survival: Survival | None = None
         self._watchers: list[Any] = []
         self._infinite: set[str] = set()
-        self.is_last_fit = True
-        #: Steps of the next fit's first epoch that the callbacks have been told of before it.
-        self.steps_before = 0
+        self._is_last_fit = True
+        self._steps_before = 0
+
+    def begin_fit(self, *, is_last: bool, steps_before: int) -> None:
+        """Tells of the call of Keras' fit that comes.
+
+        Args:
+            is_last: whether the training ends with it.
+            steps_before: steps of its first epoch that the callbacks have been told of before it.
+        """
+        self._is_last_fit = is_last
+        self._steps_before = steps_before
 
     def go_on_with(self, survival: Survival) -> None:
         """Has it told of each step and epoch, after all callbacks."""
@@ -190,15 +199,15 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        super().on_train_batch_begin(batch + self.steps_before, logs)
+        super().on_train_batch_begin(batch + self._steps_before, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        super().on_train_batch_end(batch + self.steps_before, logs)
+        super().on_train_batch_end(batch + self._steps_before, logs)
         if self._collective.num_processes > 1 and self.model.stop_training:
             self._stop_wanted = True
             self.model.stop_training = False
         if self._survival is not None:
-            self._survival.step_done(self._epoch_begun, batch + self.steps_before + 1)
+            self._survival.step_done(self._epoch_begun, batch + self._steps_before + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if self._survival is not None and self._survival.has_ended_before(epoch):
@@ -225,5 +234,5 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             )
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        if self.is_last_fit or self.model.stop_training:
+        if self._is_last_fit or self.model.stop_training:
             super().on_train_end(logs)

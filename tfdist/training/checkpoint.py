@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.training import callback_state, checkpoint_files
-from tfdist.training.collective import Collective
+from tfdist.training.binding import Binding
 from tfdist.training.folder_lock import FolderLock
 from tfdist.training.keras_api import saved
 from tfdist.training.stateful import stateful_layers
@@ -57,8 +57,6 @@ class Checkpoints(tf.keras.callbacks.Callback):
     Attributes:
         directory, resume: as given.
         start: where the fit has begun, once it has.
-        writing: returns a context that encloses the writing of a checkpoint; an empty one unless
-            replaced.
 
     Raises:
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
@@ -83,40 +81,43 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self.directory = Path(directory)
         self.resume = resume
         self.start = Start()
-        self.writing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+        self._enclosing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._every_steps = every_steps
         self._keep = keep
         self._manager: tf.train.CheckpointManager | None = None
         self._lock: FolderLock | None = None
         self._has_warned = False
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
-        #: Raises when what was read of the epoch so far must not be kept.
-        self.before_writing: Callable[[], None] | None = None
+        self._confirm: Callable[[], None] | None = None
         self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
 
     def bind(
         self,
-        model: tf.keras.Model,
-        collective: Collective,
+        binding: Binding,
         data: DataState,
         *,
         begun_at: Start | None = None,
+        confirm: Callable[[], None] | None = None,
     ) -> Start:
-        """Makes ready to save ``model``, and restores the last checkpoint when asked to.
+        """Makes ready to save a built model, and restores the last checkpoint when asked to.
 
         The chief reads; the caller hands weights and optimizer state on to the other processes.
 
         Args:
             begun_at: the first step of a fit that other processes are in the middle of; nothing is
                 restored, and none of them takes part in this.
+            confirm: raises when what was read of the epoch so far must not be kept.
 
         Raises:
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
+        model, collective = binding.model, binding.collective
         self._collective = collective
         self._fitted = model
+        self._results = binding.results
+        self._confirm = confirm
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = _State(data)
@@ -144,6 +145,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._manager = self._managed(checkpoint)
         self.go_on_at(self.start.position)
         return self.start
+
+    def enclose_writing(self, enclosing: Callable[[], contextlib.AbstractContextManager]) -> None:
+        """Has each checkpoint be written within the context that ``enclosing`` returns."""
+        self._enclosing = enclosing
 
     def move(self, directory: Path) -> None:
         """Goes on in another folder, into which the caller has moved what was in this one."""
@@ -261,7 +266,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         is_due = step // self._every_steps > self._last_step // self._every_steps
         self._last_step = step
         if is_due and step < self._state.data.steps_per_epoch:
-            state = self.model.get_metrics_result.merged_state()
+            state = self._results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -270,8 +275,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def _save(
         self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None
     ) -> None:
-        if position.step and self.before_writing is not None:
-            self.before_writing()
+        if position.step and self._confirm is not None:
+            self._confirm()
         if not self._collective.is_chief and not self._collective.reads_together:
             return
         assert self._manager is not None, "bind() comes before the fit"
@@ -285,7 +290,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         )
         number = position.epoch * self._state.data.steps_per_epoch + position.step
         try:
-            with self.writing():
+            with self._enclosing():
                 self._write(number, is_sound=math.isfinite((logs or {}).get("loss", 0.0)))
         except TfdistError:
             raise

@@ -63,6 +63,10 @@ class Collective(abc.ABC):
         """Replicas that the job was asked for: the learning rate's rule counts these."""
         return self.num_replicas
 
+    def programs(self, model: Any) -> dict[str, Any]:
+        """Returns what Keras' loops over ``model`` must call instead: name of a method -> that."""
+        return {}
+
     # Inside a step, on one replica --------------------------------------------------------------
 
     @abc.abstractmethod

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.binding import Binding
 from tfdist.training.keras_api import compiling, is_of_another_scope
 
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
@@ -48,8 +49,9 @@ def check_scope(model: tf.keras.Model) -> None:
         )
 
 
-def on_compile(model: tf.keras.Model, then: Callable[[], None]) -> None:
-    """Calls ``then`` whenever ``model`` is compiled anew."""
+def watched(binding: Binding) -> Callable[..., None]:
+    """Returns the ``compile`` of a built model, which tells its binding."""
+    model = binding.model
     compile_model = model.compile
 
     @functools.wraps(compile_model)
@@ -58,6 +60,6 @@ def on_compile(model: tf.keras.Model, then: Callable[[], None]) -> None:
             compile_model(*args, **options)
         check_optimizer(model)
         check_scope(model)
-        then()
+        binding.compiled()
 
-    model.compile = compiled
+    return compiled

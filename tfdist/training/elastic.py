@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdist.errors import LaunchError
 from tfdist.training import callback_state, kept_training
+from tfdist.training.binding import Binding
 from tfdist.training.checkpoint import Position, Start
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import (
@@ -134,8 +135,8 @@ class Survival:
     """Keeps one fit going.
 
     Args:
-        model: the one that trains; its optimizer has all its variables.
-        collective: the processes.
+        binding: of the model that trains, on processes that may change; its optimizer has all its
+            variables.
         callbacks: of the fit. What Keras' own have noted, as the best loss so far, is given to a
             process that joins.
         history: that the fit returns; given to a process that joins, too.
@@ -145,15 +146,15 @@ class Survival:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        collective: ElasticCollective,
+        binding: Binding,
         callbacks: Sequence[Any],
         history: tf.keras.callbacks.History,
         epochs: int,
         steps_per_epoch: int,
     ):
-        self._model = model
-        self._collective = collective
+        self._model = binding.model
+        self._results = binding.results
+        self._collective: Any = binding.collective
         self._callbacks = callbacks
         self._history = history
         self._epochs = epochs
@@ -231,7 +232,7 @@ class Survival:
         # An execution of several steps may pass over the one that was due.
         is_due = step // every > (last.step if epoch == last.epoch else 0) // every
         if is_due and step < self._steps_per_epoch:
-            state = self._model.get_metrics_result.merged_state()
+            state = self._results.merged_state()
             flat = np.concatenate([np.ravel(array).astype(np.float64) for array in state])
             self._commit(Position(epoch, step), flat)
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +14,9 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
 from tfdist.training import by_hand, coupling, data_wait, early_variables, keras_api, tracing
 from tfdist.training.adapted import check_vocabularies, follow_variables
+from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
-from tfdist.training.collective import Collective
 from tfdist.training.data_errors import (
     check_free_lengths,
     check_inputs,
@@ -26,8 +25,8 @@ from tfdist.training.data_errors import (
     explain_loss_error,
     explain_shape_error,
 )
-from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed
+from tfdist.training.membership import Fit, membership_of
 from tfdist.training.own_steps import optimizers_of
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
@@ -47,8 +46,7 @@ class Runs:
 
     def __init__(
         self,
-        model: tf.keras.Model,
-        collective: Collective,
+        binding: Binding,
         scaling: Scaling,
         strategy_name: str,
         dataset: Callable[..., Feed],
@@ -56,15 +54,16 @@ class Runs:
         *,
         divides: bool,
     ):
-        self._model = model
-        self._collective = collective
-        self._is_elastic = isinstance(collective, ElasticCollective)
-        self._is_surviving = False  # Whether a fit mends losses, those in its callbacks too.
+        self._binding = binding
+        self._results = binding.results
+        model = self._model = binding.model
+        self._collective = binding.collective
+        self._membership = membership_of(binding)
         self._strategy_name = strategy_name
         self._dataset = dataset
         self._check = check
         self._divides = divides
-        self._tried: Any = self  # The losses that are known to divide, or to be warned of.
+        self._tried: int | None = None  # Compilation whose losses divide, or are warned of.
         self._keras_fit = model.fit
         self._keras_evaluate = model.evaluate
         self._keras_predict = model.predict
@@ -95,17 +94,17 @@ class Runs:
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.evaluate, args) | options
         if options.get("_use_cached_eval_dataset"):  # The validation of a fit.
-            with self._model.get_metrics_result.without_carried():
+            with self._results.without_carried():
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             return self._keras_evaluate(x, **options)
-        return self._mended(self._evaluate_feed, self._as_feed(x, options), options)
+        return self._run_again_if_lost(self._evaluate_feed, self._as_feed(x, options), options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
             return self._keras_predict(x, **options)
-        return self._mended(self._predict_feed, self._as_feed(x, options), options)
+        return self._run_again_if_lost(self._predict_feed, self._as_feed(x, options), options)
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -162,25 +161,6 @@ class Runs:
             return wait.watched(epochs, feed.steps_per_epoch)
 
         return self._collective.distribute(batches)
-
-    def _parts(self, feed: Feed) -> int:
-        """Processes whose order of records a fit keeps, whatever their number is now."""
-        if self._is_elastic:
-            return self._collective.planned_replicas
-        return 1 if feed.is_in_order else self._collective.num_processes
-
-    def _present(self, feed: Feed) -> Feed:
-        """Returns ``feed`` for the processes that there are now, where they may change."""
-        if not self._is_elastic:
-            return feed
-        if feed.held is not None or feed.records.is_sequential:
-            raise DataError(
-                "the processes of an elastic job must divide records that each of them can read",
-                received="records that hosts hold apart, or that come through pipes",
-                mend="Give each process all records as files or arrays, or use --max-restarts",
-            )
-        processes, process = self._collective.num_processes, self._collective.process
-        return replace(feed, parts=processes, part=process, shared=True)
 
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
@@ -259,14 +239,16 @@ class Runs:
     ) -> tf.keras.callbacks.History:
         model = self._model
         check_labels(model, feed.records.element_spec)
-        feed = self._present(feed.weighted_by_class(class_weight))
+        feed = self._membership.present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
         history = tf.keras.callbacks.History()
         history.on_train_begin()  # There may be nothing left to train.
-        chain = self._chain([*callbacks, history], feed, epochs, self._verbosity(verbose))
+        chain = self._chain(
+            [*callbacks, history], feed, epochs, self._membership.verbosity(verbose)
+        )
 
         def train(start: Start) -> None:
-            present = self._present(feed)
+            present = self._membership.present(feed)
             next_epoch = start.position.epoch or initial_epoch
             feeds = [feed]
             if validation_data is not None:
@@ -278,9 +260,10 @@ class Runs:
                 feeds.append(validation)
 
             def run(first: int, last: int, skip_steps: int = 0) -> None:
-                begun = present.begun_by(start.parts if skip_steps else self._parts(present))
-                chain.is_last_fit = last == epochs
-                chain.steps_before = start.steps_told if skip_steps else 0
+                parts = start.parts if skip_steps else self._membership.parts(present)
+                begun = present.begun_by(parts)
+                told = start.steps_told if skip_steps else 0
+                chain.begin_fit(is_last=last == epochs, steps_before=told)
                 batches = self._batches(begun, first, last, skip_steps, chain.callbacks)
                 early_variables.make_known_metrics(model, feed.records.element_spec)
                 self._keras_fit(
@@ -300,72 +283,41 @@ class Runs:
             if next_epoch >= epochs:
                 for keeper in keepers_among(callbacks):
                     keeper.leave_as_ended()
-            model.get_metrics_result.carried = None
+            self._results.carried = None
             with self._reading(*feeds) as watch:
                 chain.watch_with(watch)
                 if start.position.step and next_epoch < epochs:
                     # Keras' epochs have one length: the rest of the broken one is its own fit.
-                    model.get_metrics_result.carried = start.metric_state
+                    self._results.carried = start.metric_state
                     run(next_epoch, next_epoch + 1, start.position.step)
-                    model.get_metrics_result.carried = None
+                    self._results.carried = None
                     next_epoch = epochs if model.stop_training else next_epoch + 1
                 if next_epoch < epochs:
                     run(next_epoch, epochs)
 
         with released_after(callbacks), tracing.closing(chain.callbacks):
-            if self._is_elastic:
-                self._survive(feed, callbacks, chain, history, epochs, train)
-            else:
-                self._agree_on(feed)
-                train(self._prepare(feed, callbacks))
+            self._membership.run(
+                Fit(
+                    feed=feed,
+                    epochs=epochs,
+                    chain=chain,
+                    history=history,
+                    explained=functools.partial(self._reading, feed),
+                    agree=lambda: self._agree_on(self._membership.present(feed)),
+                    prepare=functools.partial(self._prepare, feed, callbacks),
+                    train=train,
+                )
+            )
         model.history = history
         return history
 
-    def _survive(
-        self,
-        feed: Feed,
-        callbacks: list,
-        chain: JobCallbacks,
-        history: tf.keras.callbacks.History,
-        epochs: int,
-        train: Callable[[Start], None],
-    ) -> None:
-        """Trains on whatever processes there are, from the last commit after each change."""
-        survival = Survival(
-            self._model, self._collective, chain.callbacks, history, epochs, feed.steps_per_epoch
-        )
-        chain.go_on_with(survival)
-
-        def join(begun_at: Start) -> None:
-            self._prepare(feed, callbacks, begun_at)
-            chain.join()
-
-        def agree_and_train(start: Start) -> None:
-            self._agree_on(self._present(feed))
-            train(start)
-
-        early_variables.make_slots(self._model)
-        self._is_surviving = True
-        try:
-            survival.run(
-                lambda: self._reading(feed),
-                begin=lambda: self._prepare(feed, callbacks),
-                join=join,
-                train=agree_and_train,
-            )
-        finally:
-            self._is_surviving = False
-
-    def _mended(self, loop: Callable[..., Any], feed: Feed, options: dict) -> Any:
-        """Runs a loop that trains nothing; once more where a process was lost in it."""
-        if not self._is_elastic or self._is_surviving:
-            return loop(feed, **options)
+    def _run_again_if_lost(self, loop: Callable[..., Any], feed: Feed, options: dict) -> Any:
         explained = functools.partial(self._reading, feed)
-        return repeat(self._model, self._collective, explained, lambda: loop(feed, **options))
+        return self._membership.run_again_if_lost(lambda: loop(feed, **options), explained)
 
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         check_labels(self._model, feed.records.element_spec)
-        feed = self._present(feed)
+        feed = self._membership.present(feed)
         self._agree_on(feed)
         notices = self._notices(verbose)
         with self._reading(feed) as watch, tracing.closing(notices):
@@ -375,13 +327,13 @@ class Runs:
             return self._keras_evaluate(
                 batches,
                 steps=feed.steps_per_epoch,
-                verbose=self._verbosity(verbose),
+                verbose=self._membership.verbosity(verbose),
                 **options,
             )
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
-        feed = self._present(feed)
+        feed = self._membership.present(feed)
         self._agree_on(feed)
         notices = self._notices(verbose)
         with self._reading(feed) as watch, tracing.closing(notices):
@@ -389,7 +341,7 @@ class Runs:
             local = self._keras_predict(
                 self._batches(feed.evaluated(), 0, 1),
                 steps=feed.steps_per_epoch,
-                verbose=self._verbosity(verbose),
+                verbose=self._membership.verbosity(verbose),
                 **options,
             )
         return feed.in_order_of_records(self._collective.gather(local))
@@ -402,10 +354,10 @@ class Runs:
         keras_api.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
-        losses = keras_api.compiled_losses(model)
-        if self._divides and self._collective.is_chief and self._tried is not losses:
+        compilation = self._binding.times_compiled
+        if self._divides and self._collective.is_chief and self._tried != compilation:
             coupling.warn(model, feed.records.element_spec)
-            self._tried = losses
+            self._tried = compilation
         early_variables.make_slots(model)  # They must exist to be restored or sent.
         if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
@@ -417,11 +369,11 @@ class Runs:
                 num_records=feed.num_records,
                 global_batch_size=feed.global_batch_size,
                 steps_per_epoch=feed.steps_per_epoch,
-                parts=self._parts(feed),
+                parts=self._membership.parts(feed),
                 padding=feed.records.padding_code,
             )
-            start = keepers[0].bind(model, self._collective, data, begun_at=begun_at)
-            keepers[0].before_writing = getattr(feed.records, "confirm", None)
+            confirm = getattr(feed.records, "confirm", None)
+            start = keepers[0].bind(self._binding, data, begun_at=begun_at, confirm=confirm)
         if begun_at is None:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras_api.variables_of(one)]
@@ -447,14 +399,14 @@ class Runs:
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.
         own = [EffectiveLearningRate(), *self._notices(verbose)]
-        if self._is_elastic and verbose != 0:  # For whoever is the chief.
+        if self._membership.shows_bar_by_callback and verbose != 0:
             callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
             [*own, *for_process(callbacks, self._collective)],
             self._collective,
-            add_progbar=verbose != 0 and not self._is_elastic,
+            add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,
             verbose=verbose,
             epochs=epochs,
@@ -474,18 +426,13 @@ class Runs:
                 received=f"data of type {type(data).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
-        feed = self._present(feed)
+        feed = self._membership.present(feed)
         self._agree_on(feed)
         return feed
 
     def _notices(self, verbose: Any) -> list[tracing.TracingNotice]:
-        is_shown = self._collective.is_chief and self._verbosity(verbose) != 0
+        is_shown = self._collective.is_chief and self._membership.verbosity(verbose) != 0
         return [tracing.TracingNotice()] if is_shown else []
-
-    def _verbosity(self, verbose: Any) -> Any:
-        if not self._collective.is_chief and not self._is_elastic:
-            return 0
-        return 1 if verbose == "auto" else verbose
 
 
 def by_name(method: Callable, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def state_of(model: tf.keras.Model) -> list[tf.Variable]:
 
 
 class MergedResults:
-    """Replaces ``model.get_metrics_result``: between steps, the results of all processes together.
+    """``model.get_metrics_result``: between steps, the results of all processes together.
 
     Inside a traced step the results stay this process's own, for the progress bar: a reduction in
     each step would cost more than it tells.

@@ -10,9 +10,11 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.training import by_hand, early_variables, keras_api
+from tfdist.training.binding import Binding
 from tfdist.training.data_errors import check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs, by_name
+from tfdist.training.membership import ElasticMembership
 
 
 class RunsAndBatches(Runs):
@@ -21,12 +23,13 @@ class RunsAndBatches(Runs):
     Each process is given the same batch, and takes its part.
     """
 
-    def __init__(self, model: tf.keras.Model, *args: Any, **options: Any):
-        super().__init__(model, *args, **options)
+    def __init__(self, binding: Binding, *args: Any, **options: Any):
+        super().__init__(binding, *args, **options)
+        model = binding.model
         self._keras_train_on_batch = model.train_on_batch
         self._keras_test_on_batch = model.test_on_batch
         self._keras_predict_on_batch = model.predict_on_batch
-        self._prepared_as: Any = None  # The compilation that the ranks agree on.
+        self._prepared_as: int | None = None  # The compilation that the ranks agree on.
 
     def train_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:
         """See ``Model.train_on_batch``; the results are those of all rows."""
@@ -44,9 +47,9 @@ class RunsAndBatches(Runs):
                 return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
-            if self._prepared_as is not keras_api.compilation(self._model):
+            if self._prepared_as != self._binding.times_compiled:
                 self._prepare(feed, [])
-                self._prepared_as = keras_api.compilation(self._model)
+                self._prepared_as = self._binding.times_compiled
             return self._step(feed, "train", **options)
 
     def test_on_batch(self, x: Any, *args: Any, **options: Any) -> Any:
@@ -71,7 +74,7 @@ class RunsAndBatches(Runs):
             ModelError: processes may be lost, and only a loop can be mended.
             DataError: the processes were given different rows.
         """
-        if self._is_elastic:
+        if isinstance(self._membership, ElasticMembership):
             raise ModelError(
                 "an elastic job must train, evaluate and predict in model.fit, evaluate and "
                 "predict, which go on when a process is lost",
@@ -108,7 +111,7 @@ class RunsAndBatches(Runs):
                 watcher.on_train_batch_begin(0)
             with model.distribute_strategy.scope():
                 keras_api.step_function(model, kind)(batches)
-            found = model.get_metrics_result()  # Of all processes; those of the step are not.
+            found = self._results()  # Of all processes; those of the step are not.
             for watcher in watchers:
                 watcher.on_train_batch_end(0)
         results = {
@@ -116,7 +119,7 @@ class RunsAndBatches(Runs):
         }
         if return_dict:
             return results
-        known = [name for name in keras_api.metric_names(model) if name in results]
+        known = [name for name in self._binding.metric_names if name in results]
         listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
         return listed[0] if len(listed) == 1 else listed
 

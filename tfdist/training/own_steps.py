@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.training import keras_api, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
-from tfdist.training.collective import Collective
+from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
 from tfdist.training.running_step import RunningStep, as_running, running_step
 
@@ -56,18 +56,18 @@ def optimizers_of(model: tf.keras.Model) -> list[Any]:
 class OwnSteps:
     """Puts a user's own steps in the place of those that all data-parallel engines share."""
 
-    def __init__(
-        self, model: tf.keras.Model, collective: Collective, options: StepOptions, replica: Any
-    ):
-        self._model = model
-        self._collective = collective
+    def __init__(self, binding: Binding, options: StepOptions, replica: Any):
+        self._binding = binding
+        self._model = binding.model
+        self._collective = binding.collective
+        self._results = binding.results
         self._options = options
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
 
-    def replace(self) -> None:
-        """Takes the place of the steps that the model's class has written anew."""
+    def put_on(self) -> None:
+        """Puts them on the model, where its class has written a step anew."""
         model = self._model
         own = own_steps(model)
         if not own:
@@ -75,9 +75,9 @@ class OwnSteps:
         for name in own:
             given = types.MethodType(getattr(type(model), name), model)
             taken = {"train_step": self._train, "test_step": self._test}.get(name, self._predict)
-            setattr(model, name, _of(taken, given))
-        keras_api.show_once(model)
-        keras_api.on_results(model, self._merged)
+            self._binding.put(model, name, _of(taken, given))
+        for name, value in (keras_api.shown_once() | keras_api.on_results(self._merged)).items():
+            self._binding.put(model, name, value)
 
     # The three steps ----------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class OwnSteps:
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
-            model.get_metrics_result.within_step(),
+            self._results.within_step(),
             as_running(running),
         ):
             results = step(batch)
@@ -138,7 +138,7 @@ class OwnSteps:
 
     def _merged(self, logs: Any) -> Any:
         """Returns what a loop shows: results of metrics are those of all processes."""
-        merged = self._model.get_metrics_result()
+        merged = self._results()
         if not isinstance(logs, dict):
             return logs
         return {

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.training.binding import Binding
 from tfdist.training.keras_api import layers_in, random_generator
 
 _running = threading.local()
@@ -74,7 +75,7 @@ def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
 
 
 def is_seeded(layer: tf.keras.layers.Layer) -> bool:
-    """Whether ``install`` makes the numbers of ``layer``, or of the layers inside, repeatable."""
+    """Whether ``put_on`` makes the numbers of ``layer``, or of the layers inside, repeatable."""
     return any(_draws_at_once(part) for part in layers_in(layer))
 
 
@@ -112,13 +113,13 @@ def augments(layer: tf.keras.layers.Layer) -> bool:
     return kind.startswith("Random") and kind != "RandomFourierFeatures"  # Drawn when it is built.
 
 
-def install(model: tf.keras.Model) -> None:
-    """Lets the layers of ``model`` that draw random numbers follow ``microbatch``."""
-    seeded = (layer for layer in layers_in(model) if _draws_at_once(layer))
+def put_on(binding: Binding) -> None:
+    """Lets the layers of a model that draw random numbers follow ``microbatch``."""
+    seeded = (layer for layer in layers_in(binding.model) if _draws_at_once(layer))
     for number, layer in enumerate(seeded):
         generator = random_generator(layer)
         for name, seeded_draw in _DRAWS.items():
-            setattr(generator, name, _draw(number, getattr(generator, name), seeded_draw))
+            binding.put(generator, name, _draw(number, getattr(generator, name), seeded_draw))
 
 
 def _draw(layer: int, unseeded: Callable, seeded: Callable) -> Callable:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError, unknown_choice
 from tfdist.training import batch_norm, randomness
 from tfdist.training.balanced_cuts import balance
+from tfdist.training.binding import Binding
 from tfdist.training.keras_api import layers_in, mask_of, with_mask
 from tfdist.training.layer_calls import Call, Graph, crossing_bytes, graph_of, inputs_of
 from tfdist.training.logits import logits_of
@@ -51,7 +52,7 @@ class Segment:
 
 
 class Recomputation:
-    """Replaces ``model.call`` in training; anywhere else nothing changes.
+    """Takes the place of a model's ``call`` in training; anywhere else nothing changes.
 
     Args:
         names: of layers and nested models, each computed again as a whole; None chooses.
@@ -61,17 +62,18 @@ class Recomputation:
         OptionError: it has no layer of a given name.
     """
 
-    def __init__(self, model: tf.keras.Model, names: Sequence[str] | None):
+    def __init__(self, binding: Binding, names: Sequence[str] | None):
+        model = binding.model
         graph = graph_of(model, needed_by="recompute", otherwise="leave recompute out")
         bounds = _chosen(graph) if names is None else _named(graph, names)
         self._model = model
         self._segments = _segments(graph, bounds)
         self._outputs = [id(tensor) for tensor in graph.outputs]
         self._seeds = randomness.StepSeeds(model)
-        randomness.install(model)
+        randomness.put_on(binding)
         self._call_whole = model.call
         # A method of the model: Keras' writer of SavedModels traces nothing else.
-        model.call = types.MethodType(self._as_method(), model)
+        binding.put(model, "call", types.MethodType(self._as_method(), model))
 
     @property
     def blocks(self) -> list[str]:

@@ -21,7 +21,7 @@ from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.training import early_variables, keras_api, losses
 from tfdist.training.batch_norm import average_statistics, shared_step
-from tfdist.training.collective import Collective
+from tfdist.training.binding import Binding
 from tfdist.training.gradients import added, when_known
 from tfdist.training.keras_api import function_of, mask_of, with_mask
 from tfdist.training.logits import changed
@@ -37,13 +37,14 @@ class SharedSteps:
     Data are ``(batch, share)``, as from a ``Feed``; on one replica plain batches.
     """
 
-    def __init__(self, model: tf.keras.Model, collective: Collective, options: StepOptions):
-        self._model = model
-        self._collective = collective
+    def __init__(self, binding: Binding, options: StepOptions):
+        model = self._model = binding.model
+        self._collective = binding.collective
+        self._results = binding.results
         self._options = options
         self._recomputation: Recomputation | None = None
         if options.recomputes:
-            self._recomputation = Recomputation(model, options.recomputed_layers)
+            self._recomputation = Recomputation(binding, options.recomputed_layers)
         losses.is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -115,7 +116,7 @@ class SharedSteps:
 
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
-        with model.get_metrics_result.within_step():
+        with self._results.within_step():
             own_kinds = _are_keras_own(keras_api.compiled_metrics(model), model.compute_metrics)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
             if own_kinds or own_results:
@@ -127,7 +128,7 @@ class SharedSteps:
 
             early_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
-            return model.get_metrics_result()
+            return self._results()
 
     def _loss(
         self,

@@ -22,6 +22,8 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import TfdistError
 from tfdist.strategies.mesh import register_layer
+from tfdist.strategies.mesh.model import MeshModel
+from tfdist.training.binding import known_of
 
 L = keras.layers
 RNG = np.random.default_rng(0)
@@ -72,7 +74,7 @@ def memory():
 
     with mesh(1, 2, keep_host_copy=False) as strategy:
         model = strategy.build(model_fn)
-        state = model.on_mesh.state
+        state = known_of(model, MeshModel, "a test").state
         kernel = model.layers[1].kernel
         slot = state.slots[id(kernel), "m"]
         whole = sum(np.prod(v.shape) for v in model.weights) * 4 * 3
@@ -405,7 +407,10 @@ def dropout():
         model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)
         unequal = []
         for variable in model.weights:
-            slices = [part.numpy().tolist() for part in model.on_mesh.state.of(variable).slices]
+            slices = [
+                part.numpy().tolist()
+                for part in known_of(model, MeshModel, "a test").state.of(variable).slices
+            ]
             # Devices 0, 2 and 1, 3 hold the same part of the weights.
             if slices[0] != slices[2] or slices[1] != slices[3]:
                 unequal.append(variable.name)

@@ -12,7 +12,9 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import OptionError
+from tfdist.strategies.single import Alone
 from tfdist.training import randomness
+from tfdist.training.binding import Binding
 
 layers = keras.layers
 NUM = 22
@@ -90,7 +92,7 @@ def test_a_resumed_fit_draws_what_the_unbroken_one_would(expected, tmp_path):
 
 def test_numbers_are_others_in_each_step_microbatch_chunk_layer_and_draw():
     model = keras.Sequential([keras.Input((4000,)), layers.Dropout(0.25), layers.Dropout(0.25)])
-    randomness.install(model)
+    randomness.put_on(Binding(model, Alone()))
     ones = tf.ones((1, 4000))
 
     def drawn(step: int, number: int, chunk: int) -> list[np.ndarray]:

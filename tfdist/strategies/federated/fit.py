@@ -15,9 +15,9 @@ from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.rounds import RoundRunner
 from tfdist.strategies.federated.server import Server
+from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import DataState, keepers_among, released_after
-from tfdist.training.collective import Collective
 from tfdist.training.data_errors import check_inputs, check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.metrics import state_of
@@ -35,7 +35,7 @@ _EVALUATION_BATCH_SIZE = 128
 
 
 class FederatedFit:
-    """Replaces ``fit``; ``evaluate`` and ``predict`` stay those of one device.
+    """Takes the place of ``fit``; ``evaluate`` and ``predict`` stay those of one device.
 
     Args:
         dataset: the strategy's own.
@@ -43,15 +43,15 @@ class FederatedFit:
 
     def __init__(
         self,
-        model: tf.keras.Model,
+        binding: Binding,
         server: Server,
         options: Options,
-        collective: Collective,
         dataset: Callable[..., Any],
     ):
-        self._model = model
+        self._binding = binding
+        model = self._model = binding.model
+        self._collective = binding.collective
         self._server = server
-        self._collective = collective
         self._dataset = dataset
         self._rounds = RoundRunner(model, server, options)
 
@@ -156,13 +156,13 @@ class FederatedFit:
             steps_per_epoch=1,
             parts=len(feed.clients.ids),
         )
-        return keepers[0].bind(model, self._collective, data).position.epoch
+        return keepers[0].bind(self._binding, data).position.epoch
 
     def _results(self, sums: list[np.ndarray]) -> dict[str, float]:
         """Returns the results of the model's metrics from the sums of their state over clients."""
         for variable, value in zip(state_of(self._model), sums, strict=True):
             variable.assign(value)
-        results = self._model.get_metrics_result()
+        results = self._binding.results()
         self._model.reset_metrics()
         return {name: float(value) for name, value in results.items()}
 

@@ -169,7 +169,8 @@ class Federated(OneProcessStrategy):
         from tfdist.strategies.federated.fit import FederatedFit, refuse_one_batch
         from tfdist.strategies.federated.server import Server
         from tfdist.strategies.single import Alone
-        from tfdist.training.install import install
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding, Engine
 
         assert self._engine is not None, "start() comes first"
         model = (
@@ -190,20 +191,17 @@ class Federated(OneProcessStrategy):
                     mend="Give batch_norm='group_norm'",
                 )
         check_model(model, self._options)
-        collective = Alone()
-        install(
-            model,
-            collective,
+        server = Server(self._engine, self._options, model, statistics)
+        binding = Binding(model, Alone(server.saving()))
+        fit = FederatedFit(binding, server, self._options, self.dataset).fit
+        return assemble(
+            binding,
+            engine=Engine(loops={"fit": fit, "train_on_batch": refuse_one_batch}),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
             by_hand="no client took part",
         )
-        server = Server(self._engine, self._options, model, statistics)
-        collective.saving = server.saving()
-        model.fit = FederatedFit(model, server, self._options, collective, self.dataset).fit
-        model.train_on_batch = refuse_one_batch
-        return model
 
     def dataset(
         self,

@@ -1,4 +1,4 @@
-"""Puts a compiled Keras model on a mesh: its own methods, replaced on the instance.
+"""A compiled Keras model on a mesh: what its methods do there.
 
 Outside of a fit the host's weights are the truth, inside of it the slices are. So what a user sets
 before a fit is trained on, and what is read after it is what was trained.
@@ -19,8 +19,13 @@ from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training import keras_api
+from tfdist.training.binding import Engine
 from tfdist.training.collective import Saving
 from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
+
+_LOOPS = (
+    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+)  # fmt: skip
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -47,7 +52,7 @@ def check_model(model: tf.keras.Model) -> None:
 
 
 class MeshModel:
-    """What a model on a mesh has beside the Keras model itself; see ``attach``."""
+    """What a model on a mesh has beside the Keras model itself."""
 
     def __init__(
         self,
@@ -67,7 +72,6 @@ class MeshModel:
         self._keep_host_copy = keep_host_copy
         self._slices_are_newer = False
         self._depth = 0
-        self._replace_methods()
         if not keep_host_copy:
             self.state.release_host()
             self._slices_are_newer = True
@@ -103,22 +107,24 @@ class MeshModel:
 
     # Keras' methods -----------------------------------------------------------------------------
 
-    def _replace_methods(self) -> None:
-        model = self.model
-        for name in ("fit", "evaluate", "predict"):
-            setattr(model, name, self._run(getattr(model, name)))
-        for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-            setattr(model, name, self._run(getattr(model, name)))
-        for name in ("save", "save_weights"):
-            setattr(model, name, self._reads_all(getattr(model, name)))
-        model.get_weights = self._get_weights
-        model.set_weights = self._writes_weights(model.set_weights)
-        model.load_weights = self._reads_file(model.load_weights)
-        self._compile = model.compile
-        model.compile = self._compile_anew
-        model.make_train_function = self._make_train_function
-        model.make_test_function = self._make_test_function
-        model.make_predict_function = self._make_predict_function
+    def engine(self) -> Engine:
+        """Returns what is put on the Keras model."""
+        return Engine(
+            programs={
+                "make_train_function": self._make_train_function,
+                "make_test_function": self._make_test_function,
+                "make_predict_function": self._make_predict_function,
+            },
+            around=(
+                (_LOOPS, self._run),
+                (("save", "save_weights"), self._reads_all),
+                (("get_weights",), lambda _: self._get_weights),
+                (("set_weights",), self._writes_weights),
+                (("load_weights",), self._reads_file),
+            ),
+            compiled=self._compiled,
+            knows=self,
+        )
 
     def _run(self, method: Callable) -> Callable:
         def run(*args: Any, **options: Any) -> Any:
@@ -169,8 +175,7 @@ class MeshModel:
 
         return run
 
-    def _compile_anew(self, *args: Any, **options: Any) -> None:
-        self._compile(*args, **options)
+    def _compiled(self) -> None:
         check_model(self.model)
         self.state.attach_optimizer()
         self.steps = MeshSteps(self.model, self.devices, self.layout, self.state)

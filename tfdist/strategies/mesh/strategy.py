@@ -126,7 +126,8 @@ class Mesh(OneProcessStrategy):
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
         from tfdist.strategies.single import Alone
-        from tfdist.training.install import install
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding
         from tfdist.training.keras_api import has_graph
         from tfdist.training.precision import check_follows, policy
 
@@ -144,10 +145,15 @@ class Mesh(OneProcessStrategy):
                 received=f"{type(model).__name__} '{model.name}'",
                 mend="Build it with keras.Input and keras.Model(inputs, outputs)",
             )
-        collective = Alone()
-        model = install(
+        on_mesh = MeshModel(
             model,
-            collective,
+            MeshDevices(self._batch, self._model, self._devices),
+            Layout(self._layout, self._model),
+            keep_host_copy=self._keep_host_copy,
+        )
+        return assemble(
+            Binding(model, Alone(on_mesh.saving())),
+            engine=on_mesh.engine(),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
@@ -158,13 +164,6 @@ class Mesh(OneProcessStrategy):
                 mend="Call one of these, or use strategy 'single'",
             ),
         )
-        devices = MeshDevices(self._batch, self._model, self._devices)
-        on_mesh = MeshModel(
-            model, devices, Layout(self._layout, self._model), keep_host_copy=self._keep_host_copy
-        )
-        collective.saving = on_mesh.saving()
-        model.on_mesh = on_mesh
-        return model
 
     def describe(self, model: Any, *, global_batch_size: int = 32) -> Description:
         """Prints and returns where each weight of a built model lies, and what a step sends.
@@ -173,14 +172,10 @@ class Mesh(OneProcessStrategy):
             ModelError: the model was not built by this strategy.
         """
         from tfdist.strategies.mesh.description import describe
+        from tfdist.strategies.mesh.model import MeshModel
+        from tfdist.training.binding import known_of
 
-        on_mesh = getattr(model, "on_mesh", None)
-        if on_mesh is None:
-            raise ModelError(
-                "describe must be given a model that strategy.build returned",
-                received=f"{getattr(model, 'name', type(model).__name__)}",
-            )
-        description = describe(on_mesh, global_batch_size)
+        description = describe(known_of(model, MeshModel, "describe"), global_batch_size)
         description.print()
         return description
 

@@ -152,7 +152,4 @@ class MultiWorker(DataParallel):
 
         with self._collective.strategy.scope():
             model = called(model_fn)
-            if isinstance(model_fn, tf.keras.Model):
-                model = clone(model)
-        self._collective.prepare(model)
-        return model
+            return clone(model) if isinstance(model_fn, tf.keras.Model) else model

@@ -114,12 +114,12 @@ class Tasks(Collective):
 
     # Models -------------------------------------------------------------------------------------
 
-    def prepare(self, model: tf.keras.Model) -> None:
-        """Has Keras' loops leave to this worker what only it needs: the bar shows its results.
+    def programs(self, model: tf.keras.Model) -> dict[str, Any]:
+        """See ``Collective``. The bar shows this worker's results.
 
         Predictions of all workers are gathered once, in order, when the loop is over.
         """
-        keras_api.reduce_nothing(model, self.strategy, self._own_rows)
+        return keras_api.reducing_nothing(model, self.strategy, self._own_rows)
 
     def _own_rows(self, value: Any) -> tf.Tensor:
         return tf.concat(self.strategy.experimental_local_results(value), axis=0)

@@ -18,6 +18,7 @@ from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.training import keras_api
+from tfdist.training.binding import Engine
 from tfdist.training.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
@@ -38,7 +39,7 @@ class _Newer(enum.Enum):
 
 
 class AsynchronousSteps:
-    """Replaces the train function of the chief's model: a call hands a batch to a free worker.
+    """The train function of the chief's model: a call hands a batch to a free worker.
 
     The batch travels with the step, so that each is computed once, whichever worker takes it, and
     again elsewhere if that worker is lost. At most two steps for each worker are on their way, and
@@ -66,14 +67,15 @@ class AsynchronousSteps:
         self._step: Any = None
         self._metric_state: list[np.ndarray] = []
 
-    def install(self) -> None:
-        """Makes the model train so, and read what is trained."""
-        model = self._model
-        model.make_train_function = lambda force=False: self._train
-        for name in _READERS:
-            setattr(model, name, self._after_settling(getattr(model, name)))
-        for name in _WRITERS:
-            setattr(model, name, self._after_settling(getattr(model, name), writes=True))
+    def engine(self) -> Engine:
+        """Returns what makes the model train so, and read what is trained."""
+        return Engine(
+            within=(
+                (_READERS, self._after_settling),
+                (_WRITERS, functools.partial(self._after_settling, writes=True)),
+            ),
+            programs={"make_train_function": lambda force=False: self._train},
+        )
 
     def _after_settling(self, method: Callable, *, writes: bool = False) -> Callable:
         @functools.wraps(method)

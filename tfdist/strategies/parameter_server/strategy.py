@@ -180,7 +180,8 @@ class ParameterServer(Strategy):
         )
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps
         from tfdist.strategies.parameter_server.twin import Twin
-        from tfdist.training.install import install
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding
         from tfdist.training.precision import check_follows, policy
         from tfdist.training.stateful import refuse_stateful
 
@@ -207,11 +208,10 @@ class ParameterServer(Strategy):
             cluster.watch,
             cluster.num_workers,
         )
-        steps.install()
         self._steps.append(steps)
-        return install(
-            model,
-            Servers(steps),
+        return assemble(
+            Binding(model, Servers(steps)),
+            engine=steps.engine(),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,

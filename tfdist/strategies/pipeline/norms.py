@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import batch_norm, batch_statistics
+from tfdist.training.binding import Binding
 
 _running = threading.local()
 
@@ -43,11 +44,12 @@ def microbatch(
         del _running.now
 
 
-def install(model: tf.keras.Model) -> None:
-    """Lets every BatchNormalization of ``model`` follow ``microbatch``."""
-    for layer in batch_norm.layers_of(model):
+def put_on(binding: Binding) -> None:
+    """Lets every BatchNormalization of a model follow ``microbatch``."""
+    for layer in batch_norm.layers_of(binding.model):
         # A method of the layer: Keras' writer of SavedModels traces nothing else.
-        layer.call = types.MethodType(_of_layer(_MicrobatchCall(layer)), layer)
+        call = types.MethodType(_of_layer(_MicrobatchCall(layer)), layer)
+        binding.put(layer, "call", call)
 
 
 def _of_layer(replacement: Any) -> Any:

@@ -18,6 +18,7 @@ from tfdist.strategies.pipeline.microbatches import Microbatch, divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.batch_statistics import move_statistics
+from tfdist.training.binding import Binding
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.keras_api import loss_anew
 from tfdist.training.layer_calls import Graph, inputs_of
@@ -30,7 +31,7 @@ class PipelineSteps:
 
     def __init__(
         self,
-        model: tf.keras.Model,
+        binding: Binding,
         graph: Graph,
         chunks: tuple[Chunk, ...],
         schedule: Schedule,
@@ -38,7 +39,8 @@ class PipelineSteps:
         recompute: bool,
         frozen: Frozen | None = None,
     ):
-        self.model = model
+        model = self.model = binding.model
+        self._results = binding.results
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
@@ -167,5 +169,5 @@ class PipelineSteps:
         y_pred = self.packed(forward.outputs())
         added = [*regularization, *forward.activity_losses()]
         self.model.compiled_loss(y, y_pred, sample_weight, regularization_losses=added or None)
-        with self.model.get_metrics_result.within_step():
+        with self._results.within_step():
             return self.model.compute_metrics(x, y, y_pred, sample_weight)

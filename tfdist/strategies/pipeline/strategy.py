@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import OptionError
 from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.one_process import OneProcessStrategy
@@ -93,7 +92,6 @@ class Pipeline(OneProcessStrategy):
         )
         self._devices: list[str] = []
         self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
-        self._plans: Any = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
         import tensorflow as tf
@@ -128,17 +126,18 @@ class Pipeline(OneProcessStrategy):
     def build(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
+        from tfdist.strategies.pipeline import norms
         from tfdist.strategies.pipeline.frozen import Frozen
         from tfdist.strategies.pipeline.frozen_cache import FrozenCache
         from tfdist.strategies.pipeline.measure import measure
-        from tfdist.strategies.pipeline.norms import install as install_norms
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training.install import install
+        from tfdist.training import randomness
+        from tfdist.training.assemble import assemble
+        from tfdist.training.binding import Binding, Engine
         from tfdist.training.layer_calls import graph_of
         from tfdist.training.precision import check_follows, policy
-        from tfdist.training.randomness import install as install_randomness
         from tfdist.training.text import warn_of_padding
 
         assert self._devices, "start() comes first"
@@ -170,35 +169,34 @@ class Pipeline(OneProcessStrategy):
         chunks = plan.chunks(self._devices)
         if self._options.microbatches > 1:
             warn_of_padding(model, is_chief=True)
-        install_norms(model)
-        install_randomness(model)
+        binding = Binding(model, Alone())
+        norms.put_on(binding)
+        randomness.put_on(binding)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
-        install(
-            model,
-            Alone(),
-            scaling=self.scaling,
-            strategy_name=self.name,
-            dataset=self.dataset,
-            divides=True,
-            by_hand="the stages took turns, without microbatches",
-        )
         cache = None
         if self._options.frozen_cache is not None:
             cache = FrozenCache(Frozen(model, plan, self._devices), self._options.frozen_folder)
         steps = PipelineSteps(
-            model,
+            binding,
             graph,
             chunks,
             plan.schedule,
             recompute=self._options.recomputes,
             frozen=cache and cache.frozen,
         )
-        model.train_step = steps.train_step
-        model.test_step = steps.test_step
-        model.predict_step = steps.predict_step
-        model.fit = _prepared(model.fit, steps, cache)
-        self._plans[model] = plan
-        return model
+        return assemble(
+            binding,
+            engine=Engine(
+                steps=steps,
+                around=((("fit",), functools.partial(_prepared, steps=steps, cache=cache)),),
+                knows=plan,
+            ),
+            scaling=self.scaling,
+            strategy_name=self.name,
+            dataset=self.dataset,
+            divides=True,
+            by_hand="the stages took turns, without microbatches",
+        )
 
     def dataset(
         self,
@@ -243,14 +241,10 @@ class Pipeline(OneProcessStrategy):
             ModelError: this strategy did not build the model.
         """
         from tfdist.strategies.pipeline.describe import Description
+        from tfdist.strategies.pipeline.plan import Plan
+        from tfdist.training.binding import known_of
 
-        if model not in self._plans:
-            raise ModelError(
-                "describe must be given a model that this strategy has built",
-                received=f"model '{model.name}'",
-                mend="Give what strategy.build returned",
-            )
-        return Description(self._plans[model], tuple(self._devices))
+        return Description(known_of(model, Plan, "describe"), tuple(self._devices))
 
 
 def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:

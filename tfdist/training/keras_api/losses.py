@@ -28,11 +28,6 @@ def compiled_loss(model: tf.keras.Model) -> Any:
     return model._compile_loss if IS_KERAS_3 else model.compiled_loss
 
 
-def compilation(model: tf.keras.Model) -> Any:
-    """Returns an object of which each compilation of ``model`` makes another one."""
-    return model._loss_tracker if IS_KERAS_3 else model.compiled_loss
-
-
 @contextlib.contextmanager
 def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
@@ -93,14 +88,6 @@ def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: An
     metrics = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
     if metrics is not None:
         metrics.update_state(y, y_pred, sample_weight)
-
-
-def metric_names(model: tf.keras.Model) -> list[str]:
-    """Returns the names of the results, those of losses first.
-
-    Keras 3 tells no names of compiled metrics: there they are those of the last results.
-    """
-    return model.get_metrics_result.names if IS_KERAS_3 else model.metrics_names
 
 
 def compute_loss(

@@ -59,10 +59,10 @@ def step_function(model: tf.keras.Model, kind: str) -> Callable[[Any], Any]:
     return getattr(model, f"make_{kind}_function")() or getattr(model, f"{kind}_function")
 
 
-def reduce_nothing(
+def reducing_nothing(
     model: tf.keras.Model, strategy: tf.distribute.Strategy, own_rows: Callable[[Any], Any]
-) -> None:
-    """Keeps Keras' loops from reducing over workers what only this one needs in a step.
+) -> dict[str, Any]:
+    """Returns what keeps Keras' loops from reducing over workers what only this one needs.
 
     Results of a step are those of this worker's first replica, and predictions those of its rows.
     Keras 2 would add up the results of all workers; Keras 3 fails where it tries (keras#20585).
@@ -72,12 +72,12 @@ def reduce_nothing(
         own_rows: what ``strategy.run`` has returned -> the rows of this worker.
     """
     if not IS_KERAS_3:
-        show_once(model)
-        model.make_predict_function = _predictor_2(model, strategy, own_rows)
-        return
-    for kind in ("train", "test"):
-        setattr(model, f"make_{kind}_function", _stepper_3(model, strategy, kind))
-    model.make_predict_function = _predictor_3(model, strategy, own_rows)
+        return shown_once() | {"make_predict_function": _predictor_2(model, strategy, own_rows)}
+    return {
+        "make_train_function": _stepper_3(model, strategy, "train"),
+        "make_test_function": _stepper_3(model, strategy, "test"),
+        "make_predict_function": _predictor_3(model, strategy, own_rows),
+    }
 
 
 def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
@@ -150,13 +150,14 @@ def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
     return make_predict_function
 
 
-def build_nothing_from_data(model: tf.keras.Model) -> None:
-    """Keeps Keras 3 from reading a batch to build a model that was made in a strategy's scope.
+def building_nothing_from_data() -> dict[str, Any]:
+    """Returns what keeps Keras 3 from reading a batch to build a model made in a strategy's scope.
 
     It would take the rows of each replica for numbers to be averaged. All is built before.
     """
-    if IS_KERAS_3:
-        model._maybe_symbolic_build = lambda iterator=None, data_batch=None: None
+    if not IS_KERAS_3:
+        return {}
+    return {"_maybe_symbolic_build": lambda iterator=None, data_batch=None: None}
 
 
 def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
@@ -206,15 +207,15 @@ class Batches(DistributedDataset):
         return self._batches.reduce(initial_state, reduce_func)
 
 
-def show_once(model: tf.keras.Model) -> None:
-    """Has Keras 2 show the first replica's results of a step, and not the sum of all replicas'."""
-    model.distribute_reduction_method = "first"
+def shown_once() -> dict[str, Any]:
+    """Returns what has Keras 2 show the first replica's results of a step, not the sum of all."""
+    return {} if IS_KERAS_3 else {"distribute_reduction_method": "first"}
 
 
-def on_results(model: tf.keras.Model, shown: Callable[[Any], Any]) -> None:
-    """Has the loops of ``model`` show ``shown`` of what a step of the user's own has returned."""
+def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns what has Keras' loops show ``shown`` of what a user's own step has returned."""
     name = "_get_metrics_result_or_logs" if IS_KERAS_3 else "_validate_and_get_metrics_result"
-    setattr(model, name, shown)
+    return {name: shown}
 
 
 def resolve_xla(model: tf.keras.Model) -> None:

@@ -1,0 +1,169 @@
+"""Puts on a model, in one order, what makes it train on a strategy: see ``binding``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training import batch_norm, keras_api
+from tfdist.training.binding import Binding, Engine
+from tfdist.training.by_hand import Watch
+from tfdist.training.collective import Collective
+from tfdist.training.compiled import check_scope, watched
+from tfdist.training.elastic import ElasticCollective
+from tfdist.training.feed import Feed
+from tfdist.training.on_batch import RunsAndBatches
+from tfdist.training.options import StepOptions
+from tfdist.training.own_steps import STEPS, OwnSteps
+from tfdist.training.own_steps import check as check_own_steps
+from tfdist.training.refusals import (
+    refuse_late_slots,
+    refuse_on_keras_3,
+    refuse_own_steps,
+    refuse_steps_within_steps,
+    refuse_xla,
+)
+from tfdist.training.scaling import Scaling
+from tfdist.training.stateful import refuse_stateful
+from tfdist.training.steps import SharedSteps
+from tfdist.training.text import warn_of_padding
+
+_LOOPS = (
+    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+)  # fmt: skip
+_WRITERS = ("save", "save_weights", "export")
+
+
+def assemble(
+    binding: Binding,
+    *,
+    scaling: Scaling,
+    strategy_name: str,
+    dataset: Callable[..., Feed],
+    options: StepOptions | None = None,
+    engine: Engine | None = None,
+    divides: bool = False,
+    by_hand: str | ModelError | None = None,
+) -> tf.keras.Model:
+    """Makes the model of ``binding`` train over its replicas; returns it.
+
+    Args:
+        dataset: the strategy's own; arrays given to fit, evaluate or predict go through it.
+        options: of the train step; None leaves it as it is.
+        engine: what the engine has of its own.
+        divides: whether a batch meets the loss in parts, other than those that the replicas and
+            ``options`` make.
+        by_hand: what a user's own loop over the model's optimizer means on this strategy, or the
+            error that it is; None tells it from the replicas.
+    """
+    model, collective = binding.model, binding.collective
+    engine = binding.engine = engine or Engine()
+    options = options or StepOptions()
+    check_scope(model)
+    is_elastic = isinstance(collective, ElasticCollective)
+    refuse_on_keras_3(is_elastic=is_elastic, options=options)
+    if is_elastic:
+        refuse_late_slots(model)
+    binding.enclose(engine.within)
+    for name, program in (collective.programs(model) | dict(engine.programs)).items():
+        binding.put(model, name, program)
+    binding.put(model, "get_metrics_result", binding.results)
+    shares = collective.shares_batches
+    takes_shared_steps = shares or options.changes_the_step
+    if takes_shared_steps:
+        _put_shared_steps(binding, strategy_name, options)
+    if engine.steps is not None:
+        for name in STEPS:
+            binding.put(model, name, getattr(engine.steps, name))
+    runs = RunsAndBatches(
+        binding,
+        scaling,
+        strategy_name,
+        dataset,
+        _check_step if takes_shared_steps else None,
+        divides=divides or shares or options.accumulate_steps > 1,
+    )
+    for name in _LOOPS:
+        binding.put(model, name, engine.loops.get(name, getattr(runs, name)))
+    binding.enclose(engine.around)
+    _watch_loops_by_hand(binding, by_hand)
+    if engine.compiled is not None:
+        binding.when_compiled(engine.compiled)
+    binding.put(model, "compile", watched(binding))
+    if is_elastic or not collective.is_chief:
+        by_chief = functools.partial(_by_chief, collective=collective)
+        binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
+    return model
+
+
+def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions) -> None:
+    """Puts on the steps that all data-parallel engines share, and what layers do in them."""
+    model, collective = binding.model, binding.collective
+    shares = collective.shares_batches
+    if shares and not isinstance(collective, ElasticCollective):
+        check_own_steps(model, strategy_name, options)
+    else:
+        refuse_own_steps(model, strategy_name)
+    _check_step(model)
+    refuse_stateful(
+        model, "replicas that divide them" if shares else "microbatches or a second pass"
+    )
+    warn_of_padding(model, is_chief=collective.is_chief)
+    keras_api.keep_losses_apart(model)
+    keras_api.draw_by_replica(model)
+    for name, program in keras_api.building_nothing_from_data().items():
+        binding.put(model, name, program)
+    batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
+    steps = SharedSteps(binding, options)
+    for name in STEPS if shares else ("train_step",):
+        binding.put(model, name, getattr(steps, name))
+    if shares:
+        OwnSteps(binding, options, steps.replica).put_on()
+
+
+def _check_step(model: tf.keras.Model) -> None:
+    refuse_xla(model)
+    refuse_steps_within_steps(model)
+
+
+def _watch_loops_by_hand(binding: Binding, by_hand: str | ModelError | None) -> None:
+    collective, model = binding.collective, binding.model
+    replicas = collective.planned_replicas
+    if by_hand is None and replicas > 1:
+        by_hand = (
+            f"one of {replicas} devices did all the work"
+            if collective.num_processes == 1 and not isinstance(collective, ElasticCollective)
+            else f"each of the {replicas} ranks trains a model of its own"
+        )
+    if by_hand is not None:
+        watch = Watch(by_hand, is_chief=collective.is_chief)
+        watch.over(model.optimizer)
+        binding.when_compiled(lambda: watch.over(model.optimizer))
+
+
+def _by_chief(save: Callable, collective: Collective) -> Callable:
+    """Returns ``save`` for a process that leaves it to another one for as long as that is chief."""
+
+    @functools.wraps(save)
+    def save_if_chief(*args: Any, **options: Any) -> None:
+        if collective.is_chief:
+            save(*args, **options)
+
+    return save_if_chief
+
+
+def _written_aside(save: Callable) -> Callable:
+    """Returns ``save`` for a process that must read its part of the model, and keeps no file."""
+
+    @functools.wraps(save)
+    def aside(path: Any, *args: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            save(os.path.join(folder, os.path.basename(path)), *args, **options)
+
+    return aside

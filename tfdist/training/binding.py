@@ -1,0 +1,151 @@
+"""One built model, and all that a strategy has put on it.
+
+A model keeps its class and its file format: what it does otherwise is put on the instance, on its
+layers too, and by its binding alone. From within to without:
+
+1. what ``Engine.within`` encloses: methods that must wait for an engine, Keras' loops among them;
+2. ``Engine.programs``: what Keras' loops call for each step, ``make_train_function`` and its like;
+3. layers that a step divides: BatchNormalization, random numbers, recomputation;
+4. the three steps: those that all share, the user's own on each replica, or ``Engine.steps``;
+5. the loops: ``fit``, ``evaluate`` and ``predict`` and those of one batch, or ``Engine.loops``;
+6. what ``Engine.around`` encloses: loops and files, where weights lie elsewhere between them;
+7. ``compile``, whose hooks run in the order in which they came;
+8. the writers of files, on processes that leave them to the chief.
+
+``assemble`` puts them on in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training.collective import Collective
+from tfdist.training.keras_api import IS_KERAS_3
+from tfdist.training.metrics import MergedResults
+
+# Where a built model keeps its binding: they live as long as each other.
+_PLACE = "_tfdist_binding"
+
+#: Names of methods, and what is made of each: method -> what takes its place.
+Enclosure = tuple[Iterable[str], Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What an engine puts on a model of its own, or instead of what all share.
+
+    Attributes:
+        within: put on first, so that Keras' own loops are enclosed.
+        programs: name of a method or setting of Keras' -> what takes its place.
+        steps: has ``train_step``, ``test_step`` and ``predict_step``.
+        loops: name of a loop -> what takes its place.
+        around: put on last, so that the loops of tfdist are enclosed.
+        compiled: called whenever the model has been compiled anew.
+        knows: whatever the engine needs of the model again, as to describe it.
+    """
+
+    within: tuple[Enclosure, ...] = ()
+    programs: Mapping[str, Any] = field(default_factory=dict)
+    steps: Any = None
+    loops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    around: tuple[Enclosure, ...] = ()
+    compiled: Callable[[], None] | None = None
+    knows: Any = None
+
+
+class Binding:
+    """A built model, the replicas that it trains on, and what has been put on it.
+
+    Attributes:
+        model, collective: as given.
+        results: of the metrics of all processes.
+        engine: what the engine has put on it; set by ``assemble``.
+        put_on: (class, method) of all that was put on the model and its layers, in order.
+        times_compiled: since it was built.
+    """
+
+    def __init__(self, model: tf.keras.Model, collective: Collective):
+        self.model = model
+        self.collective = collective
+        self.results = MergedResults(model, collective)
+        self.engine = Engine()
+        self.put_on: list[tuple[str, str]] = []
+        self.times_compiled = 0
+        self._when_compiled: list[Callable[[], None]] = []
+        vars(model)[_PLACE] = self  # Keras would look for variables in it.
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Puts ``value`` in the place of an attribute of the model, or of one of its layers."""
+        setattr(owner, name, value)
+        self.put_on.append((type(owner).__name__, name))
+
+    def enclose(self, enclosures: Iterable[Enclosure]) -> None:
+        """Puts enclosed methods of the model in their own place."""
+        for names, enclosed in enclosures:
+            for name in names:
+                self.put(self.model, name, enclosed(getattr(self.model, name)))
+
+    def when_compiled(self, then: Callable[[], None]) -> None:
+        """Calls ``then`` whenever the model is compiled anew, after those that came before."""
+        self._when_compiled.append(then)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the results, those of losses first.
+
+        Keras 3 tells no names of compiled metrics: there they are those of the last results.
+        """
+        return self.results.names if IS_KERAS_3 else self.model.metrics_names
+
+    def compiled(self) -> None:
+        """Tells that the model has been compiled anew."""
+        self.times_compiled += 1
+        for then in self._when_compiled:
+            then()
+
+
+_Known = TypeVar("_Known")
+
+
+def known_of(model: Any, kind: type[_Known], needed_by: str) -> _Known:
+    """Returns what an engine knows of a model that it has built: see ``Engine``.
+
+    Args:
+        kind: of what it knows.
+        needed_by: as for ``binding_of``.
+
+    Raises:
+        ModelError: no strategy has built the model, or another one has.
+    """
+    known = binding_of(model, needed_by).engine.knows
+    if not isinstance(known, kind):
+        raise ModelError(
+            f"{needed_by} must be given a model that this strategy has built",
+            received=f"model '{model.name}' of another one",
+            mend="Give what strategy.build returned",
+        )
+    return known
+
+
+def binding_of(model: Any, needed_by: str) -> Binding:
+    """Returns the binding of a built model.
+
+    Args:
+        needed_by: what needs it, for people.
+
+    Raises:
+        ModelError: no strategy has built the model.
+    """
+    binding = vars(model).get(_PLACE) if hasattr(model, "__dict__") else None
+    if binding is None:
+        raise ModelError(
+            f"{needed_by} must be given a model that strategy.build returned",
+            received=f"{getattr(model, 'name', type(model).__name__)}",
+            mend="Give what strategy.build returned",
+        )
+    return binding
