@@ -28,9 +28,11 @@ test: setup
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
 
-# What engines compute and what is read from records: where an older TensorFlow could differ.
+# What an older TensorFlow could do otherwise: what differs, what engines compute, what is read.
+CLASSIC_TESTS := tests/test_compat.py tests/test_environment.py \
+	tests/conformance tests/strategies tests/records
 test-classic:
-	@$(MAKE) --no-print-directory test LANE=classic PYTEST_ARGS="tests/conformance tests/strategies tests/records $(PYTEST_ARGS)"
+	@$(MAKE) --no-print-directory test LANE=classic PYTEST_ARGS="$(CLASSIC_TESTS) $(PYTEST_ARGS)"
 
 lint: setup
 	@$(BIN)/ruff check .
