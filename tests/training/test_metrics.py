@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.single import Alone
+from tfdist.training import step_context
 from tfdist.training.metrics import MergedResults, state_of
 
 keras = tf.keras
@@ -59,7 +60,7 @@ def test_within_a_step_results_are_this_process_own():
     model = updated(data(5))
     own = {name: float(value) for name, value in model.get_metrics_result().items()}
     merged = MergedResults(model, Twice([v.numpy() for v in state_of(updated(data(9)))]))
-    with merged.within_step():
+    with step_context.within(results_are_local=True):
         assert {name: float(value) for name, value in merged().items()} == own
     assert merged() != own
 

@@ -7,7 +7,6 @@ keeps its class, its weights and its file format.
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,16 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training import step_context
 from tfdist.training.batch_statistics import local_sums, move_statistics, normalized
 from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
 from tfdist.training.keras_api import all_raw, keeps_unbiased_variance, layers_in
 from tfdist.training.running_step import running_step
-
-# The forward pass that is being traced. Replicas of one process are traced in threads of their
-# own, which take turns.
-_running = threading.local()
 
 
 @dataclass(frozen=True)
@@ -53,27 +49,15 @@ class _Pass:
         self.kept: list[_Used] | None = None
 
 
-@contextlib.contextmanager
-def shared_step(*, is_real: tf.Tensor, microbatch: int = 0) -> Iterator[None]:
-    """Encloses the forward pass of one microbatch on one replica.
+def shared_step(*, is_real: tf.Tensor, microbatch: int = 0) -> contextlib.AbstractContextManager:
+    """Returns what encloses the forward pass of one microbatch on one replica.
 
     Args:
         is_real: bool [], False when the rows of this replica are padding, which the statistics
             leave out.
         microbatch: its number in the step.
     """
-    with _run(_Pass(is_real, f"batch_norm.{microbatch}")):
-        yield
-
-
-@contextlib.contextmanager
-def _run(one: _Pass) -> Iterator[None]:
-    before = getattr(_running, "now", None)
-    _running.now = one
-    try:
-        yield
-    finally:
-        _running.now = before
+    return step_context.within(norms=_Pass(is_real, f"batch_norm.{microbatch}"))
 
 
 class Repeatable:
@@ -88,7 +72,7 @@ class Repeatable:
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
-        self._first = getattr(_running, "now", None)
+        self._first = step_context.current().norms
         if self._first is None:
             yield
             return
@@ -103,7 +87,8 @@ class Repeatable:
         if self._first is None:
             yield
             return
-        with _run(_Pass(self._first.is_real, self._first.name, iter(self._kept))):
+        again = _Pass(self._first.is_real, self._first.name, iter(self._kept))
+        with step_context.within(norms=again):
             yield
 
 
@@ -161,7 +146,7 @@ class _Shared:
         def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
             if not self._layer.trainable:
                 training = False
-            if training is True and getattr(_running, "now", None) is not None:
+            if training is True and step_context.current().norms is not None:
                 if mask is not None and not _ignores_masks(self._layer):
                     raise ModelError(
                         "BatchNormalization must not follow a mask where a batch is divided among "
@@ -175,7 +160,7 @@ class _Shared:
         return types.MethodType(call, self._layer)
 
     def _train(self, inputs: tf.Tensor) -> tf.Tensor:
-        now, layer = _running.now, self._layer
+        now, layer = step_context.current().norms, self._layer
         used = None if now.known is None else next(now.known)
         center = tf.identity(layer.moving_mean) if used is None else used.center
         local = local_sums(layer, inputs, center, now.is_real)

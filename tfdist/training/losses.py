@@ -7,15 +7,14 @@ the sum is the loss of one device. That holds for every loss of that form, a use
 ``compute_loss`` included.
 
 Nobody else may scale. So Keras' own division by its count of replicas is undone where it happens
-(``AsOnOneDevice``, in Keras 3 ``keras_api.undivided``), and a metric that is told one number a
-batch, as in ``compute_loss`` or ``add_metric``, counts it with the same factor (``counted_as``).
+(``AsOnOneDevice``, in Keras 3 ``keras_api.ask_whether_undivided``), and a metric that is told one
+number a batch, as in ``compute_loss`` or ``add_metric``, counts it with the same factor
+(``counted_as``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,11 +22,10 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import keras_api
+from tfdist.training import keras_api, step_context
 from tfdist.training.collective import Collective
 
 _MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
-_step = threading.local()  # Replicas of one process run in threads of their own.
 
 
 class AsOnOneDevice:
@@ -71,7 +69,7 @@ def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
         return
 
     def update_state(values: Any, sample_weight: Any = None) -> Any:
-        part = getattr(_step, "part", None)
+        part = step_context.current().part
         values = tf.convert_to_tensor(values)
         if part is None or sample_weight is not None or values.shape.rank != 0:
             return given(values, sample_weight=sample_weight)
@@ -97,19 +95,13 @@ def uncounted(collective: Collective) -> float:
     return collective.num_replicas / tf.distribute.get_strategy().num_replicas_in_sync
 
 
-@contextlib.contextmanager
-def counted_as(part: tf.Tensor) -> Iterator[None]:
-    """Encloses the work of one replica: metrics count one number of its rows as ``part``.
+def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
+    """Returns what encloses the work of one replica, whose losses are means of its own rows.
 
-    part: float [].
+    Metrics count one number of these rows as ``part``, float [].
     """
-    before = getattr(_step, "part", None)
-    _step.part = part
-    try:
-        with keras_api.undivided():
-            yield
-    finally:
-        _step.part = before
+    keras_api.ask_whether_undivided()
+    return step_context.within(part=part, is_undivided=True)
 
 
 def has_own_compute_loss(model: tf.keras.Model) -> bool:

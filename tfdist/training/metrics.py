@@ -8,13 +8,13 @@ of results, weighted or not, does not.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.training import step_context
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import all_raw
 
@@ -39,16 +39,6 @@ class MergedResults:
         self.carried: Any | None = None
         #: What the last results were called.
         self.names: list[str] = []
-        self._step = threading.local()  # Replicas of one process run in threads of their own.
-
-    @contextlib.contextmanager
-    def within_step(self) -> Iterator[None]:
-        """Encloses a step: results are this process's own, in eager execution too."""
-        self._step.running = True
-        try:
-            yield
-        finally:
-            self._step.running = False
 
     @contextlib.contextmanager
     def without_carried(self) -> Iterator[None]:
@@ -60,7 +50,7 @@ class MergedResults:
             self.carried = carried
 
     def __call__(self) -> dict[str, Any]:
-        if not tf.executing_eagerly() or getattr(self._step, "running", False):
+        if not tf.executing_eagerly() or step_context.current().results_are_local:
             return self._local_results()
         variables = state_of(self._model)
         local = [variable.numpy() for variable in variables]

@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import keras_api, losses
+from tfdist.training import keras_api, losses, step_context
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
-from tfdist.training.running_step import RunningStep, as_running, running_step
+from tfdist.training.running_step import RunningStep, running_step
 
 STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
@@ -88,7 +88,7 @@ class OwnSteps:
             _share_gradients(optimizer)
         with (
             shared_step(is_real=share[0] > 0),
-            keras_api.on_replica(self._replica),
+            step_context.within(replica=self._replica),
         ):
             results = self._counted(step, batch, share)
         if not self._options.sync_batch_norm:
@@ -112,8 +112,7 @@ class OwnSteps:
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
-            self._results.within_step(),
-            as_running(running),
+            step_context.within(results_are_local=True, own_step=running),
         ):
             results = step(batch)
         for variable in _states(model):  # Rows of padding count nothing, whatever the metric.

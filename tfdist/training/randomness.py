@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,10 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.training import step_context
 from tfdist.training.binding import Binding
 from tfdist.training.keras_api import layers_in, random_generator
-
-_running = threading.local()
 
 # Operations whose results are others each time they run.
 _UNSEEDED = (
@@ -49,6 +47,21 @@ _AMOUNTS = ("factor", "height_factor", "width_factor")
 _RATES = ("dropout", "recurrent_dropout", "_dropout")
 
 
+class _Draws:
+    """The random numbers that layers draw in one forward pass of a microbatch."""
+
+    def __init__(self, seed: tf.Tensor):
+        self._seed = seed
+        self._count: dict[int, int] = {}
+
+    def seed_of_next(self, layer: int) -> tf.Tensor:
+        """Returns the seed of the next numbers of a layer, int32 [2]."""
+        turn = self._count.get(layer, 0)
+        self._count[layer] = turn + 1
+        fold_in = tf.random.experimental.stateless_fold_in
+        return fold_in(fold_in(self._seed, layer), turn)
+
+
 class StepSeeds:
     """The seeds of a model's steps."""
 
@@ -66,12 +79,9 @@ class StepSeeds:
 def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
     """Encloses a forward pass of microbatch ``number`` through ``chunk``, in training."""
     folded = tf.random.experimental.stateless_fold_in(step_seed, number)
-    _running.seed = tf.random.experimental.stateless_fold_in(folded, chunk)
-    _running.draws = {}
-    try:
+    draws = _Draws(tf.random.experimental.stateless_fold_in(folded, chunk))
+    with step_context.within(draws=draws):
         yield
-    finally:
-        del _running.seed, _running.draws
 
 
 def is_seeded(layer: tf.keras.layers.Layer) -> bool:
@@ -124,12 +134,10 @@ def put_on(binding: Binding) -> None:
 
 def _draw(layer: int, unseeded: Callable, seeded: Callable) -> Callable:
     def draw(*args: Any, **options: Any) -> tf.Tensor:
-        if not hasattr(_running, "seed"):
+        draws = step_context.current().draws
+        if draws is None:
             return unseeded(*args, **options)
-        turn = _running.draws.get(layer, 0)
-        _running.draws[layer] = turn + 1
-        fold_in = tf.random.experimental.stateless_fold_in
-        return seeded(fold_in(fold_in(_running.seed, layer), turn), *args, **options)
+        return seeded(draws.seed_of_next(layer), *args, **options)
 
     return draw
 

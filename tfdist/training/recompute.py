@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError, unknown_choice
-from tfdist.training import batch_norm, randomness
+from tfdist.training import batch_norm, randomness, step_context
 from tfdist.training.balanced_cuts import balance
 from tfdist.training.binding import Binding
 from tfdist.training.keras_api import layers_in, mask_of, with_mask
 from tfdist.training.layer_calls import Call, Graph, crossing_bytes, graph_of, inputs_of
 from tfdist.training.logits import logits_of
-
-_running = threading.local()
 
 _ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
@@ -80,26 +77,21 @@ class Recomputation:
         """What is computed again."""
         return [segment.name for segment in self._segments if segment.repeats]
 
-    @contextlib.contextmanager
-    def of(self, replica: Any, microbatch: int) -> Iterator[None]:
-        """Encloses the forward pass of a microbatch on one replica, in training."""
+    def of(self, replica: Any, microbatch: int) -> contextlib.AbstractContextManager:
+        """Returns what encloses the forward pass of a microbatch on one replica, in training."""
         seed = tf.random.experimental.stateless_fold_in(self._seeds.of_step(), replica)
-        _running.place = seed, microbatch
-        try:
-            yield
-        finally:
-            del _running.place
+        return step_context.within(repeatable=(seed, microbatch))
 
     def _as_method(self) -> Callable:
         def call(_model: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            if training is True and hasattr(_running, "place"):
+            if training is True and step_context.current().repeatable is not None:
                 return self._run(inputs)
             return self._call_whole(inputs, training=training, mask=mask)
 
         return call
 
     def _run(self, inputs: Any) -> Any:
-        seed, microbatch = _running.place
+        seed, microbatch = step_context.current().repeatable
         keys = [id(tensor) for tensor in self._model.inputs]
         values = dict(zip(keys, inputs_of(self._model, inputs), strict=True))
         for number, segment in enumerate(self._segments):

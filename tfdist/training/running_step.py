@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training import step_context
 from tfdist.training.collective import Collective
 from tfdist.training.gradients import with_gradient
-
-_running = threading.local()  # Replicas of one process run in threads of their own.
 
 
 @dataclass
@@ -72,7 +70,7 @@ class RunningStep:
         name = self.name("gradient")
         with self._in_order():
             gradients = [None if g is None else _identity(g) for g in gradients]
-        with as_running(None):
+        with step_context.within(own_step=None):
             self.collective.apply(optimizer, gradients, variables, name=name)
         if self.collective.num_processes > 1:
             self._last = [tf.convert_to_tensor(variable) for variable in variables]
@@ -104,14 +102,4 @@ def _identity(gradient: Any) -> Any:
 
 def running_step() -> RunningStep | None:
     """Returns the user's step that this thread is in; None outside, and within its optimizers."""
-    return getattr(_running, "now", None)
-
-
-@contextlib.contextmanager
-def as_running(step: RunningStep | None) -> Iterator[None]:
-    before = running_step()
-    _running.now = step
-    try:
-        yield
-    finally:
-        _running.now = before
+    return step_context.current().own_step

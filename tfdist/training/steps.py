@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import early_variables, keras_api, losses
+from tfdist.training import early_variables, keras_api, losses, step_context
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import added, when_known
@@ -73,7 +73,7 @@ class SharedSteps:
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
-                keras_api.on_replica(self.replica),
+                step_context.within(replica=self.replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
@@ -116,7 +116,7 @@ class SharedSteps:
 
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
-        with self._results.within_step():
+        with step_context.within(results_are_local=True):
             own_kinds = _are_keras_own(keras_api.compiled_metrics(model), model.compute_metrics)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
             if own_kinds or own_results:

@@ -8,28 +8,23 @@ normalized as it would be on one device.
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm, batch_statistics
+from tfdist.training import batch_norm, batch_statistics, step_context
 from tfdist.training.binding import Binding
 
-_running = threading.local()
 
-
-@contextlib.contextmanager
 def microbatch(
     *,
     total: tuple[tf.keras.layers.BatchNormalization, tf.Tensor] | None,
     is_real: Any,
     moves: bool,
-) -> Iterator[None]:
-    """Encloses the forward pass of one microbatch through one chunk, in training.
+) -> contextlib.AbstractContextManager:
+    """Returns what encloses the forward pass of one microbatch through one chunk, in training.
 
     Args:
         total: the layer that the chunk begins with, and the sums of all microbatches.
@@ -37,11 +32,7 @@ def microbatch(
         moves: whether layers with statistics of their own microbatch move their moving ones; a
             forward pass that is computed once more must not.
     """
-    _running.now = (total, is_real, moves)
-    try:
-        yield
-    finally:
-        del _running.now
+    return step_context.within(microbatch_norms=(total, is_real, moves))
 
 
 def put_on(binding: Binding) -> None:
@@ -78,11 +69,12 @@ class _MicrobatchCall:
         layer = self._layer
         if not layer.trainable:
             training = False
-        if training is not True or not hasattr(_running, "now"):
+        now = step_context.current().microbatch_norms
+        if training is not True or now is None:
             return self._call_alone(inputs, training=training, mask=mask)
         if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
             raise masked_norm_error(layer)
-        given, is_real, moves = _running.now
+        given, is_real, moves = now
         if given is not None and given[0] is layer:
             return batch_statistics.normalized(layer, inputs, given[1])
         own = batch_statistics.local_sums(layer, inputs)

@@ -17,6 +17,7 @@ from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function
 from tfdist.strategies.pipeline.microbatches import Microbatch, divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
+from tfdist.training import step_context
 from tfdist.training.batch_statistics import move_statistics
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import Sums, weight_losses
@@ -40,7 +41,6 @@ class PipelineSteps:
         frozen: Frozen | None = None,
     ):
         model = self.model = binding.model
-        self._results = binding.results
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
@@ -169,5 +169,5 @@ class PipelineSteps:
         y_pred = self.packed(forward.outputs())
         added = [*regularization, *forward.activity_losses()]
         self.model.compiled_loss(y, y_pred, sample_weight, regularization_losses=added or None)
-        with self._results.within_step():
+        with step_context.within(results_are_local=True):
             return self.model.compute_metrics(x, y, y_pred, sample_weight)

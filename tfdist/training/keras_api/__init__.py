@@ -28,12 +28,12 @@ from tfdist.training.keras_api.layers import (
     nodes_of,
     num_added_losses,
     num_readers,
-    on_replica,
     random_generator,
     seeds_in,
     variables_in,
 )
 from tfdist.training.keras_api.losses import (
+    ask_whether_undivided,
     build_metrics,
     compiled_loss,
     compiled_losses,
@@ -45,7 +45,6 @@ from tfdist.training.keras_api.losses import (
     other_compiled_loss,
     row_counters,
     show_loss,
-    undivided,
     update_metrics,
 )
 from tfdist.training.keras_api.optimizers import (
@@ -109,6 +108,7 @@ __all__ = [
     "DistributedDataset",
     "all_raw",
     "apply_sum",
+    "ask_whether_undivided",
     "attention_of",
     "build",
     "build_all",
@@ -156,7 +156,6 @@ __all__ = [
     "nodes_of",
     "num_added_losses",
     "num_readers",
-    "on_replica",
     "on_results",
     "other_compiled_loss",
     "path_of",
@@ -178,7 +177,6 @@ __all__ = [
     "steps_per_execution",
     "trained_by",
     "uncast",
-    "undivided",
     "update_metrics",
     "variables_in",
     "variables_of",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.compat import keras_source
+from tfdist.training import step_context
 from tfdist.training.keras_api.tensors import all_raw
 from tfdist.training.keras_api.version import IS_KERAS_3
-
-_running = threading.local()  # Replicas of one process run in threads of their own.
 
 
 def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
@@ -177,27 +175,14 @@ def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
 
 
 def draw_by_replica(model: tf.keras.Model) -> None:
-    """Has the layers of ``model`` draw other random numbers on each replica; see ``on_replica``.
+    """Has the layers of ``model`` draw other random numbers on each replica of a step.
 
-    In Keras 3 the seeds are variables, which are the same on all replicas.
+    The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
+    all replicas.
     """
     for generator in _generators_in(model):
         if "next" not in vars(generator):
             generator.next = _by_replica(generator.next)
-
-
-@contextlib.contextmanager
-def on_replica(number: Callable[[], Any]) -> Iterator[None]:
-    """Encloses a forward pass in training on a replica; the first draws what one device does.
-
-    Args:
-        number: returns that of the replica, int or int32 [].
-    """
-    _running.replica = number
-    try:
-        yield
-    finally:
-        del _running.replica
 
 
 def _generators_in(model: tf.keras.Model) -> list[Any]:
@@ -209,9 +194,10 @@ def _generators_in(model: tf.keras.Model) -> list[Any]:
 def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def next_seed(*args: Any, **options: Any) -> tf.Tensor:
         seed = draw(*args, **options)
-        if not hasattr(_running, "replica"):
+        number = step_context.current().replica
+        if number is None:
             return seed
-        replica = tf.cast(_running.replica(), seed.dtype)
+        replica = tf.cast(number(), seed.dtype)
         return seed + tf.stack([replica, tf.zeros_like(replica)])
 
     return next_seed

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.compat import keras_source
+from tfdist.training import step_context
 from tfdist.training.keras_api.version import IS_KERAS_3
-
-_step = threading.local()  # Replicas of one process run in threads of their own.
 
 
 def compiled_losses(model: tf.keras.Model) -> Any:
@@ -117,24 +115,17 @@ def loss_divisor() -> int:
     return 1 if IS_KERAS_3 else tf.distribute.get_strategy().num_replicas_in_sync
 
 
-@contextlib.contextmanager
-def undivided() -> Iterator[None]:
-    """Encloses the losses of one replica, which Keras 3 then does not divide by all replicas.
+def ask_whether_undivided() -> None:
+    """Has Keras ask the step whether the losses of one replica are to be left as they are.
 
-    It does so in every loss object, those that a user's compute_loss calls included, and in what
-    layers add. In Keras 2 ``training.losses.AsOnOneDevice`` undoes it where a loss was compiled;
-    other loss objects refuse to take a mean among replicas, but here.
+    Keras 3 would divide them by all replicas: in every loss object, those that a user's
+    compute_loss calls included, and in what layers add. In Keras 2 ``losses.AsOnOneDevice`` undoes
+    it where a loss was compiled; other loss objects refuse to take a mean among replicas, but here.
     """
     if IS_KERAS_3:
         _replace_division()
     else:
         _allow_means()
-    before = getattr(_step, "is_undivided", False)
-    _step.is_undivided = True
-    try:
-        yield
-    finally:
-        _step.is_undivided = before
 
 
 def _allow_means() -> None:
@@ -146,7 +137,7 @@ def _allow_means() -> None:
     def reduction(loss: tf.keras.losses.Loss) -> Any:
         kinds = tf.keras.losses.Reduction
         is_mean = loss.reduction in (kinds.AUTO, kinds.SUM_OVER_BATCH_SIZE)
-        is_undivided = getattr(_step, "is_undivided", False)
+        is_undivided = step_context.current().is_undivided
         return kinds.SUM_OVER_BATCH_SIZE if is_mean and is_undivided else given(loss)
 
     reduction.of_keras = given
@@ -164,7 +155,7 @@ def _replace_division() -> None:
 
 def _asking(given: Any) -> Any:
     def scale(value: Any) -> Any:
-        return value if getattr(_step, "is_undivided", False) else given(value)
+        return value if step_context.current().is_undivided else given(value)
 
     scale.of_keras = given
     return scale
