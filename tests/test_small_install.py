@@ -21,7 +21,7 @@ import json, sys
 
 from importlib.machinery import PathFinder
 
-ABSENT = {"matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib", "yaml", "boto3"}
+ABSENT = {"matplotlib", "PIL", "sklearn", "scipy", "pandas", "joblib", "boto3"}
 
 class Without(PathFinder):
     @classmethod
@@ -84,8 +84,8 @@ def test_what_needs_an_extra_names_it(tmp_path):
         "'matplotlib'. Run pip install 'tfdist[plots]'.",
         "tfdist: Pillow must be installed for files of images, but found an error: No module named "
         "'PIL'. Run pip install 'tfdist[images]'.",
-        "tfdist: PyYAML must be installed for tfdist aws, but found an error: No module named "
-        "'yaml'. Run pip install 'tfdist[sagemaker]'.",
+        "tfdist: boto3 must be installed for tfdist aws, but found an error: No module named "
+        "'boto3'. Run pip install 'tfdist[sagemaker]'.",
     ]
     assert not (tmp_path / "shards").exists()
 

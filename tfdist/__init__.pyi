@@ -14,6 +14,7 @@ from tfdist.records.reading.vocabulary import text_vectorizer as text_vectorizer
 from tfdist.runs.training import train as train
 from tfdist.strategies import strategy as strategy
 from tfdist.training.checkpoint import Checkpoints as Checkpoints
+from tfdist.training.chief_only import on_chief as on_chief
 from tfdist.training.gathering import all_gather as all_gather
 
 __version__: str

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tfdist.strategies.base import Strategy
     from tfdist.training.feed import Feed, MergedFeed
+    from tfdist.training.training_data import TrainingData
 
 # By precision. Sixteen bits round a gradient at its third or fourth figure, in other places on
 # each replica.
@@ -232,7 +233,7 @@ def _unexplained(report: Report) -> str:
 
 
 def _compare_once(
-    model_fn: Any, feed: Feed, strategy: Strategy, epochs: int, tolerance: float
+    model_fn: Any, feed: TrainingData, strategy: Strategy, epochs: int, tolerance: float
 ) -> Report:
     from tfdist.strategies.base import clone
     from tfdist.training.keras_api import restart_names

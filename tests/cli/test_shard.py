@@ -64,8 +64,8 @@ def test_photos_as_they_come(tfdist, tmp_path):
     options = "--resize 6x6 --pad --color gray --skip-bad --num-shards 2"
     code, out, err = tfdist("shard", "photos", "data", *options.split())
     assert (code, err) == (0, "")
-    assert "tfdist: left out 1 of 23 images: photos/train/a/x.jpg: is no image\n" in out
-    assert "tfdist: skipped 1 that are no images: README.txt\n" in out
+    assert "tfdist: 1 of 23 images is left out as bad: photos/train/a/x.jpg: is no image\n" in out
+    assert "tfdist: 1 file is left out as no images: README.txt\n" in out
     manifest = load_manifest(tmp_path / "data")
     assert {name: split.records for name, split in manifest.splits.items()} == {
         "train": 16,
@@ -106,6 +106,7 @@ def test_photos_as_they_come(tfdist, tmp_path):
         (["digits", "out", "--compression", "zip"], "zip"),
         (["digits", "out", "--label", "x"], "must go with a table or a .npz file"),
         (["digits"], "Missing argument 'OUT'"),
+        (["digits", "out", "--resume"], "must find the shards of a run that was ended"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tfdist, tmp_path, args, message):

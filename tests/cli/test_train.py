@@ -75,6 +75,42 @@ def test_a_training_leaves_its_results(train, strategy, replicas):
     assert "Traceback" not in done.stderr
 
 
+def test_two_ranks_do_as_one_was_asked_and_tell_programs(train, tmp_path):
+    """The user's callbacks run where they should; the best model is one that one rank writes."""
+    (tmp_path / "mine.py").write_text(
+        "import tensorflow as tf\n"
+        "import tfdist\n"
+        "class Say(tf.keras.callbacks.Callback):\n"
+        "    def __init__(self, what):\n"
+        "        self.what = what\n"
+        "    def on_train_end(self, logs=None):\n"
+        "        print('SAY', self.what, flush=True)\n"
+        "def callbacks():\n"
+        "    return [Say('all'), tfdist.on_chief(lambda: Say('chief'))]\n"
+    )
+    done, folder = train(
+        *SEVERAL,
+        *("--epochs", "5", "--save-best", "val_accuracy", "--class-weight", "balanced", "--json"),
+        *("--early-stopping", "val_loss,min_delta=10,patience=1", "--lr", "0.05"),
+        *("--callbacks", f"{tmp_path / 'mine.py'}:callbacks"),
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "SAY" in line]
+    assert sorted(said) == ["[0] SAY all", "[0] SAY chief", "[1] SAY all"]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    epochs = [event for event in told if event["event"] == "epoch"]
+    assert [event["epoch"] for event in epochs] == [1, 2]  # The second was no better.
+    assert all(event["metrics"]["learning_rate"] == pytest.approx(0.05) for event in epochs)
+    kinds = [event["event"] for event in told]
+    assert (kinds[0], kinds[-1], kinds.count("checkpoint")) == ("start", "end", 2)
+    assert {"ready", "step", "best"} < set(kinds)
+    accuracies = [event["metrics"]["val_accuracy"] for event in epochs]
+    best = told[-1]["metrics"]["best"]
+    assert best == {"epoch": 1 + accuracies.index(max(accuracies)), "val_accuracy": max(accuracies)}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "best.keras"}
+    assert "a callback ended it after epoch 2 of 5" in done.stderr
+
+
 def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     done, folder = train("--strategy", "single", "--epochs", "2")
     assert done.returncode == 0, done.stderr

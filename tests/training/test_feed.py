@@ -10,6 +10,7 @@ import pytest
 from tfdist.errors import DataError, OptionError
 from tfdist.training.division import EvenDivision, Held
 from tfdist.training.feed import Feed
+from tfdist.training.training_data import TrainingData
 
 CASES = [
     (records, batch, parts)
@@ -40,6 +41,10 @@ def _records(count, map_fn=None, record_fn=None):
     return open_records(
         (np.arange(count), np.arange(count) % 3), map_fn=map_fn, record_fn=record_fn
     )
+
+
+def test_a_feed_is_training_data():
+    assert isinstance(Feed(records=_records(5), global_batch_size=2), TrainingData)
 
 
 def _batches(feed, first=0, last=1, **options):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfdist.cli import voice
+
 if TYPE_CHECKING:
     from tfdist.records.adopting.adopt import DamagedFilesError
     from tfdist.records.adopting.describe import Described
@@ -158,6 +160,7 @@ def command(
     for note in notes:
         print(f"tfdist: {note}")
     _print_summary(_folder(source, out), manifest)
+    voice.result(folder=_folder(source, out), splits=voice.splits(manifest))
 
 
 def _folder(source: Sequence[str], out: Path | None) -> Path | str:

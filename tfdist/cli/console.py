@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tfdist.cli import voice
 
 # Wide enough for the tables when the output is a file or a pipe, which have no width of their own.
 _FILE_WIDTH = 120
@@ -17,10 +22,36 @@ def stdout() -> Console:
     return console
 
 
-def progress_bar(unit: str) -> Progress:
-    """Returns a bar on stderr that counts ``unit`` and vanishes at the end; silent in a pipe."""
+class _Bar(Progress):
+    """Tells programs what it shows."""
+
+    def __init__(self, unit: str, *columns: Any, **options: Any):
+        super().__init__(*columns, **options)
+        self._unit = unit
+
+    def update(self, task_id: Any, **values: Any) -> None:
+        super().update(task_id, **values)
+        self._tell(task_id)
+
+    def advance(self, task_id: Any, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def _tell(self, task_id: Any) -> None:
+        if voice.is_heard():
+            task = self._tasks[task_id]
+            voice.progress(task.description, task.completed, task.total, self._unit)
+
+
+def progress_bar(unit: str, *, is_told: bool = True) -> Progress:
+    """Returns a bar on stderr that counts ``unit`` and vanishes at the end; silent in a pipe.
+
+    Args:
+        is_told: whether programs are told of it; not where they are told more than it shows.
+    """
     console = Console(stderr=True)
-    return Progress(
+    kind = functools.partial(_Bar, unit) if is_told else Progress
+    return kind(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -28,7 +59,7 @@ def progress_bar(unit: str) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=voice.is_quiet() or not console.is_terminal,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import click
 
+from tfdist.cli import completion, voice
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
@@ -44,6 +46,7 @@ the bytes of an image into it. A float32 input takes the same values as floats.
 @click.option(
     "--data",
     metavar="DIR",
+    shell_complete=completion.data,
     help="Shards written by tfdist shard: the split train gives the ranges of int8, validation "
     "the comparison with Keras. DIR/SPLIT serves for both. Without it nothing is compared.",
 )
@@ -149,6 +152,7 @@ def command(
             failure = None
         except ParityError as error:
             report, failure = error.report, error
+    voice.result(report=dataclasses.asdict(report))
     console = stdout()
     for table in report.tables():
         console.print(table)

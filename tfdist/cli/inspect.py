@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfdist.cli import completion, voice
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,7 +36,12 @@ Examples:
 
 
 @click.command("inspect", epilog=_EPILOG, short_help="Show and check a folder of shards.")
-@click.argument("path", metavar="OUT[/SPLIT]", type=click.Path(path_type=Path))
+@click.argument(
+    "path",
+    metavar="OUT[/SPLIT]",
+    type=click.Path(path_type=Path),
+    shell_complete=completion.data,
+)
 @click.option(
     "--check",
     "check_bytes",
@@ -76,6 +83,7 @@ def command(ctx: click.Context, path: Path, check_bytes: bool, plot: Path | None
             soft_wrap=True,
         )
         tables = _tables(manifest, stores)
+        voice.result(folder=folder, splits=voice.splits(manifest))
     else:
         stores = _stores_of_folders(folder)
         if split is not None:
@@ -129,6 +137,7 @@ def _check(folder: Path, split: str | None) -> bool:
         faults = check(
             folder, split, progress=lambda num_bytes: bar.advance(task, num_bytes), decode=True
         )
+    voice.result(faults=faults)
     console = stdout()
     for fault in faults:
         console.print(f"fault: {fault}", soft_wrap=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from tfdist import topology
+from tfdist.cli import completion
 from tfdist.launch import jobs, restarts
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.launch.supervisor import Job
@@ -59,6 +60,7 @@ def elastic_options(command: Callable) -> Callable:
 )
 @click.option(
     "--strategy",
+    shell_complete=completion.strategies,
     help="A strategy's name.  [default: horovod; multi_worker where it is not installed]",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import signal
 import sys
 
 import click
 
 from tfdist import __version__
+from tfdist.cli import voice
 from tfdist.compat import check_versions, refuse_keras_3
 from tfdist.errors import (
     DivergedError,
@@ -23,6 +23,7 @@ from tfdist.errors import (
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 1
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
+_EXIT_BROKEN = 1  # With a traceback.
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -60,7 +61,7 @@ class _LazyVerbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _VERBS:
             return None
-        return importlib.import_module(_VERBS[name][0]).command
+        return voice.with_options(importlib.import_module(_VERBS[name][0]).command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -68,6 +69,8 @@ class _LazyVerbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         if args and not args[0].startswith("-"):
+            if ctx.resilient_parsing:  # A shell completes.
+                return super().resolve_command(ctx, args)
             if args[0] not in _VERBS:
                 raise unknown_choice("command", args[0], list(_VERBS))
             if args[0] not in _MENDING and not {"-h", "--help"} & set(args):
@@ -90,6 +93,20 @@ def tfdist() -> None:
 def main() -> None:
     """Runs the command; a user's mistake is one line on stderr and exit code 2."""
     signal.signal(signal.SIGTERM, _leave)
+    with voice.speaking():
+        code = _EXIT_BROKEN
+        try:
+            code = _run()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else _EXIT_BROKEN
+            raise
+        finally:
+            voice.end(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Runs the command; returns its exit code."""
     try:
         code = tfdist.main(standalone_mode=False)
         sys.stdout.flush()
@@ -100,6 +117,7 @@ def main() -> None:
         _complain(error.format_message())
         code = EXIT_USER_ERROR
     except RankFailedError as error:  # Its last lines were shown.
+        voice.tell("error", text=str(error))
         code = error.exit_code
     except DivergedError as error:
         _complain(str(error))
@@ -108,20 +126,20 @@ def main() -> None:
         _complain(str(error))
         code = EXIT_USER_ERROR
     except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
+        _complain(f"interrupted{voice.parting()}")
         code = _EXIT_INTERRUPTED
     except SystemExit as ended:
         if ended.code == _EXIT_TERMINATED:
-            _complain("ended by SIGTERM")
+            _complain(f"ended by SIGTERM{voice.parting()}")
         raise
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             raise
         # Nothing with a name: what could not be written to is our own output.
+        voice.fall_silent()
         _complain(str(cannot_write("standard output", error)))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_USER_ERROR
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -130,4 +148,6 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def _complain(text: str) -> None:
-    print("tfdist: " + " ".join(text.split()), file=sys.stderr)
+    text = " ".join(text.split())
+    print(f"tfdist: {text}", file=sys.stderr)
+    voice.tell("error", text=text)

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from tfdist.cli import completion
 from tfdist.strategies import REGISTRY, known_options, spec_of
 from tfdist.strategies.registry import Option
 
@@ -15,7 +16,7 @@ from tfdist.strategies.registry import Option
     short_help="Show the options of a strategy, and what they mean.",
     epilog="Example: tfdist options mirrored",
 )
-@click.argument("strategy", required=False)
+@click.argument("strategy", required=False, shell_complete=completion.strategies)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(strategy: str | None, as_json: bool) -> None:
     """Show the options of STRATEGY: in Python strategy(NAME, KEY=VALUE), else -o KEY=VALUE.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tfdist.cli import completion
 from tfdist.cli.launch import elastic_options, ps_option, warn_without_srun
 from tfdist.launch import jobs
 from tfdist.runs.ranks import Where, chosen
@@ -103,15 +104,18 @@ def where_options(command: Callable) -> Callable:
         click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
         click.option(
             "-o",
+            "--option",
             "option",
             multiple=True,
             metavar="KEY=VALUE",
+            shell_complete=completion.options,
             help="An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
             "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
         ),
         click.option(
             "--strategy",
             default="auto",
+            shell_complete=completion.strategies,
             show_default=True,
             help=f"How to train: {', '.join(REGISTRY)}, or auto.",
         ),

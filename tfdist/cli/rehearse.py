@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tfdist.cli import saved_weights
+from tfdist.cli import completion, saved_weights
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import model_option, seed_option, where_options
 from tfdist.cli.train import shown
@@ -20,6 +20,7 @@ from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_cho
 from tfdist.runs import ranks
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.ranks import Where
+from tfdist.runs.settings import Settings
 from tfdist.runs.training import RANK, training_config
 from tfdist.strategies import spec_of
 from tfdist.training import model_path
@@ -39,7 +40,13 @@ Examples:
 @click.command("rehearse", epilog=_EPILOG, short_help="Break a training on purpose.")
 @where_options
 @model_option
-@click.option("--data", required=True, metavar="DIR", help="Shards written by tfdist shard.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard.",
+)
 @click.option(
     "--kill",
     "kills",
@@ -109,6 +116,13 @@ def command(
     ]
     faults.sort(key=lambda fault: fault["step"])
     _check_ranks(faults, where)
+    settings = Settings(
+        epochs=epochs,
+        global_batch_size=global_batch_size,
+        checkpoint_every=checkpoint_every,
+        stop_on_nan=False,
+        seed=seed,
+    )
     with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
         unbroken, broken = (
             training_config(
@@ -116,12 +130,7 @@ def command(
                 model=model,
                 data=data,
                 output=Path(folder, name),
-                epochs=epochs,
-                global_batch_size=global_batch_size,
-                checkpoint_every=checkpoint_every,
-                keep=3,
-                stop_on_nan=False,
-                seed=seed,
+                settings=settings,
                 faults=list(faults),
                 strike=name == "broken",
             )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfdist.cli import voice
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,6 +23,8 @@ Examples:
   tfdist shard photos data/photos --num-shards 8 --stratify     (photos/CLASS/IMAGE)
   tfdist shard photos data/photos --resize 224x224 --crop
   tfdist shard photos data/photos --labels labels.csv --resize 224x224 --skip-bad
+  tfdist shard coco data/coco --resize 512x512                  (coco/annotations/instances_*.json)
+  tfdist shard photos data/photos --resize 224x224 --resume     (goes on where a run was ended)
   tfdist shard iris.csv data/iris --label species --split train=4,validation=1,test=1
   tfdist shard visits.csv data/visits --label sick,days --drop name
   tfdist shard reviews.jsonl data/reviews --label stars --text title
@@ -133,7 +137,8 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.option(
     "--labels",
     metavar="FILE",
-    help="A .csv or .jsonl with a row for each image of the folder SOURCE.",
+    help="A .csv or .jsonl with a row for each image of the folder SOURCE, or COCO's "
+    "instances_*.json, or the folder with these.  [default: SOURCE/annotations, where they are]",
 )
 @click.option(
     "--masks", metavar="FOLDER", help="Masks of the images in SOURCE, which are called alike."
@@ -144,7 +149,23 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     help="Leave out rows, texts and images that cannot be read, or images that lack their row or "
     "mask, and tell how many they are.",
 )
-@click.option("--workers", type=int, default=1, show_default=True, help="Threads that write.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with what a run that was ended has kept in OUT.unfinished: the shards that are "
+    "missing are written.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Remove that instead, and begin anew; shards in OUT are never touched.",
+)
+@click.option(
+    "--workers",
+    type=int,
+    help="Threads for images, processes for tables, texts and arrays; the shards are the same "
+    "whatever their number.  [default: one for each core for a folder of images, else 1]",
+)
 def command(
     source: str,
     out: Path,
@@ -171,15 +192,18 @@ def command(
     labels: str | None,
     masks: str | None,
     skip_bad: bool,
-    workers: int,
+    resume: bool,
+    overwrite: bool,
+    workers: int | None,
 ) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
-    test/) or with --labels or --masks; a folder of .txt files in class folders; a table (.csv, .tsv
-    or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or .npy file, or a
-    folder of .npy files; a .tar file, as webdataset writes it; another folder of shards, DIR or
-    DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come with tfdist.
+    test/), with COCO's annotations/, or with --labels or --masks; a folder of .txt files in class
+    folders; a table (.csv, .tsv or .jsonl, also with .gz, .parquet, .arrow, .feather); a .npz or
+    .npy file, or a folder of .npy files; a .tar file, as webdataset writes it; another folder of
+    shards, DIR or DIR/SPLIT; or the name "digits": 1,797 images of handwritten digits, which come
+    with tfdist.
 
     Every record is an ordinary tf.train.Example.
     """
@@ -216,6 +240,8 @@ def command(
             labels=labels,
             masks=masks,
             skip_bad=skip_bad,
+            resume=resume,
+            overwrite=overwrite,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )
@@ -223,6 +249,7 @@ def command(
         print(f"tfdist: {note}")
     _print_roles(source, sources[0].roles)
     _print_summary(url_of(out) or str(out), manifest)
+    voice.result(folder=url_of(out) or str(out), splits=voice.splits(manifest))
 
 
 def _fit(crop: bool, pad: bool) -> str | None:

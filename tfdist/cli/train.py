@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tfdist.cli import train_options, voice
+from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
-from tfdist.cli.process_options import (
-    max_restarts_option,
-    model_option,
-    seed_option,
-    where_options,
-)
+from tfdist.cli.process_options import model_option, where_options
+from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
+from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.ranks import Where
+from tfdist.runs.settings import Settings
 from tfdist.runs.training import Run, carry_out, training_config
-from tfdist.training import model_path
+from tfdist.training import checkpoint_files, model_path
 
 _EPILOG = """\b
 Examples:
@@ -28,7 +29,13 @@ Examples:
       --workers 2 --epochs 5 --global-batch-size 128 --output runs/horovod
   tfdist train ... --strategy mirrored -o devices=2 -o lr_scaling=linear -o warmup_epochs=1
   tfdist train ... --augment flip,crop,color
+  tfdist train ... --early-stopping val_loss,patience=3 --save-best val_accuracy --epochs 100
+  tfdist train ... --lr 0.01 --class-weight balanced --callbacks mine.py:callbacks
+  tfdist train ... --limit-steps 2 --epochs 1
+  tfdist train ... --tensorboard logs/digits --mlflow http://localhost:5000 --wandb
   tfdist train ... --pad-to batch --bucket-by-length
+  tfdist train ... --print-config > run.yaml
+  tfdist train --config run.yaml --epochs 9
   tfdist train ... --output runs/digits --resume
   tfdist train ... --data s3://bucket/digits --output s3://bucket/runs/digits
   tfdist train ... --strategy multi_worker --workers 2 --max-restarts 3 --checkpoint-every 100
@@ -38,94 +45,33 @@ Examples:
 """
 
 
-@click.command("train", epilog=_EPILOG, short_help="Train a Keras model on a strategy.")
+@click.command(
+    "train",
+    cls=Configurable,
+    epilog=_EPILOG,
+    short_help="Train a Keras model on a strategy.",
+)
 @where_options
 @model_option
-@click.option(
-    "--data",
-    required=True,
-    metavar="DIR",
-    help="Shards written by tfdist shard: trains on the split train, validates on validation and "
-    "ends with test, where they are there. DIR/SPLIT trains on that split alone.",
-)
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder for the results, or a place in a bucket, such as s3://BUCKET/RUN, to which "
-    "checkpoints are taken as soon as they are complete.",
-)
-@click.option("--epochs", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    help="Records in one step, over all replicas.",
-)
-@seed_option
-@click.option(
-    "--augment",
-    metavar="NAMES",
-    help="Change the images that are trained on at random, anew in each epoch: flip, crop, color, "
-    "or several with commas. Validation and test see them as they are.",
-)
-@click.option(
-    "--pad-to",
-    metavar="batch|N",
-    help="Pad features of variable length to the longest record of each global batch, or to a "
-    "multiple of N, instead of all to one length.",
-)
-@click.option(
-    "--bucket-by-length",
-    is_flag=True,
-    help="With --pad-to: train on batches of records of similar lengths.",
-)
-@click.option(
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    metavar="STEPS",
-    help="Also write checkpoints within epochs.",
-)
-@click.option(
-    "--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Checkpoints to keep."
-)
-@click.option(
-    "--stop-on-nan/--no-stop-on-nan",
-    default=True,
-    show_default=True,
-    help="End with exit code 1 after an epoch whose loss is no finite number.",
-)
-@max_restarts_option
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace an earlier training in --output, when the first epoch has ended; nothing else "
-    "there is touched.",
-)
+@train_options.of_data
+@train_options.of_output
+@train_options.of_learning
+@train_options.of_watching
+@train_options.of_trackers
 def command(
     where: Where,
     model: str,
     data: str,
     output: Path,
-    epochs: int,
-    global_batch_size: int,
-    seed: int,
-    augment: str | None,
-    pad_to: str | None,
-    bucket_by_length: bool,
-    checkpoint_every: int | None,
-    keep: int,
-    stop_on_nan: bool,
-    max_restarts: int,
     resume: bool,
     overwrite: bool,
+    max_restarts: int,
+    **settings: Any,
 ) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
-    The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/ and,
-    where matplotlib is installed, curves.png.
+    The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/,
+    best.keras with --save-best and, where matplotlib is installed, curves.png.
 
     Where srun or mpirun has started this command once for each rank, or SageMaker on each host, and
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
@@ -136,48 +82,68 @@ def command(
         model=model,
         data=data,
         output=output,
-        epochs=epochs,
-        global_batch_size=global_batch_size,
-        seed=seed,
-        augment=augment,
-        pad_to=int(pad_to) if pad_to and pad_to.isdecimal() else pad_to,
-        bucket_by_length=bucket_by_length,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        stop_on_nan=stop_on_nan,
+        settings=Settings(**settings),
         resume=resume,
     )
-    with shown(epochs) as progress:
-        run = carry_out(
-            config,
-            where,
-            progress,
-            resume=resume,
-            overwrite=overwrite,
-            max_restarts=max_restarts,
-            tell=_tell,
-        )
+    try:
+        with shown(config["epochs"]) as progress:
+            run = carry_out(
+                config,
+                where,
+                progress,
+                resume=resume,
+                overwrite=overwrite,
+                max_restarts=max_restarts,
+                tell=_tell,
+            )
+    except (KeyboardInterrupt, SystemExit):
+        voice.part_with(_how_to_go_on(config["output"]))
+        raise
     if run is not None:
-        _print_results(run, data_wait.told(run.summary, config))
+        voice.result(**_result(run))
+        _print_results(run, config)
+
+
+def _how_to_go_on(output: str) -> str:
+    if url_of(output):
+        return "the same command with --resume goes on from the last checkpoint in the bucket"
+    kept = checkpoint_files.finished(RunFolder(output).checkpoints)
+    return f"the same command with --resume goes on from {kept[-1]}" if kept else ""
 
 
 def _tell(text: str) -> None:
     click.echo(f"tfdist: {text}", err=True)
+    voice.tell("message", rank=0, text=text)
+
+
+def _result(run: Run) -> dict[str, Any]:
+    """Returns what the last event for programs says."""
+    place = run.url or run.folder
+    best = run.best_model_path
+    return {
+        "output": place,
+        "model": f"{place}/{run.model_path.name}",
+        "best_model": best and f"{place}/{best.name}",
+        "has_trained": run.has_trained,
+        "metrics": run.summary,
+    }
 
 
 @contextlib.contextmanager
 def shown(epochs: int) -> Iterator[Progress]:
     """Encloses a training that is shown with a bar."""
-    with progress_bar("steps") as bar:
-        yield Progress(epochs, bar)
+    with progress_bar("steps", is_told=False) as bar:
+        yield Progress(epochs, bar, lambda event: voice.tell(**event))
 
 
-def _print_results(run: Run, of_data: list[str]) -> None:
+def _print_results(run: Run, config: dict[str, Any]) -> None:
     from rich.table import Table
 
     summary = run.summary
     if not run.has_trained:
         click.echo(f"nothing left to train: all {summary['epochs']} epochs were done")
+    elif summary["epochs"] < config["epochs"]:
+        click.echo(f"a callback ended it after epoch {summary['epochs']} of {config['epochs']}")
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
     table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)
@@ -198,7 +164,12 @@ def _print_results(run: Run, of_data: list[str]) -> None:
     console.print(table)
     if summary["last_epoch"]:
         console.print(f"last    {listed(summary['last_epoch'])}")
-    for name, line in zip(("data", ""), of_data, strict=False):
+    for name, line in zip(("data", ""), data_wait.told(summary, config), strict=False):
         console.print(f"{name:8}{line}", soft_wrap=True)
     console.print(f"model   {run.url or run.folder}/{run.model_path.name}")
+    if summary["best"]:
+        place = f"{run.url or run.folder}/{run.best_model_path.name}"
+        console.print(f"best    {place}, {listed(summary['best'])}", soft_wrap=True)
+    if "limit_steps" in summary:
+        console.print(f"dry run {summary['limit_steps']} steps of each epoch")
     console.print(f"curves  {run.curves}", soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import model_option, seed_option, where_options
 from tfdist.runs import ranks
@@ -27,7 +28,13 @@ Examples:
 @click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
 @where_options
 @model_option
-@click.option("--data", required=True, metavar="DIR", help="Shards written by tfdist shard.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option(
     "--global-batch-size",
@@ -63,10 +70,12 @@ def command(
             "report": str(Path(folder, "report.json")),
         }
         with stdout().status("training on the strategy, and on one device"):
-            ranks.run("tfdist.runs.verify_rank", config, where, lambda rank, event: None)
+            ranks.run("tfdist.runs.verify_rank", config, where, voice.take)
         if not where.is_chief:
             return 0
-        return _print_report(json.loads(Path(config["report"]).read_text()))
+        report = json.loads(Path(config["report"]).read_text())
+        voice.result(report=report)
+        return _print_report(dict(report))
 
 
 def _print_report(values: dict) -> int:

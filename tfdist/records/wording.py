@@ -10,3 +10,20 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def left_out(
+    count: int, what: str, why: str, names: Iterable[str], *, of: int | None = None, most: int = 5
+) -> str:
+    """Returns what is told of parts of a source that are not written.
+
+    Args:
+        what: one of them, such as "file".
+        why: how they are left out, such as "as bad".
+        names: which they are; the first ``most`` are told.
+        of: how many there are in all, where that is to be told.
+    """
+    counted = f"{count:,}" if of is None else f"{count:,} of {of:,}"
+    plural = "" if (count if of is None else of) == 1 else "s"
+    be = "is" if count == 1 else "are"
+    return f"{counted} {what}{plural} {be} left out {why}: {listed(names, most)}"

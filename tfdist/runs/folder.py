@@ -31,23 +31,27 @@ from tfdist.training.folder_lock import FolderLock
 
 MARK = ".tfdist-run"
 _NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"
-FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras")
+FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras", "best.keras")
 CHECKPOINTS = "checkpoints"
 # So they are called while written: by ``run_files.replacing``, and in folders by ``Strategy.save``.
 _UNFINISHED = re.compile(
     "|".join(rf"\.{re.escape(name)}-\d+\.{name.partition('.')[2]}" for name in FILES), re.ASCII
 )
-_UNFINISHED_MODEL = re.compile(r"\.model\.keras-[a-z0-9_]{8}", re.ASCII)
+_UNFINISHED_MODEL = re.compile(r"\.(model|best)\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
-_SAME_ON_RESUME = ("global_batch_size", "seed", "augment", "pad_to", "bucket_by_length")
+_SAME_ON_RESUME = (
+    *("global_batch_size", "seed", "augment", "pad_to", "bucket_by_length"),
+    *("lr", "class_weight", "save_best", "limit_steps"),
+)
 
 
 class RunFolder:
     """One training's folder.
 
-    Files: config.json, history.csv (a row per epoch), metrics.json, curves.png, model.keras, and
-    checkpoints/. Each is written under a temporary name, ".NAME-...", and renamed.
+    Files: config.json, history.csv (a row per epoch), metrics.json, curves.png, model.keras,
+    best.keras where one is kept, and checkpoints/. Each is written under a temporary name,
+    ".NAME-...", and renamed.
 
     Attributes:
         path: as the user named it.
@@ -86,6 +90,10 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.place / "model.keras"
+
+    @property
+    def best_model(self) -> Path:
+        return self.place / "best.keras"
 
     @property
     def checkpoints(self) -> Path:

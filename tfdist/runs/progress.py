@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tfdist.runs.data_wait import MUCH
+from tfdist.runs.told import log, told
 
 # Of an epoch's row: what its line tells in other words, and what only history.csv has.
 _TOLD_APART = (
@@ -19,16 +21,24 @@ class Progress:
     Args:
         epochs: of the whole training.
         bar: a ``rich.progress.Progress`` for the steps; None shows the lines of epochs alone.
+        on_event: is called with each event for programs, which logging is told of as well.
 
     Attributes:
         has_trained: whether an epoch has ended.
+        listeners: are called with each event for programs.
         diverged: the event that told of a loss that is not finite; None when there was none.
     """
 
-    def __init__(self, epochs: int, bar: Any = None):
+    def __init__(
+        self,
+        epochs: int,
+        bar: Any = None,
+        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    ):
         self.has_trained = False
         self.diverged: dict[str, Any] | None = None
         self._epochs = epochs
+        self.listeners = [on_event]
         self._steps: int | None = None
         self._bar = bar
         self._task = None if bar is None else bar.add_task("starting", total=None)
@@ -36,19 +46,27 @@ class Progress:
     def take(self, rank: int, event: dict[str, Any]) -> None:
         if event["event"] == "diverged":
             self.diverged = event
+        if rank == 0 and event["event"] == "data":
+            self._steps = event["steps"]
+        public = told(event, rank, self._epochs, self._steps)
+        if public is not None:
+            log(public)
+            for listener in self.listeners:
+                listener(public)
         if rank == 0:
             self.has_trained = self.has_trained or event["event"] == "epoch"
             self._show(event)
 
     def _show(self, event: dict[str, Any]) -> None:
         if event["event"] == "data":
-            self._steps = event["steps"]
             self._update(description="tracing the first step")
         elif event["event"] == "step":
             what = f"epoch {event['epoch'] + 1}/{self._epochs}"
             if event["step"] is None:
                 self._update(description=f"{what} validation")
             else:
+                if "samples_per_s" in event:
+                    what += f"  {event['samples_per_s']:,.0f} samples/s"
                 self._update(description=what, completed=event["step"], total=self._steps)
         elif event["event"] == "epoch":
             self._update(completed=0)

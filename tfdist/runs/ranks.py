@@ -109,7 +109,8 @@ def run(
         module: a rank program, see ``main``.
         config: JSON-able; a restart adds ``"resume": True``.
         where: the processes.
-        on_event: called with (rank, event).
+        on_event: called with (rank, event); beside those of ranks with "said", for each line that
+            tfdist prints on one, and "restart".
         max_restarts: see ``tfdist.launch.restarts``.
         on_restart: called with the number of a restart and the reason for it.
 
@@ -158,6 +159,7 @@ def run(
                 reason = text
         left_alone.clear()
         announce_restart(number, max_restarts, reason)
+        on_event(0, {"event": "restart", "number": number, "reason": reason})
         on_restart(number, reason)
 
     num_ranks = where.place.world_size if where.place else make_job(0).world_size
@@ -165,6 +167,8 @@ def run(
     def print_line(rank: int | None, stream: str, text: str) -> None:
         if mistakes:
             return
+        if text.startswith("tfdist: "):  # Of tfdist itself, not of the user's code.
+            on_event(rank or 0, {"event": "said", "text": text})
         if num_ranks > 1:
             show(rank, stream, text)
         else:  # A prefix would tell nothing, and its output is the command's own.

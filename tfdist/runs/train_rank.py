@@ -14,10 +14,9 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.runs import ranks
+from tfdist.runs import ranks, wishes
 from tfdist.runs.files import read_history, write_history, write_json
 from tfdist.runs.folder import RunFolder
-from tfdist.training import model_path
 
 tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
@@ -62,7 +61,7 @@ class _Report(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._trained_at = time.perf_counter()
         self._batches = batch + 1
-        self._tell(batch + 1)
+        self._tell(batch + 1, samples_per_s=round(self._speed(), 1))
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # The first one traces.
@@ -74,12 +73,11 @@ class _Report(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         seconds = self._trained_at - self._begun_at
-        trained = self._records * self._batches / self._steps
         row = {
             "epoch": epoch + 1,
             **{name: float(value) for name, value in (logs or {}).items()},
             "seconds": round(seconds, 4),
-            "samples_per_s": round(trained / seconds, 1),
+            "samples_per_s": round(self._speed(), 1),
         }
         waited = self._wait.take()
         if waited is not None:
@@ -94,11 +92,16 @@ class _Report(tf.keras.callbacks.Callback):
             self.diverged = row
             self.model.stop_training = True
 
-    def _tell(self, step: int | None) -> None:
+    def _speed(self) -> float:
+        """Returns the records of a second of this epoch."""
+        trained = self._records * self._batches / self._steps
+        return trained / (self._trained_at - self._begun_at)
+
+    def _tell(self, step: int | None, **more: float) -> None:
         now = time.perf_counter()
         if now - self._told_at > _EVENT_INTERVAL_S:
             self._told_at = now
-            emit({"event": "step", "epoch": self._epoch, "step": step})
+            emit({"event": "step", "epoch": self._epoch, "step": step, **more})
 
 
 @contextlib.contextmanager
@@ -117,11 +120,15 @@ def _keeping(
     if strategy.topology.is_chief:
         folder.settle()  # A chief that was lost may have been about it.
     checkpoints.move(folder.checkpoints)
+    before = checkpoints.newest
     with _writing():
         yield
     if strategy.topology.is_chief and report.new_rows and checkpoints.newest is not None:
         folder.replace_earlier()
+    is_new = checkpoints.newest != before
     checkpoints.move(folder.checkpoints)
+    if is_new and strategy.topology.is_chief:
+        emit({"event": "checkpoint", "path": str(checkpoints.newest)})
 
 
 class _Faults(tf.keras.callbacks.Callback):
@@ -168,7 +175,7 @@ def train(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         emit({"event": "ready", "long": True})
         tf.keras.utils.set_random_seed(config["seed"])
-        model = strategy.build(model_path.load(config["model"]))
+        model = strategy.build(wishes.model_fn(config))
 
         def dataset(split: str, training: bool) -> Any:
             # Strategies of other packages may know none of these: given only where asked for.
@@ -177,13 +184,15 @@ def train(config: dict[str, Any]) -> None:
                 own["record_fn"] = tfdist.augment(config["augment"])
             if training and config.get("bucket_by_length"):
                 own["bucket_by_length"] = config["bucket_by_length"]
-            return strategy.dataset(
+            feed = strategy.dataset(
                 config["splits"][split],
                 global_batch_size=config["global_batch_size"],
                 training=training,
                 seed=config["seed"],
                 **own,
             )
+            limit = config.get("limit_steps")
+            return feed if limit is None else feed.limited(limit)
 
         from tfdist.training.own_steps import can_evaluate  # It imports TensorFlow; see below.
 
@@ -214,7 +223,10 @@ def train(config: dict[str, Any]) -> None:
             resume=config["resume"],
         )
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
-        callbacks = [wait, report, checkpoints]
+        wished = wishes.callbacks(
+            config, strategy, feed.callback_steps, lambda: folder.best_model, _writing
+        )
+        callbacks = [wait, *wished.of_user, report, *wished.watching, checkpoints]
         if strategy.topology.is_chief:  # Keras shows nothing here.
             # Above, it would import TensorFlow before import_tensorflow does.
             from tfdist.training.tracing import TracingNotice
@@ -231,6 +243,7 @@ def train(config: dict[str, Any]) -> None:
             epochs=config["epochs"],
             validation_data=validation,
             callbacks=callbacks,
+            class_weight=wishes.class_weight(config),
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
@@ -249,6 +262,9 @@ def train(config: dict[str, Any]) -> None:
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
             summary = _summary(config, strategy, metric_names, report, test)
+            summary["best"] = wished.best
+            if config.get("limit_steps") is not None:
+                summary["limit_steps"] = config["limit_steps"]
             write_json(folder.metrics, summary)
             folder.replace_earlier()  # Where no epoch was worth a checkpoint.
     emit({"event": "done", "long": True})  # Engines take seconds to part.

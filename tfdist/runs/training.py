@@ -18,8 +18,11 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
+from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.ranks import Where
+from tfdist.runs.settings import Settings
+from tfdist.runs.trackers import tracked
 from tfdist.training import model_path
 from tfdist.training.options import check_count, check_deadline
 
@@ -59,6 +62,12 @@ class Run:
         return RunFolder(self.folder).model
 
     @property
+    def best_model_path(self) -> Path | None:
+        """The model of the best epoch; None where ``save_best`` has kept none."""
+        path = RunFolder(self.folder).best_model
+        return path if self.summary.get("best") else None
+
+    @property
     def checkpoints(self) -> Path:
         return RunFolder(self.folder).checkpoints
 
@@ -88,9 +97,20 @@ def train(
     epochs: int = 5,
     global_batch_size: int = 128,
     seed: int = 0,
+    lr: float | None = None,
     augment: str | Sequence[str] | None = None,
     pad_to: int | str | None = None,
     bucket_by_length: bool | Sequence[int] = False,
+    class_weight: str | Mapping[Any, float] | None = None,
+    early_stopping: str | Mapping[str, Any] | None = None,
+    save_best: str | Mapping[str, Any] | None = None,
+    callbacks: str | Callable[[], Any] | None = None,
+    limit_steps: int | None = None,
+    tensorboard: str | None = None,
+    mlflow: str | None = None,
+    wandb: str | None = None,
+    metrics_file: str | None = None,
+    profile: str | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     stop_on_nan: bool = True,
@@ -98,6 +118,7 @@ def train(
     overwrite: bool = False,
     max_restarts: int = 0,
     verbose: bool = True,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Run | None:
     """Trains a Keras model on a strategy, in processes of its own: what ``tfdist train`` does.
 
@@ -124,12 +145,26 @@ def train(
         epochs: of the whole training.
         global_batch_size: records in one step, over all replicas.
         seed: of weights, order and augmentation.
+        lr: the learning rate, in place of the one that the model was compiled with.
         augment: changes the images that are trained on at random, as "flip,crop,color"; see
             ``tfdist.augment``.
         pad_to: features of variable length are padded to the longest record of each global batch
             with "batch", or to a multiple of a number; None pads all to one length.
         bucket_by_length: whether to train on batches of records of similar lengths; a list of
             rising lengths says which are similar.
+        class_weight: class -> what its records count in the loss; "0=1.0,1=2.0", a JSON file of
+            such an object, or "balanced", with which each class counts alike.
+        early_stopping: "val_loss,patience=3": ends the training when that number has not become
+            better for so many epochs; or the arguments of Keras' ``EarlyStopping``.
+        save_best: "val_accuracy": writes the model of the best epoch so far to best.keras.
+        callbacks: "FILE.py:NAME" or a function as ``model``, which returns a list of Keras
+            callbacks; each process calls it.
+        limit_steps: a dry run: so many steps of each epoch, of validation and of the test.
+        tensorboard: a folder for TensorBoard's logs.
+        mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
+        wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.
+        metrics_file: a file that has the newest numbers in Prometheus' text format.
+        profile: a folder for a trace of some steps by TensorFlow's profiler, as TensorBoard shows.
         checkpoint_every: steps between checkpoints within epochs.
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
@@ -138,6 +173,8 @@ def train(
         max_restarts: when a process is lost: end all, start all again, and go on from the last
             checkpoint.
         verbose: print a line for each epoch.
+        on_event: is called with each event for programs, a dict: those of ``tfdist train --json``
+            but the first and the last. Python's logging is told of them as "tfdist".
 
     Returns:
         The training; None on a rank that srun or mpirun has started, unless it is the chief.
@@ -158,10 +195,9 @@ def train(
     check_options(name, given)
     check_deadline("start_timeout_s", start_timeout_s)
     check_deadline("stall_timeout_s", stall_timeout_s)
-    counts = {"epochs": epochs, "global_batch_size": global_batch_size, "keep": keep}
-    asked = {"workers": workers, "ps": ps, "checkpoint_every": checkpoint_every}
-    for option, count in (counts | {k: v for k, v in asked.items() if v is not None}).items():
-        check_count(option, count)
+    for option, count in (("workers", workers), ("ps", ps)):
+        if count is not None:
+            check_count(option, count)
     where = Where(
         strategy=name,
         options=given,
@@ -181,18 +217,31 @@ def train(
         model=model_path.of(model),
         data=os.fspath(data),
         output=Path(output),
-        epochs=epochs,
-        global_batch_size=global_batch_size,
-        seed=seed,
-        augment=augment,
-        pad_to=pad_to,
-        bucket_by_length=bucket_by_length,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        stop_on_nan=stop_on_nan,
+        settings=Settings(
+            epochs=epochs,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            lr=lr,
+            augment=augment,
+            pad_to=pad_to,
+            bucket_by_length=bucket_by_length,
+            class_weight=class_weight,
+            early_stopping=early_stopping,
+            save_best=save_best,
+            callbacks=callbacks,
+            limit_steps=limit_steps,
+            tensorboard=tensorboard,
+            mlflow=mlflow,
+            wandb=wandb,
+            metrics_file=metrics_file,
+            profile=profile,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            stop_on_nan=stop_on_nan,
+        ),
         resume=resume,
     )
-    progress = Progress(epochs) if verbose else Silent(epochs)
+    progress = (Progress if verbose else Silent)(epochs, on_event=on_event)
     return carry_out(
         config, where, progress, resume=resume, overwrite=overwrite, max_restarts=max_restarts
     )
@@ -218,6 +267,11 @@ def carry_out(
     """
     if resume and overwrite:
         raise OptionError("one of --resume and --overwrite must be left out", received="both")
+    if config.get("limit_steps") is not None and where.is_chief:
+        tell(
+            f"a dry run: {config['limit_steps']} steps of each epoch, so its results are no whole "
+            "training's"
+        )
     url = url_of(config["output"])
     if not where.is_chief:
         with scratch_folder() if url else contextlib.nullcontext(config["output"]) as output:
@@ -257,14 +311,21 @@ def _carried_out(
     Args:
         note: is called with (rank, event), if not ``progress`` alone.
     """
-    config = config | {"output": str(folder.path)}
-    ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
-    if progress.diverged is not None:
-        draw(folder, where.strategy, ["loss"])
-        raise _diverged(progress.diverged)
-    folder.remove_unfinished()
-    summary = json.loads(folder.metrics.read_text())
+    if config.get("metrics_file"):
+        file = MetricsFile(config["metrics_file"], config["output"])
+        progress.listeners.append(file.take)
+    with tracked(config, progress) as last:
+        config = config | {"output": str(folder.path)}
+        ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
+        if progress.diverged is not None:
+            draw(folder, where.strategy, ["loss"])
+            raise _diverged(progress.diverged)
+        folder.remove_unfinished()
+        summary = json.loads(folder.metrics.read_text())
+        last |= {f"test_{name}": value for name, value in summary["test"].items()}
     title = f"{summary['strategy']}, {summary['replicas']} replicas"
+    if "limit_steps" in summary:
+        title += f", a dry run of {summary['limit_steps']} steps an epoch"
     return Run(
         folder=folder.path,
         history=read_history(folder.history),
@@ -280,34 +341,25 @@ def training_config(
     model: str,
     data: str,
     output: Path,
-    augment: str | Sequence[str] | None = None,
-    pad_to: int | str | None = None,
-    bucket_by_length: bool | Sequence[int] = False,
+    settings: Settings,
     resume: bool = False,
-    **rest: Any,
+    **more: Any,
 ) -> dict[str, Any]:
     """Returns what ``train_rank`` reads: JSON-able. Raises TfdistError for what cannot be."""
-    from tfdist.records.format.pad_to import padding_of
-    from tfdist.records.reading.augmentation import parse_presets
-
-    padding = padding_of(pad_to, bucket_by_length)
-    buckets = None if padding is None or padding.buckets is None else list(padding.buckets) or True
     splits = find_splits(data)
     return {
         "model": model,
         "data": data,
         "splits": splits,
         "records": fingerprint(splits["train"]),
-        "augment": None if augment is None else ",".join(parse_presets(augment)),
-        "pad_to": pad_to,
-        "bucket_by_length": buckets,
+        **settings.to_config(splits),
         "strategy": where.strategy,
         "options": where.options,
         "workers": where.workers,
         "output": str(output),
         "working_folder": os.getcwd(),
         "resume": resume,
-        **rest,
+        **more,
     }
 
 

@@ -39,8 +39,8 @@ from tfdist.training.folder_lock import FolderLock
 
 _STAGE = ".tfdist-new-"
 _LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"
-# What a resumed training reads.
-_TO_GO_ON = ("config.json", "history.csv")
+# What a resumed training reads, or may leave as it is.
+_TO_GO_ON = ("config.json", "history.csv", "best.keras")
 _SCHEMES = ("s3", "gs", "gcs")
 _BEAT_S = 60.0
 # A mark that has not been written for so long is that of a training which was lost.

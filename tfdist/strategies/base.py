@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tfdist.training.feed import Feed
     from tfdist.training.scaling import Scaling
+    from tfdist.training.training_data import TrainingData
 
 # What Keras writes into the folder of a SavedModel.
 _SAVED_MODEL = {
@@ -96,7 +97,7 @@ class Strategy(abc.ABC):
         batched: bool | None = None,
         pad_to: int | str | None = None,
         bucket_by_length: bool | Sequence[int] = False,
-    ) -> Any:
+    ) -> TrainingData:
         """Returns what this strategy's fit, evaluate and predict read.
 
         Args:

@@ -1,4 +1,4 @@
-"""What Keras' own callbacks remember, so that a resumed fit decides as an unbroken one would."""
+"""What callbacks of Keras and tfdist remember, so that a resumed fit decides as an unbroken one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfdist.training.best_model import BestModel
 
 # Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
 _REMEMBERED = {
@@ -20,6 +22,7 @@ _REMEMBERED = {
     ),
     tf.keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
+    BestModel: ("best", "best_epoch"),
 }
 
 

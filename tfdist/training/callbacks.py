@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import OptionError
 from tfdist.training.checkpoint import keepers_among
+from tfdist.training.chief_only import is_on_chief
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival
 
@@ -23,7 +24,8 @@ _READERS = (tf.keras.callbacks.ModelCheckpoint, tf.keras.callbacks.TensorBoard)
 def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     """Returns the callbacks that run on this process: writers of files only on the chief.
 
-    Where the chief may be lost, all have them, and they wait for their process to become it.
+    So are those of W&B and MLflow, and what ``tfdist.on_chief`` was given. Where the chief may be
+    lost, all have them, and they wait for their process to become it.
 
     All others run everywhere. They see the metrics of the whole job, so they decide alike.
     Checkpoints come last, and keep what the others have decided.
@@ -45,11 +47,14 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     callbacks = [*others, *keepers]
     if isinstance(collective, ElasticCollective):
         written = (*_CHIEF_ONLY, tf.keras.callbacks.TensorBoard)
-        return [OfTheChief(c, collective) if isinstance(c, written) else c for c in callbacks]
+        return [
+            OfTheChief(c, collective) if isinstance(c, written) or is_on_chief(c) else c
+            for c in callbacks
+        ]
     if collective.is_chief:
         return list(callbacks)
     left_out = _CHIEF_ONLY if collective.reads_together else (*_CHIEF_ONLY, *_READERS)
-    return [c for c in callbacks if not isinstance(c, left_out)]
+    return [c for c in callbacks if not isinstance(c, left_out) and not is_on_chief(c)]
 
 
 def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:

@@ -77,7 +77,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise OptionError("every_steps must be at least 1", received=every_steps)
         if keep < 1:
             raise OptionError("keep must be at least 1", received=keep)
-        refuse_url(directory, "the directory of Checkpoints")
+        refuse_url(
+            directory,
+            "the directory of Checkpoints",
+            "Name a folder, or let tfdist.train(..., output=URL) keep them there",
+        )
         self.directory = Path(directory)
         self.resume = resume
         self.start = Start()

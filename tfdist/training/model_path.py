@@ -1,4 +1,7 @@
-"""Names of models, as ``--model`` takes them: "path/to/file.py:name" or "package.module:name"."""
+"""Names of models, as ``--model`` takes them: "path/to/file.py:name" or "package.module:name".
+
+Those of functions that return callbacks are alike.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,33 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tfdist.errors import ModelError
 
 
-def check(model: str) -> None:
+@dataclass(frozen=True)
+class Kind:
+    """What the function that a name stands for returns, in the words of errors."""
+
+    what: str
+    returned: str
+    option: str
+    example: str
+
+    @property
+    def rule(self) -> str:
+        return f"{self.what} must be given as FILE.py:NAME or MODULE:NAME"
+
+
+MODEL = Kind("a model", "a compiled Keras model", "--model", "model.py:model_fn")
+CALLBACKS = Kind("callbacks", "a list of Keras callbacks", "--callbacks", "model.py:callbacks")
+
+
+def check(model: str, kind: Kind = MODEL) -> None:
     """Checks what can be checked without running the user's code.
 
     Raises:
@@ -21,28 +44,28 @@ def check(model: str) -> None:
     place, colon, name = model.rpartition(":")
     if not colon or not name.isidentifier() or not place:
         raise ModelError(
-            "a model must be given as FILE.py:NAME or MODULE:NAME, where NAME is a function that "
-            "returns a compiled Keras model",
+            f"{kind.rule}, where NAME is a function that returns {kind.returned}",
             received=repr(model),
-            mend="Write for example --model model.py:model_fn",
+            mend=f"Write for example {kind.option} {kind.example}",
         )
     if place.endswith(".py") and not Path(place).is_file():
-        raise ModelError("the file of a model must exist", received=f"no file {place}")
+        raise ModelError(f"the file of {kind.what} must exist", received=f"no file {place}")
 
 
-def of(model: Any) -> str:
+def of(model: Any, kind: Kind = MODEL) -> str:
     """Returns the name by which another process finds ``model``: a name, or a function.
 
     Raises:
         ModelError: no other process can import it, as a function of a notebook's cell.
     """
     if isinstance(model, str):
-        check(model)
+        check(model, kind)
         return model
     name = getattr(model, "__qualname__", "")
     module = sys.modules.get(getattr(model, "__module__", None) or "")
     if not callable(model) or getattr(module, name, None) is not model:
-        raise _not_importable(f"{name or type(model).__name__!r}, which is not one of a module")
+        found = f"{name or type(model).__name__!r}, which is not one of a module"
+        raise _not_importable(found, kind)
     if module.__name__ != "__main__":
         return f"{module.__name__}:{name}"
     try:
@@ -50,36 +73,35 @@ def of(model: Any) -> str:
     except TypeError:
         file = None
     if file is None or not Path(file).is_file():
-        raise _not_importable(f"{name} of a notebook or an interactive session")
+        raise _not_importable(f"{name} of a notebook or an interactive session", kind)
     return f"{file}:{name}"
 
 
-def _not_importable(found: str) -> ModelError:
+def _not_importable(found: str, kind: Kind) -> ModelError:
     return ModelError(
-        "the function of a model must stand in a file or module, for other processes import it",
+        f"the function of {kind.what} must stand in a file or module, for other processes import "
+        "it",
         received=found,
         mend="Write it into a file, as with %%writefile model.py, and give 'model.py:NAME'",
     )
 
 
-def load(model: str) -> Any:
+def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
     """Imports what ``model`` names.
+
+    Args:
+        again: whether a file that has been imported is run once more, as it may have changed.
 
     Raises:
         ModelError: there is no such module, or it has no such name.
     """
-    check(model)
+    check(model, kind)
     place, _, name = model.rpartition(":")
     if place.endswith(".py"):
         path = Path(place).resolve()
-        # As `python file.py` does it: the file finds the modules beside it.
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None, path
-        assert spec.loader is not None, path
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        module = sys.modules.get(path.stem)
+        if again or getattr(module, "__file__", None) != str(path):
+            module = _run(path)
     else:
         sys.path.insert(0, "")
         try:
@@ -88,7 +110,7 @@ def load(model: str) -> Any:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # It is there, and imports what is not.
             raise ModelError(
-                "the module of a model must exist", received=f"an error: {error}"
+                f"the module of {kind.what} must exist", received=f"an error: {error}"
             ) from error
     if not hasattr(module, name):
         known = [
@@ -101,3 +123,15 @@ def load(model: str) -> Any:
             received=f"a module that defines {', '.join(known) or 'nothing callable'}",
         )
     return getattr(module, name)
+
+
+def _run(path: Path) -> ModuleType:
+    # As `python file.py` does it: the file finds the modules beside it.
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

@@ -334,7 +334,7 @@ def test_files_without_records_are_left_out_and_said(tmp_path):
     notes = []
     manifest = adopt(tmp_path, tell=notes.append)
     assert [shard.file for shard in manifest.splits["train"].shards] == ["a.tfrecord"]
-    assert any("1 files without a record" in note for note in notes)
+    assert any("1 file is left out without a record" in note for note in notes)
     assert any("left aside: notes.doc" in note for note in notes)
     write(tmp_path / "c.tfrecord.gz", [example(x=[0.5, 1.0], label=1)])
     with pytest.raises(DataError, match="compressed with gzip, or none"):

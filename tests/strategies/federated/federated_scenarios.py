@@ -18,6 +18,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.strategies.federated.aggregation import trimmed_mean
+from tfdist.training.training_data import TrainingData
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -71,6 +72,7 @@ def one_device(data, rounds, make=model_fn, **options):
     keras.utils.set_random_seed(3)
     model = make()
     feed = strategy.dataset(data)
+    assert isinstance(feed, TrainingData)
     history = model.fit(
         feed.on_one_device().epochs(0, rounds),
         epochs=rounds,

@@ -34,7 +34,7 @@ from tfdist.records.format.manifest import (
 from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
 from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
-from tfdist.records.wording import listed
+from tfdist.records.wording import left_out, listed
 
 FAULTS_SHOWN = 20
 # Enough to see what cannot be guessed before terabytes are read.
@@ -181,7 +181,7 @@ def adopt(
     scanned = _scan(files, splits, said, told, progress)
     used, empty = _without_empty(splits, scanned)
     if empty:
-        notes.append(f"{len(empty):,} files without a record are left out: {listed(empty)}")
+        notes.append(left_out(len(empty), "file", "without a record", empty))
     found = _merged(scanned)
     records = sum(item.records for item in scanned.values())
     described = {

@@ -40,15 +40,16 @@ def url_of(path: Any) -> str | None:
     return f"{scheme}://{found[2].rstrip('/')}"
 
 
-def refuse_url(path: Any, what: str) -> None:
+def refuse_url(path: Any, what: str, mend: str = "Name a folder, and copy it afterwards") -> None:
     """Raises DataError where a path is a URL.
 
     Args:
         what: what must lie on this machine, for the message.
+        mend: what to do about it.
     """
     if url := url_of(path):
         raise DataError(
             f"{what} must be a folder of this machine",
             received=url,
-            mend="Name a folder, and copy it afterwards",
+            mend=mend,
         )

@@ -55,6 +55,11 @@ class Columns:
     def num_records(self) -> int:
         return len(self.columns[self.schema.features[0].name])
 
+    @property
+    def are_images(self) -> bool:
+        """Whether a feature is files of images."""
+        return any(feature.is_image for feature in self.schema.features)
+
     def block(self, rows: np.ndarray) -> Block:
         """Returns the records of the given numbers, int64 [n], as columns."""
         return {name: column[rows] for name, column in self.columns.items()}

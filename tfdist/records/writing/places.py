@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tfdist.errors import OptionError
 from tfdist.records.buckets.urls import url_of
 
 _Write = TypeVar("_Write", bound=Callable[..., Any])
@@ -27,6 +28,14 @@ def on_this_machine(write: _Write) -> _Write:
             return write(source, out, **options)
         from tfdist.records.buckets import cache
 
+        if options.get("resume") or options.get("overwrite"):
+            raise OptionError(
+                "resume and overwrite must go with a source and a folder on this machine",
+                received=from_url or to_url,
+                mend="Leave it out, to begin anew",
+            )
+        # The copy on this machine is gone at the end, so there is nothing to go on with.
+        options["resume"] = None
         with contextlib.ExitStack() as stack:
             if to_url is not None:
                 cache.check_free(to_url)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from tfdist.errors import DataError
+
 GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
 SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
@@ -34,6 +36,17 @@ def staging_folder(out: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def said_of(out: Path) -> Iterator[None]:
+    """Tells what the system does not let us write as what it is: of the folder to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{out} must be writable", received=f"an error: {error.strerror or error}"
+        ) from error
 
 
 @contextlib.contextmanager

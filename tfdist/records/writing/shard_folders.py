@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,14 +24,9 @@ from tfdist.records.format.manifest import (
     load_manifest,
 )
 from tfdist.records.format.offsets import write_offsets
-from tfdist.records.format.schema import Schema
+from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.raw_sources import DIGITS
-from tfdist.records.writing.shard_files import (
-    Counter,
-    Progress,
-    staging_folder,
-    stop_on_sigterm,
-)
+from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import shards_for
 from tfdist.records.writing.streams.mixing import BUFFER_BYTES, held_bytes
 from tfdist.records.writing.streams.shards import StreamShards
@@ -94,22 +89,14 @@ def find_shards(source: object) -> ShardFolder | None:
 
 
 def write_shards_anew(
-    source: ShardFolder,
-    out: Path,
-    *,
-    shares: Mapping[str, float] | None,
-    num_shards: int | None,
-    seed: int,
-    compression: str,
-    progress: Progress | None,
-    as_read: Callable[[Schema], Schema],
-    buffer_bytes: int = BUFFER_BYTES,
+    source: ShardFolder, out: Path, options: WriteOptions, *, buffer_bytes: int = BUFFER_BYTES
 ) -> Manifest:
     """Writes the records of shards into others. Without ``shares`` each stays in its split."""
     manifest = source.manifest
     splits = manifest.splits
+    shares, num_shards = options.shares, options.num_shards
     keeps = shares is None
-    schema = as_read(manifest.schema)
+    schema = options.as_read(manifest.schema)
     files = manifest.shard_folder(source.folder)
     if manifest.is_adopted and not keeps:
         raise DataError(
@@ -125,9 +112,11 @@ def write_shards_anew(
         of_split = {name: split.bytes for name, split in splits.items()}
     told = None if num_shards is None else dict.fromkeys(shares, num_shards)
     per_split = told or {name: shards_for(size) for name, size in of_split.items()}
-    counter = Counter(records, progress)
+    counter = Counter(records, options.progress)
     with staging_folder(out) as folder, stop_on_sigterm():
-        shards = StreamShards(folder, shares, per_split, seed, compression, buffer_bytes)
+        shards = StreamShards(
+            folder, shares, per_split, options.seed, options.compression, buffer_bytes
+        )
         for name, split in splits.items():
             for shard in split.shards:
                 for frames in _frames(files, shard, manifest):
@@ -147,9 +136,9 @@ def write_shards_anew(
             schema=schema,
             shards_in=None,
             splits=infos,
-            seed=seed,
+            seed=options.seed,
             stratified=manifest.stratified and keeps,
-            compression=compression,
+            compression=options.compression,
             written_by=f"tfdist {__version__}",
             mixing=None if is_whole else mixing,
         )

@@ -13,6 +13,7 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.splits import SPLITS, split_of_word
+from tfdist.records.wording import left_out
 from tfdist.records.writing.text_files import decoded
 
 _SUFFIX = ".txt"
@@ -161,13 +162,9 @@ def _read_class(folder: Path, split: str, found: _Found) -> None:
 
 def _notes(folder: Path, found: _Found) -> Iterator[str]:
     foreign = [path for path in found.foreign if not path.name.startswith(".")]
-    for count, what in (
-        (foreign, "left out as no text of a class"),
-        (found.bad, "left out as bad"),
-    ):
-        if count:
-            names = ", ".join(str(one) for one in count[:3]) + (", ..." if len(count) > 3 else "")
-            yield f"{_files(len(count))} {what}: {names}"
+    for paths, why in ((foreign, "as no text of a class"), (found.bad, "as bad")):
+        if paths:
+            yield left_out(len(paths), "file", why, map(str, paths), most=3)
     for encoding, paths in found.encodings.items():
         yield f"{_files(len(paths))} not UTF-8, but read as {encoding}: {paths[0]}" + (
             ", ..." if len(paths) > 1 else ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
+
+if TYPE_CHECKING:
+    from tfdist.training.training_data import TrainingData
 
 
 class Federated(OneProcessStrategy):
@@ -217,7 +220,7 @@ class Federated(OneProcessStrategy):
         batched: bool | None = None,
         pad_to: int | str | None = None,
         bucket_by_length: bool | Sequence[int] = False,
-    ) -> Any:
+    ) -> TrainingData:
         """Returns clients to train on, or central records to evaluate on.
 
         Args:

@@ -11,6 +11,7 @@ from tfdist.strategies.one_process import OneProcessStrategy
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
+    from tfdist.training.feed import Feed
 
 
 class Mesh(OneProcessStrategy):
@@ -191,7 +192,7 @@ class Mesh(OneProcessStrategy):
         batched: bool | None = None,
         pad_to: int | str | None = None,
         bucket_by_length: bool | Sequence[int] = False,
-    ) -> Any:
+    ) -> Feed:
         refuse_lengths(self.name, pad_to, bucket_by_length)
         return make_feed(
             source,

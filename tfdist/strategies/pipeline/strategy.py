@@ -18,6 +18,7 @@ from tfdist.training.options import OfBatchNorm
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.describe import Description
+    from tfdist.training.feed import Feed
 
 # Keras' own.
 _ASSUMED_GLOBAL_BATCH_SIZE = 32
@@ -210,7 +211,7 @@ class Pipeline(OneProcessStrategy):
         batched: bool | None = None,
         pad_to: int | str | None = None,
         bucket_by_length: bool | Sequence[int] = False,
-    ) -> Any:
+    ) -> Feed:
         refuse_lengths(self.name, pad_to, bucket_by_length)
         microbatches = self._options.microbatches
         if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:

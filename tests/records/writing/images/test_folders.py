@@ -176,7 +176,9 @@ class TestBadFiles:
     def test_they_can_be_left_out(self, photos, tmp_path):
         columns = opened(photos, skip_bad=True)
         assert columns.num_records == 5
-        assert note(columns, "left out").startswith("left out 25 of 30 images: a/3.jpg: ")
+        assert note(columns, "left out").startswith(
+            "25 of 30 images are left out as bad: a/3.jpg: "
+        )
         told = []
         manifest = write(
             photos,
@@ -210,8 +212,9 @@ class TestStructure:
         columns = read_raw(tmp_path)
         assert columns.num_records == 2  # a PNG is one without a suffix too
         assert columns.schema.features[1].classes == ("cat",)
-        text = note(columns, "skipped")
-        assert text.startswith("skipped 5 that are no images: .DS_Store, .git, README.txt, cat/Thu")
+        text = note(columns, "as no images")
+        told = "5 files are left out as no images: .DS_Store, .git, README.txt, cat/Thumbs.db"
+        assert text.startswith(told)
         assert note(columns, "no classes") == "class folders without an image are no classes: empty"
 
     @pytest.mark.parametrize("names", [("train", "val"), ("Train", "valid"), ("train", "dev")])
@@ -367,10 +370,10 @@ class TestLabels:
         columns = opened(photos, labels="labels.csv", skip_bad=True)
         assert columns.num_records == 1
         assert columns.schema.class_label.classes == ("x",)
-        assert "left out 3 of 4 images" in note(columns, "of 4")
+        assert "3 of 4 images are left out as bad: " in note(columns, "of 4")
         assert columns.left_out == {"image without a whole row": 3, "row without an image": 2}
-        assert "left out rows without an image, 2: line 4" in note(columns, "without an image")
-        assert not any("skipped" in text for text in columns.notes)
+        assert "2 rows are left out without an image: line 4" in note(columns, "without an image")
+        assert not any("no images" in text for text in columns.notes)
 
     @pytest.mark.parametrize(
         ("name", "text", "message"),

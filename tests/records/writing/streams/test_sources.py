@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -315,6 +317,88 @@ def test_hugging_face(tmp_path, size):
     assert all(data.count(row["image"]["bytes"]) == 1 for row in rows[15:])
     manifest = write(source, tmp_path / "anew", num_shards=1, split="train=1,validation=1")
     assert manifest.splits["validation"].records == 10
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Sequence:
+    def __init__(self):
+        self.feature = {"bbox": "BBoxFeature", "kind": ClassLabel()}
+
+
+class FakeBuilder:
+    """What tfdist uses of a builder of TensorFlow Datasets, which the tests do not install."""
+
+    def __init__(self, sizes, supervised=("image", "label")):
+        features = {
+            "id": "Text",
+            "image": FakeImage(),
+            "label": ClassLabel(),
+            "objects": Sequence(),
+        }
+        splits = {name: SimpleNamespace(num_examples=size) for name, size in sizes.items()}
+        self.info = SimpleNamespace(
+            name="pets", splits=splits, features=features, supervised_keys=supervised
+        )
+
+    def download_and_prepare(self):
+        raise AssertionError("this is the user's to do")
+
+    def as_dataset(self, *, split, shuffle_files, decoders):
+        assert not shuffle_files
+        assert decoders == {"image": "as it is"}
+        size = self.info.splits[split].num_examples
+
+        def elements():
+            for n in range(size):
+                boxes = {"bbox": np.full((n % 3, 4), n / 20, np.float32), "kind": [1] * (n % 3)}
+                yield {"id": f"{n}", "image": photo(n), "label": n % 2, "objects": boxes}
+
+        boxes = {"bbox": tf.TensorSpec((None, 4)), "kind": tf.TensorSpec((None,), tf.int64)}
+        signature = {
+            "id": tf.TensorSpec((), tf.string),
+            "image": tf.TensorSpec((), tf.string),
+            "label": tf.TensorSpec((), tf.int64),
+            "objects": boxes,
+        }
+        return tf.data.Dataset.from_generator(elements, output_signature=signature)
+
+
+@pytest.fixture
+def tfds(monkeypatch):
+    decode = SimpleNamespace(SkipDecoding=lambda: "as it is")
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", SimpleNamespace(decode=decode))
+
+
+def test_tensorflow_datasets(tmp_path, size, tfds):
+    builder = FakeBuilder({"train": 12, "val": 6})
+    manifest = write(builder, tmp_path / "data", num_shards=1)
+    assert check(tmp_path / "data") == []
+    counts = {name: split.records for name, split in manifest.splits.items()}
+    assert counts == {"train": 12, "validation": 6}
+    assert [(f.name, f.role) for f in manifest.schema.features] == [
+        ("image", "input"),
+        ("label", "label"),
+    ]
+    assert manifest.schema.class_label.classes == ("cat", "dog")
+    data = (tmp_path / "data/validation-00000-of-00001.tfrecord").read_bytes()
+    assert all(data.count(photo(n)) == 1 for n in range(6))
+    options = {"inputs": "image", "label": ["objects/bbox", "objects/kind"]}
+    manifest = write(builder, tmp_path / "boxes", num_shards=1, **options)
+    boxes, kinds = manifest.schema.of_role("label")
+    assert (boxes.shape, boxes.longest, boxes.is_boxes) == ((None, 4), 2, True)
+    assert (kinds.shape, kinds.classes) == ((None,), ("cat", "dog"))
+
+
+def test_builders_that_cannot_be_written(tmp_path, tfds):
+    with pytest.raises(DataError, match=r"Call builder\.download_and_prepare\(\) first"):
+        write(FakeBuilder({}), tmp_path / "data")
+    with pytest.raises(DataError, match="looks like a label"):
+        write(FakeBuilder({"train": 4}, supervised=None), tmp_path / "data", label="objects/kind")
+    with pytest.raises(OptionError, match="batched must be said of a"):
+        write(FakeBuilder({"train": 4}), tmp_path / "data", batched=True)
 
 
 def test_photos_on_their_side_are_read_upright(tmp_path):

@@ -56,7 +56,7 @@ def test_parts_of_records(tmp_path, name, mode):
     }
     data = (tmp_path / "data/train-00000-of-00001.tfrecord").read_bytes()
     assert all(data.count(jpeg(n * 20)) == 1 for n in range(12))
-    assert list(opened[0].notes) == ["files of kinds that are not read were left out: 12 .exe"]
+    assert list(opened[0].notes) == ["12 files are left out as of kinds that are not read: 12 .exe"]
     assert manifest.source == "tar"
 
 

@@ -6,8 +6,9 @@ import io
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tfdist.records.format.image_bytes import (
     undecodable,
 )
 from tfdist.records.writing.images.resizing import Resizing, resized, turned
+from tfdist.records.writing.journal import Journal
 
 # Formats and modes whose files tf.io decodes to the pixels that Pillow sees: their bytes are kept.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
@@ -43,6 +45,8 @@ _CONVERTED = {
 }
 # The mode of a mask whose pixels are numbers of classes, as they are or as a palette's.
 _MASKS = {"L": "L", "1": "L", "P": "L", "I;16": "I;16", "I;16B": "I;16", "I": "I"}
+# Files between two lines of the journal.
+_AT_ONCE = 64
 _LOSSY = ("JPEG", "WEBP", "MPO")
 _JPEG_QUALITY = 95
 
@@ -84,21 +88,40 @@ class Header:
 
 
 def read_headers(
-    paths: Sequence[Path], *, decode: bool, workers: int = 1, are_masks: bool = False
+    paths: Sequence[Path],
+    *,
+    decode: bool,
+    workers: int = 1,
+    are_masks: bool = False,
+    journal: Journal | None = None,
 ) -> list[Header | str]:
     """Returns what each file is; for one that cannot be read, why.
 
     Args:
         decode: whether every pixel is decoded too.
         are_masks: whether their pixels are numbers of classes.
+        journal: of what was found in the same files before, to which is added what is found now.
     """
 
-    def read(path: Path) -> Header | str:
-        return _read_header(path, decode, are_masks)
+    def read(first: int) -> list[Any]:
+        headers = [
+            _read_header(path, decode, are_masks) for path in paths[first : first + _AT_ONCE]
+        ]
+        told = [header if isinstance(header, str) else astuple(header) for header in headers]
+        if journal is not None:
+            journal.add((first, told))
+        return told
 
+    found = {} if journal is None else dict(journal.entries)
+    left = [first for first in range(0, len(paths), _AT_ONCE) if first not in found]
     # Pillow decodes outside Python's lock.
     with ThreadPoolExecutor(workers, thread_name_prefix="tfdist-images") as pool:
-        return list(pool.map(read, paths))
+        found.update(zip(left, pool.map(read, left), strict=True))
+    return [
+        each if isinstance(each, str) else Header(*each)
+        for first in sorted(found)
+        for each in found[first]
+    ]
 
 
 def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
 from tfdist.records.format.splits import SPLITS
-from tfdist.records.wording import listed
+from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
+from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
+from tfdist.records.writing.images.coco import annotation_files
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
 from tfdist.records.writing.images.options import ImageOptions
@@ -35,18 +38,23 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
 
     JPEG and PNG files are written byte for byte, of whatever size; others that Pillow reads become
     PNG. "image" has as many channels as the image with most of them. Class folders give "label",
-    the numbers of their sorted names; else the labels are those of ``options.labels``. Masks are
-    "mask", an image with the role of a label.
+    the numbers of their sorted names; else the labels are those of ``options.labels``, or of
+    COCO's files in FOLDER/annotations. Masks are "mask", an image with the role of a label.
 
     Raises:
         DataError: images that lie elsewhere or cannot be read, those of 8 bits among those of 16,
             or rows and masks that do not fit them; all bad files are named.
     """
+    if options.labels is options.masks is None and annotation_files(folder / COCO_FOLDER):
+        options = replace(options, labels=folder / COCO_FOLDER)
     loose = options.labels is not None or options.masks is not None
     listing = find_images(folder, loose=loose)
     images = listing.images
     headers = read_headers(
-        [image.path for image in images], decode=options.decode, workers=options.workers
+        [image.path for image in images],
+        decode=options.decode,
+        workers=options.workers,
+        journal=options.journal("images"),
     )
     faults = _Faults(folder, images, headers, options)
     table = masks = None
@@ -55,11 +63,15 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
 
         table = ImageTable(options.labels, folder, images, asked)
         faults.of_table(table)
-        own = table.path.resolve()
-        listing.foreign = [n for n in listing.foreign if (folder / n).resolve() != own]
+        own = {path.resolve() for path in (table.path, *table.files)}
+        listing.foreign = [n for n in listing.foreign if (folder / n).resolve() not in own]
     if options.masks is not None:
         masks = image_masks.find_masks(
-            options.masks, images, decode=options.decode, workers=options.workers
+            options.masks,
+            images,
+            decode=options.decode,
+            workers=options.workers,
+            journal=options.journal("masks"),
         )
         faults.of_masks(masks)
     kept = faults.kept()
@@ -127,7 +139,7 @@ class _Faults:
 
     def of_table(self, table: Any) -> None:
         self._needed.append("row")
-        for number, reason in table.faults():
+        for number, reason in table.faults(self._headers):
             self._add(number, reason, "image without a whole row")
         if table.astray:
             self._alone["row without an image"] = len(table.astray)
@@ -176,19 +188,22 @@ class _Faults:
     def notes(self) -> Iterable[str]:
         if self._of_image:
             count, total = len(self._of_image), len(self._images)
-            yield f"left out {count:,} of {total:,} images: {self._listed(count + 1, 5)}"
+            yield left_out(
+                count, "image", "as bad", self._named(whole=count < _WHOLE_PATHS), of=total
+            )
         if self._others:
             count = len(self._others)
-            what = " and ".join(f"{needed}s" for needed in self._needed)
-            yield f"left out {what} without an image, {count:,}: {listed(self._others, 5)}"
+            what = " or ".join(self._needed)
+            yield left_out(count, what, "without an image", self._others)
 
-    def _listed(self, count: int, most: int = _BAD_SHOWN) -> str:
-        whole = count <= _WHOLE_PATHS
-        named = [
+    def _listed(self, count: int) -> str:
+        return listed([*self._named(whole=count <= _WHOLE_PATHS), *self._others], _BAD_SHOWN)
+
+    def _named(self, *, whole: bool) -> list[str]:
+        return [
             f"{self._images[number].path if whole else self._images[number].name}: {reason}"
             for number, reason in sorted(self._of_image.items())
         ]
-        return listed([*named, *self._others], most)
 
 
 def _image_feature(

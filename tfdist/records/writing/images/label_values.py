@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,11 @@ def missing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.strip().lower() in _MISSING)
 
 
-def label_columns(columns: Mapping[str, Sequence[Any]], place: str) -> list[LabelColumn]:
+def label_columns(
+    columns: Mapping[str, Sequence[Any]],
+    place: str,
+    classes: Mapping[str, Collection[str]] | None = None,
+) -> list[LabelColumn]:
     """Returns the labels of a table.
 
     Integers and booleans are class ids, int64; other numbers targets, float32; text is the number
@@ -45,6 +49,7 @@ def label_columns(columns: Mapping[str, Sequence[Any]], place: str) -> list[Labe
     Args:
         columns: the values of the records by name: one name alone becomes "label".
         place: the file, for messages.
+        classes: by name, texts that are classes whether a record has them or not.
 
     Raises:
         DataError: a column of values of several kinds; all such columns are named.
@@ -63,7 +68,8 @@ def label_columns(columns: Mapping[str, Sequence[Any]], place: str) -> list[Labe
         feature = "label" if len(columns) == 1 else name
         kind = kinds[name]
         of_boxes = kind in ("names", "integers") and _lengths(values) in lengths
-        found.append(_column(feature, name, kind, values, of_boxes))
+        known = (classes or {}).get(name, ())
+        found.append(_column(feature, name, kind, values, of_boxes, known))
     return found
 
 
@@ -106,12 +112,17 @@ def _lengths(values: Sequence[list]) -> list[int]:
 
 
 def _column(
-    feature: str, name: str, kind: str, values: Sequence[Any], of_boxes: bool
+    feature: str,
+    name: str,
+    kind: str,
+    values: Sequence[Any],
+    of_boxes: bool,
+    known: Collection[str],
 ) -> LabelColumn:
     if kind == "scalars":
         return _scalars(feature, name, values)
     if kind == "names":
-        classes = sorted({item for value in values for item in value})
+        classes = sorted({item for value in values for item in value} | set(known))
         numbers = {item: number for number, item in enumerate(classes)}
         ids = [[numbers[item] for item in value] for value in values]
         if of_boxes:

@@ -1,17 +1,18 @@
-"""A labels file beside images: a CSV or JSON lines file with a row for each image."""
+"""A labels file beside images: a CSV or JSON lines file with a row for each image, or COCO's."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError
 from tfdist.records.wording import listed
+from tfdist.records.writing.images import coco
 
 _FILE_COLUMNS = (
     "file",
@@ -39,13 +40,21 @@ class LabelRows:
     Attributes:
         names: of its columns, in their order.
         rows: the values by column, text or what JSON holds; None where a row has none.
-        lines: the line of each row.
+        places: where each row stands, "line 3".
+        sizes: height and width that the image of each row must have; None where nothing says so.
+        classes: by column, names that are classes whether a row has them or not.
+        notes: what there is to tell, a sentence each.
+        files: those that it was read from.
     """
 
     path: Path
     names: tuple[str, ...]
     rows: list[Mapping[str, Any]]
-    lines: list[int]
+    places: list[str]
+    sizes: list[tuple[int, int]] | None = None
+    classes: Mapping[str, Collection[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,23 @@ class Matched:
 def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
     """Returns the rows of a labels file, given by its path or by its name in ``folder``.
 
+    COCO's annotations are one file, or a folder with several.
+
     Raises:
         DataError: no such file, or lines that are no rows; all of them are named.
     """
     path = Path(path)
-    if not path.is_file() and (folder / path).is_file():
+    if not path.exists() and (folder / path).exists():
         path = folder / path
+    if path.is_dir() and (files := coco.annotation_files(path)):
+        return _of_coco(path, files)
     if not path.is_file():
         raise DataError(
-            "labels must name a CSV or JSON lines file", received=f"{path}, which is no file"
+            "labels must name a CSV or JSON lines file, or COCO's annotations",
+            received=f"{path}, which is no file",
         )
+    if _holds_coco(path):
+        return _of_coco(path, [path])
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -100,7 +116,40 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
         )
     if not rows:
         raise DataError(f"{path} must have a row for each image", received="none")
-    return LabelRows(path, tuple(names), rows, lines)
+    places = [f"line {line}" for line in lines]
+    return LabelRows(path, tuple(names), rows, places, files=(path,))
+
+
+def _holds_coco(path: Path) -> bool:
+    """Whether a file of JSON is one object of annotations, and not one a line."""
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        return coco.is_coco(json.loads(path.read_text(encoding="utf-8-sig")))
+    except ValueError:
+        return False
+
+
+def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
+    found = coco.read_annotations(files)
+    if not found.rows:
+        raise DataError(f"{path} must have a row for each image", received="none")
+    boxes = sum(len(row[coco.BOXES]) for row in found.rows)
+    notes = [
+        f"{boxes:,} boxes, in parts of height and width, are those of {listed(map(str, files))}"
+    ]
+    if found.has_masks:
+        notes.append("the outlines (segmentation) that COCO has beside its boxes are not read")
+    return LabelRows(
+        path,
+        found.names,
+        found.rows,
+        found.places,
+        sizes=found.sizes,
+        classes={coco.KINDS: found.kinds},
+        notes=tuple(notes),
+        files=tuple(files),
+    )
 
 
 def _csv_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int], list[str]]:
@@ -159,9 +208,9 @@ def match(table: LabelRows, images: Sequence[str]) -> Matched:
         value = row.get(column)
         image = known.get(_plain(value))
         if image is None:
-            astray.append(f"line {table.lines[number]}: {value}")
+            astray.append(f"{table.places[number]}: {value}")
         elif rows[image] is not None:
-            twice.append(f"{images[image]} in line {table.lines[number]}")
+            twice.append(f"{images[image]} in {table.places[number]}")
         else:
             rows[image] = number
     if twice:

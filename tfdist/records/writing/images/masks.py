@@ -10,6 +10,7 @@ from pathlib import Path
 from tfdist.errors import DataError
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
 from tfdist.records.writing.images.search import FoundImage
+from tfdist.records.writing.journal import Journal
 
 NAME = "mask"
 
@@ -34,7 +35,12 @@ class FoundMasks:
 
 
 def find_masks(
-    folder: str | Path, images: Sequence[FoundImage], *, decode: bool, workers: int
+    folder: str | Path,
+    images: Sequence[FoundImage],
+    *,
+    decode: bool,
+    workers: int,
+    journal: Journal | None = None,
 ) -> FoundMasks:
     """Returns the masks of images: FOLDER/NAME.png, or at the image's own place in FOLDER.
 
@@ -61,7 +67,11 @@ def find_masks(
     headers: list[Header | str] = ["has no mask"] * len(paths)
     present = [number for number, path in enumerate(paths) if path is not None]
     read = read_headers(
-        [paths[number] for number in present], decode=decode, workers=workers, are_masks=True
+        [paths[number] for number in present],
+        decode=decode,
+        workers=workers,
+        are_masks=True,
+        journal=journal,
     )
     for number, header in zip(present, read, strict=True):
         headers[number] = header

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tfdist.records.format.exif import UPRIGHT
 from tfdist.records.format.schema import Feature
-from tfdist.records.wording import listed
+from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images.files import Header
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage, Listing
@@ -24,8 +24,7 @@ def notes_of_folders(
         are_classes: whether class folders say what they are.
     """
     if listing.foreign:
-        names = listed(listing.foreign, _NAMES_SHOWN)
-        yield f"skipped {len(listing.foreign):,} that are no images: {names}"
+        yield left_out(len(listing.foreign), "file", "as no images", listing.foreign)
     classes = {image.class_name for image in images} - {None}
     if not are_classes:
         if classes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.records.format.readings import COLORS, parse_size
 from tfdist.records.format.schema import FITS
+from tfdist.records.writing.journal import Journal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class ImageOptions:
         fit: how they get to ``written_size``: see ``schema.Reading``.
         decode: whether every image is decoded, to see that it can be.
         workers: number of threads that look at the files.
+        looked_at: returns the journal of "images" or "masks" that were looked at; None: there is
+            none.
     """
 
     labels: str | Path | None = None
@@ -33,6 +37,11 @@ class ImageOptions:
     fit: str = "stretch"
     decode: bool = True
     workers: int = 1
+    looked_at: Callable[[str], Journal] | None = None
+
+    def journal(self, what: str) -> Journal | None:
+        """Returns that of "images" or "masks"; None where nothing is noted."""
+        return None if self.looked_at is None else self.looked_at(what)
 
     def check_unused(self, source: object) -> None:
         """Raises OptionError when something is said that only a folder of images can have."""

@@ -12,6 +12,7 @@ from tfdist.errors import DataError
 from tfdist.records.format.columns import Column
 from tfdist.records.format.schema import Feature
 from tfdist.records.format.splits import SPLITS
+from tfdist.records.writing.images.files import Header
 from tfdist.records.writing.images.label_values import label_columns, missing
 from tfdist.records.writing.images.labels import match, read_label_rows
 from tfdist.records.writing.images.options import ImageOptions
@@ -25,7 +26,8 @@ class ImageTable:
     """A labels file, and the row of each image.
 
     Attributes:
-        path: of the file.
+        path: of the file, or of the folder with COCO's.
+        files: those that it was read from.
         astray: the rows without an image.
 
     Raises:
@@ -34,7 +36,7 @@ class ImageTable:
 
     def __init__(self, path: str | Path, folder: Path, images: Sequence[FoundImage], asked: Asked):
         self._table = read_label_rows(path, folder)
-        self.path = self._table.path
+        self.path, self.files = self._table.path, self._table.files
         matched = match(self._table, [image.name for image in images])
         self._column, self._rows = matched.column, matched.rows
         self.astray = matched.astray
@@ -45,8 +47,8 @@ class ImageTable:
         self._split = self._split_column(asked)
         self._labels = self._label_names(asked)
 
-    def faults(self) -> Iterator[tuple[int, str]]:
-        """Yields images, by their numbers, that have no row or a row with a gap."""
+    def faults(self, headers: Sequence[Header | str]) -> Iterator[tuple[int, str]]:
+        """Yields images, by their numbers, that have no row, one with a gap or of another size."""
         needed = [*self._labels, *filter(None, [self._client])]
         for image, row in enumerate(self._rows):
             if row is None:
@@ -54,12 +56,20 @@ class ImageTable:
                 continue
             gaps = [name for name in needed if missing(self._table.rows[row].get(name))]
             if gaps:
-                yield image, f"line {self._table.lines[row]} has no {', '.join(gaps)}"
+                yield image, f"{self._table.places[row]} has no {', '.join(gaps)}"
+            elif self._table.sizes is not None and isinstance(headers[image], Header):
+                size, (height, width) = headers[image], self._table.sizes[row]
+                if (size.height, size.width) != (height, width):
+                    yield (
+                        image,
+                        f"{size.width}x{size.height} pixels where {self._table.places[row]} has "
+                        f"{width}x{height}",
+                    )
 
     def labels(self, kept: Sequence[int]) -> dict[str, tuple[Feature, Column]]:
         """Returns the labels of some images by name."""
         columns = {name: self._values(name, kept) for name in self._labels}
-        found = label_columns(columns, str(self._table.path))
+        found = label_columns(columns, str(self._table.path), self._table.classes)
         return {column.feature.name: (column.feature, column.values) for column in found}
 
     def owners(self, kept: Sequence[int]) -> np.ndarray | None:
@@ -126,6 +136,7 @@ class ImageTable:
     def notes(
         self, found: Mapping[str, tuple[Feature, Column]], options: ImageOptions
     ) -> Iterator[str]:
+        yield from self._table.notes
         boxes = [
             feature.name
             for feature, _ in found.values()

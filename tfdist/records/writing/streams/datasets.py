@@ -39,7 +39,7 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
     if _has_one_shape(records.dataset):
         chunks = _in_batches(records.dataset, structure)
     else:
-        every = enumerate(_numpy(records.dataset))
+        every = enumerate(as_numpy(records.dataset))
         chunks = in_chunks((structure.named(n, each) for n, each in every), structure.names)
     return structure.stream("dataset", chunks, total)
 
@@ -63,11 +63,11 @@ def _in_batches(dataset: tf.data.Dataset, structure: Structure) -> Iterator[Chun
     leaves = tf.nest.flatten(dataset.element_spec)
     record_bytes = sum(leaf.shape.num_elements() * max(1, leaf.dtype.size) for leaf in leaves)
     size = max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes)))
-    for number, batch in enumerate(_numpy(dataset.batch(size))):
+    for number, batch in enumerate(as_numpy(dataset.batch(size))):
         yield structure.named(number, batch)
 
 
-def _numpy(dataset: tf.data.Dataset) -> Iterator[Any]:
+def as_numpy(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields elements of arrays; a ragged tensor of one record is an array or a list of them."""
     for leaf in tf.nest.flatten(dataset.element_spec):
         if isinstance(leaf, tf.SparseTensorSpec):

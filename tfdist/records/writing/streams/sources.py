@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams import hugging_face
+from tfdist.records.writing.streams import hugging_face, tfds_builder
 from tfdist.records.writing.streams.stream import Stream, of_elements
 from tfdist.records.writing.streams.tar_files import from_tar, is_tar
 
@@ -24,8 +24,9 @@ def open_stream(source: Any, asked: Asked, batched: bool | None = None) -> Strea
             without arguments that returns one or
             another iterable; a list of dicts, or another iterable that is neither an array nor
             lists of numbers; a keras.utils.Sequence; a ``datasets.Dataset``, ``IterableDataset``
-            or dict of them by split. Records are ``x``, ``(x, y)`` or ``(x, y, sample_weight)``,
-            where x and y may be dicts, or a dict {name: value}.
+            or dict of them by split; a builder of TensorFlow Datasets. Records are ``x``,
+            ``(x, y)`` or ``(x, y, sample_weight)``, where x and y may be dicts, or a dict
+            {name: value}.
         asked: what the values of records that are dicts become; see ``read_raw``.
         batched: whether elements are batches; None finds out.
 
@@ -42,6 +43,9 @@ def open_stream(source: Any, asked: Asked, batched: bool | None = None) -> Strea
         from tfdist.records.writing.streams.datasets import from_tf_dataset
 
         return from_tf_dataset(source, asked, batched)
+    if tfds_builder.is_builder(source):
+        _refuse_batched(batched, source)
+        return tfds_builder.open_builder(source, asked)
     if hugging_face.is_dataset(source):
         _refuse_batched(batched, source)
         return hugging_face.open_dataset(source, asked)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.wording import left_out
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
 
@@ -52,8 +53,8 @@ def from_tar(path: Path, asked: Asked) -> Stream:
         for number, record in enumerate(records, 1):
             yield structure.named(number, record)
         if skipped:
-            found = ", ".join(f"{count:,} .{kind}" for kind, count in skipped.most_common())
-            notes.append(f"files of kinds that are not read were left out: {found}")
+            kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
+            notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
 
     return Stream(
         kind="tar",

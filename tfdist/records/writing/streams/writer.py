@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,13 +22,8 @@ from tfdist.records.format.encoding import (
 )
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
-from tfdist.records.format.schema import Schema
-from tfdist.records.writing.shard_files import (
-    Counter,
-    Progress,
-    staging_folder,
-    stop_on_sigterm,
-)
+from tfdist.records.writing.options import WriteOptions
+from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import STREAM_NUM_SHARDS, shards_for
 from tfdist.records.writing.streams.features import StreamFeatures
 from tfdist.records.writing.streams.mixing import BUFFER_BYTES
@@ -89,20 +84,16 @@ def write_stream(
     stream: Stream,
     head: Head,
     out: Path,
+    options: WriteOptions,
     *,
-    shares: Mapping[str, float],
-    num_shards: int | None,
-    seed: int,
-    compression: str,
-    progress: Progress | None,
-    as_read: Callable[[Schema], Schema],
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Manifest:
     """Writes a stream that its head is only the beginning of; see ``writer.write``."""
+    shares, as_read = options.shares, options.as_read
     as_read(head.features.schema())  # What cannot be is told before anything is written.
     framer = _Framer(head.features)
-    per_split = _num_shards(stream, head, framer.first_bytes, shares, num_shards)
-    counter = Counter(stream.total, progress)
+    per_split = _num_shards(stream, head, framer.first_bytes, shares, options.num_shards)
+    counter = Counter(stream.total, options.progress)
     features = head.features
     features.forget_head()
     # A split that is asked for divides anew what is divided.
@@ -113,18 +104,20 @@ def write_stream(
         for frames, class_ids in framer.frames(chunk)
     )
     with staging_folder(out) as folder, stop_on_sigterm():
-        shards = StreamShards(folder, shares, per_split, seed, compression, buffer_bytes)
+        shards = StreamShards(
+            folder, shares, per_split, options.seed, options.compression, buffer_bytes
+        )
         for split, frames, class_ids in framed:
             shards.add(frames, split, class_ids)
             counter.add(len(frames))
         manifest = Manifest(
-            splits=shards.finish(is_exact=num_shards is not None),
+            splits=shards.finish(is_exact=options.num_shards is not None),
             schema=as_read(features.schema()),
             layout=framer.layout,
             source=stream.kind,
-            seed=seed,
+            seed=options.seed,
             stratified=False,
-            compression=compression,
+            compression=options.compression,
             written_by=f"tfdist {__version__}",
             mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, assign, named
 from tfdist.records.writing.tables.complaints import complaints_of, refuse
 from tfdist.records.writing.tables.delimited import UNNAMED
@@ -104,10 +105,10 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
         **dict.fromkeys(index, "it numbers the rows"),
         **dict.fromkeys(empty, "it is empty"),
     }
-    left_out = replace(roles, inputs=tuple(inputs), dropped=(*roles.dropped, *index, *empty))
+    roles = replace(roles, inputs=tuple(inputs), dropped=(*roles.dropped, *index, *empty))
     columns = replace(
         columns,
-        roles=left_out.listed(table.names, details),
+        roles=roles.listed(table.names, details),
         notes=(*columns.notes, *notes, *packed.notes, *_notes_of(cells)),
         left_out=counts,
     )
@@ -181,16 +182,14 @@ def _kept_rows(
     """
     complaints = complaints_of(table, cells)
     is_kept = np.ones(len(table.lines), bool)
-    notes, left_out = [], {}
+    notes, counts = [], {}
     if asked.skip_bad and complaints:
         for column in cells.values():
             is_kept[list(column.bad)] = False
         lines = list(dict.fromkeys(complaint.line for complaint in complaints))
-        left_out["bad row"] = len(lines)
-        first = ", ".join(str(line) for line in lines[:20]) + (", ..." if len(lines) > 20 else "")
-        notes.append(
-            f"{len(lines):,} {_rows(lines)} left out as bad, of {table.place} {table.unit} {first}"
-        )
+        counts["bad row"] = len(lines)
+        first = f"{table.place} {table.unit} {listed(map(str, lines), 20)}"
+        notes.append(left_out(len(lines), "row", "as bad", [first]))
         complaints = []
     missing = {name: column.missing & is_kept for name, column in cells.items()}
     missing = {name: rows for name, rows in missing.items() if rows.any()}
@@ -201,17 +200,13 @@ def _kept_rows(
     if dropped:
         gone = np.any([missing[name] for name in dropped], axis=0)
         is_kept &= ~gone
-        counts = ", ".join(f"{int(missing[name].sum()):,} in '{name}'" for name in dropped)
-        rows = np.flatnonzero(gone)
-        left_out["row with a missing value"] = len(rows)
-        notes.append(f"{len(rows):,} {_rows(rows)} left out for missing values: {counts}")
+        of_columns = [f"{int(missing[name].sum()):,} in '{name}'" for name in dropped]
+        count = int(gone.sum())
+        counts["row with a missing value"] = count
+        notes.append(left_out(count, "row", "for missing values", of_columns, most=len(of_columns)))
     if not is_kept.any():
         raise DataError(f"{table.place} must have a row that is whole", received="none")
-    return np.flatnonzero(is_kept), notes, left_out
-
-
-def _rows(rows: Sequence[int] | np.ndarray) -> str:
-    return "row is" if len(rows) == 1 else "rows are"
+    return np.flatnonzero(is_kept), notes, counts
 
 
 def _take(cells: Cells, rows: np.ndarray) -> Cells:

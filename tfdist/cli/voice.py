@@ -1,0 +1,185 @@
+"""How a command speaks: for people, for programs (``--json``), hardly at all (``--quiet``).
+
+What is printed for people goes to ``sys.stdout``, by whatever part of tfdist. With ``--json`` that
+is stderr, and the real standard output has one JSON object a line; with ``--quiet`` it is nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any, TextIO
+
+import click
+
+from tfdist import __version__
+from tfdist.runs.told import LOG, told
+
+_SECONDS_BETWEEN_PROGRESS = 0.5
+
+
+class _Voice:
+    def __init__(self) -> None:
+        self.stdout = sys.stdout
+        self.events: TextIO | None = None
+        self.is_quiet = False
+        self.result: dict[str, Any] = {}
+        self.parting = ""
+        self.told_at: datetime | None = None
+
+
+_voice = _Voice()
+
+
+@contextlib.contextmanager
+def speaking() -> Iterator[None]:
+    """Encloses a command: afterwards ``sys.stdout`` is what it was."""
+    global _voice
+    _voice = _Voice()
+    handlers, level = list(LOG.handlers), LOG.level
+    try:
+        yield
+    finally:
+        sys.stdout = _voice.stdout
+        LOG.handlers = handlers
+        LOG.setLevel(level)
+
+
+def with_options(command: click.Command) -> click.Command:
+    """Returns ``command`` with ``--json``, unless it has its own, ``--quiet`` and ``-v``."""
+    own = {name for param in command.params for name in param.opts}
+    for option in (_json(), _quiet(), _verbose()):
+        if not own & set(option.opts):
+            command.params.append(option)
+    return command
+
+
+def _flag(names: list[str], help_text: str, chosen: Any) -> click.Option:
+    def take(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            chosen(ctx)
+
+    return click.Option(
+        names, is_flag=True, is_eager=True, expose_value=False, callback=take, help=help_text
+    )
+
+
+def _json() -> click.Option:
+    def chosen(ctx: click.Context) -> None:
+        _voice.events = _voice.stdout
+        if not _voice.is_quiet:
+            sys.stdout = sys.stderr
+        tell("start", verb=ctx.info_name, version=__version__)
+
+    return _flag(["--json"], "Print one JSON object a line for what happens, on stdout.", chosen)
+
+
+def _quiet() -> click.Option:
+    def chosen(ctx: click.Context) -> None:
+        _voice.is_quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+    return _flag(["--quiet"], "Print nothing but what is wrong.", chosen)
+
+
+def _verbose() -> click.Option:
+    def chosen(ctx: click.Context) -> None:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        LOG.addHandler(handler)
+        LOG.setLevel(logging.DEBUG)
+
+    return _flag(["-v", "--verbose"], "Print all that happens on stderr, with times.", chosen)
+
+
+# What it says ------------------------------------------------------------------------------------
+
+
+def is_quiet() -> bool:
+    return _voice.is_quiet
+
+
+def is_heard() -> bool:
+    """Whether a program listens."""
+    return _voice.events is not None
+
+
+def tell(event: str, **fields: Any) -> None:
+    """Writes one event for programs; nothing without ``--json``."""
+    if _voice.events is not None:
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"event": event, "time": time, **_plain(fields)}, allow_nan=False)
+        try:
+            _voice.events.write(f"{line}\n")
+            _voice.events.flush()
+        except BrokenPipeError:  # Whoever listened has gone, as with `| head`.
+            fall_silent()
+            sys.exit(128 + signal.SIGPIPE)
+
+
+def progress(what: str, done: float, total: float | None, unit: str) -> None:
+    """Tells how far something is, not too often."""
+    now = datetime.now(timezone.utc)
+    since = _voice.told_at and (now - _voice.told_at).total_seconds()
+    if since is None or since >= _SECONDS_BETWEEN_PROGRESS:
+        _voice.told_at = now
+        tell("progress", what=what, done=done, total=total, unit=unit)
+
+
+def result(**fields: Any) -> None:
+    """Notes what the last event is to say of what came of it."""
+    _voice.result |= fields
+
+
+def take(rank: int, event: dict[str, Any]) -> None:
+    """Tells what ranks say, and that they are started again; see ``runs.ranks.run``."""
+    if event["event"] in ("said", "restart"):
+        tell(**told(event, rank, epochs=1, steps=None))
+
+
+def splits(manifest: Any) -> dict[str, dict[str, int]]:
+    """Returns what there is of each split of a manifest."""
+    return {
+        name: {"records": split.records, "shards": len(split.shards), "bytes": split.bytes}
+        for name, split in manifest.splits.items()
+    }
+
+
+def part_with(text: str) -> None:
+    """Notes what is to be said when the command is ended from outside, as by Ctrl-C."""
+    _voice.parting = text and f"; {text}"
+
+
+def parting() -> str:
+    return _voice.parting
+
+
+def end(exit_code: int) -> None:
+    """Tells the last event."""
+    tell("end", exit_code=exit_code, **_voice.result)
+
+
+def fall_silent() -> None:
+    """Writes nothing more to standard output, which cannot be written to."""
+    _voice.events = None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _voice.stdout.fileno())
+
+
+def _plain(value: Any) -> Any:
+    """Returns ``value`` as JSON has it: numbers that are not finite as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if hasattr(value, "item"):  # NumPy's.
+        return _plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)

@@ -1,0 +1,310 @@
+"""Records of which all are known: which of them go into which shard, and those shards."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from tfdist import __version__
+from tfdist.errors import DataError
+from tfdist.records.clients.dealing import Partition, deal
+from tfdist.records.format.columns import Columns, count_classes
+from tfdist.records.format.encoding import make_framer, make_layout
+from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
+from tfdist.records.format.offsets import write_offsets
+from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
+from tfdist.records.writing.options import WriteOptions, cores
+from tfdist.records.writing.processes import may_fork, run_in_processes
+from tfdist.records.writing.shard_files import (
+    SUFFIX,
+    Counter,
+    ShardFile,
+    said_of,
+    staging_folder,
+    stop_on_sigterm,
+)
+from tfdist.records.writing.shard_sizes import frame_bytes, shards_for
+from tfdist.records.writing.unfinished import Unfinished
+
+
+def write_columns(
+    columns: Columns, out: Path, options: WriteOptions, run: Unfinished | None
+) -> Manifest:
+    """Writes records of which all are known; see ``writer.write``.
+
+    Args:
+        run: keeps what is written when the run is ended, and what an ended one has written; None:
+            nothing is kept.
+    """
+    columns = replace(columns, schema=options.as_read(columns.schema))
+    partition, class_ids = options.partition, columns.class_ids()
+    if options.stratify and class_ids is None:
+        raise DataError(
+            "data to stratify must have one label of class ids", received="no class ids"
+        )
+    rows = _divide(columns, options.shares, options.seed, class_ids if options.stratify else None)
+    if partition is None:
+        counts = _num_shards(columns, rows, options.num_shards)
+        _check_enough(rows, next(iter(counts.values())))
+        plan = _plan(rows, counts, options.compression)
+    else:
+        owned = _deal(columns, partition, next(iter(rows.values())), options.clients, options.seed)
+        counts = _num_shards(columns, rows, None)
+        plan = _plan(rows, counts, options.compression, owned)
+    with said_of(out):
+        whole = {} if run is None else run.whole(_fingerprint(columns, plan))
+    options.tell(columns if run is None else replace(columns, notes=[*columns.notes, *run.notes]))
+    with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
+        infos = _write_shards(place, columns, plan, options)
+        manifest = Manifest(
+            schema=columns.schema,
+            splits=_summarise(columns, rows, infos, None if partition is None else str(partition)),
+            layout=make_layout(columns.schema, columns.varint_widths()),
+            source=columns.kind,
+            seed=options.seed,
+            stratified=options.stratify,
+            compression=options.compression,
+            written_by=f"tfdist {__version__}",
+            left_out=columns.left_out,
+        )
+        write_offsets(place.folder, manifest)
+        manifest.save(place.folder)
+    return manifest
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where shards are written.
+
+    Attributes:
+        whole: by file, those that an earlier run has written.
+        note: called with each shard that is whole, from any thread.
+    """
+
+    folder: Path
+    whole: Mapping[str, ShardInfo] = field(default_factory=dict)
+    note: Callable[[ShardInfo], None] = lambda _: None
+
+
+@contextlib.contextmanager
+def _place(out: Path, run: Unfinished | None, whole: Mapping[str, ShardInfo]) -> Iterator[Place]:
+    """Gives a folder beside ``out`` that becomes ``out`` at the end."""
+    if run is None:
+        with staging_folder(out) as folder:
+            yield Place(folder)
+        return
+    yield Place(run.shards(), whole, run.note)
+    run.finish()
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A file to write: the numbers of its records, int64 [n], and whose they are."""
+
+    file: str
+    rows: np.ndarray
+    client: str | None = None
+
+
+def _fingerprint(columns: Columns, plan: Mapping[str, list[_Shard]]) -> str:
+    """Returns a text that is another one where other records go into any shard."""
+    shards = [
+        (shard.file, shard.client, crc32c(np.ascontiguousarray(shard.rows, np.int64)))
+        for shards in plan.values()
+        for shard in shards
+    ]
+    return repr((columns.kind, columns.schema, columns.varint_widths(), shards))
+
+
+def _divide(
+    columns: Columns,
+    shares: Mapping[str, float] | None,
+    seed: int,
+    class_ids: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """Returns the numbers of the records of each split, shuffled.
+
+    Args:
+        class_ids: of each record, to give every split the proportions of the classes; else None.
+    """
+    if columns.splits is None or shares is not None:
+        shares = shares or parse_split(DEFAULT_SPLIT)
+        return assign(columns.num_records, shares, seed, class_ids)
+    random = np.random.default_rng(seed)
+    return {name: random.permutation(rows) for name, rows in columns.splits.items()}
+
+
+def _num_shards(
+    columns: Columns, rows: Mapping[str, np.ndarray], told: int | None
+) -> dict[str, int]:
+    """Returns the number of shards of each split."""
+    if told is not None:
+        return dict.fromkeys(rows, told)
+    size = frame_bytes(columns)
+    return {name: shards_for(len(split_rows) * size) for name, split_rows in rows.items()}
+
+
+def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
+    first, first_rows = next(iter(rows.items()))
+    if len(first_rows) < num_shards:
+        raise DataError(
+            f"split '{first}' must have at least one record for each shard",
+            received=f"{len(first_rows)} records for {num_shards} shards",
+            mend="Choose fewer shards",
+        )
+
+
+def _deal(
+    columns: Columns, partition: Partition, rows: np.ndarray, clients: int | None, seed: int
+) -> dict[str, np.ndarray]:
+    """Returns for each client the numbers of its records, which are some of ``rows``."""
+    class_ids, owners = columns.class_ids(), columns.owners
+    dealt = deal(
+        partition,
+        len(rows),
+        clients,
+        seed=seed,
+        class_ids=None if class_ids is None else class_ids[rows],
+        values=None if owners is None else owners[rows],
+    )
+    return {client: rows[part] for client, part in dealt.items()}
+
+
+def _plan(
+    rows: Mapping[str, np.ndarray],
+    num_shards: Mapping[str, int],
+    compression: str,
+    owned: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, list[_Shard]]:
+    """Returns the shards of each split.
+
+    Args:
+        owned: for the first split, the records of each client.
+    """
+    plan = {}
+    for name, split_rows in rows.items():
+        if owned is None or plan:
+            cut = cut_shards(split_rows, min(num_shards[name], len(split_rows)))
+            clients = [None] * len(cut)
+        else:
+            cut, clients = list(owned.values()), list(owned)
+        plan[name] = [
+            _Shard(
+                f"{name}-{number:05d}-of-{len(cut):05d}{SUFFIX[compression]}", shard_rows, client
+            )
+            for number, (shard_rows, client) in enumerate(zip(cut, clients, strict=True))
+        ]
+    return plan
+
+
+def _summarise(
+    columns: Columns,
+    rows: Mapping[str, np.ndarray],
+    infos: Mapping[str, list[ShardInfo]],
+    partition: str | None,
+) -> dict[str, SplitInfo]:
+    class_ids = columns.class_ids()
+    splits = {}
+    for name, shards in infos.items():
+        splits[name] = SplitInfo(
+            shards=tuple(shards),
+            class_counts=None if class_ids is None else count_classes(class_ids[rows[name]]),
+            partition=None if shards[0].client is None else partition,
+        )
+    return splits
+
+
+def _write_shards(
+    place: Place,
+    columns: Columns,
+    plan: Mapping[str, list[_Shard]],
+    options: WriteOptions,
+) -> dict[str, list[ShardInfo]]:
+    """Writes the shards of a plan that are not whole yet."""
+    counter = Counter(columns.num_records, options.progress)
+    jobs = [shard for shards in plan.values() for shard in shards]
+    left = [shard for shard in jobs if shard.file not in place.whole]
+    for info in place.whole.values():
+        counter.add(info.records)
+    # Pillow and files work outside Python's lock; records are made within it.
+    workers = options.workers or (cores() if columns.are_images else 1)
+    by_processes = workers > 1 and not columns.are_images and may_fork()
+    written = (_by_processes if by_processes else _by_threads)(
+        place, _Writer(place.folder, columns, options.compression), left, counter, workers
+    )
+    infos = {**place.whole, **{info.file: info for info in written}}
+    return {name: [infos[shard.file] for shard in shards] for name, shards in plan.items()}
+
+
+class _Writer:
+    """Writes shards, in any thread or process."""
+
+    def __init__(self, folder: Path, columns: Columns, compression: str):
+        self._folder, self._columns, self._compression = folder, columns, compression
+        self._widths = columns.varint_widths()
+        self._class_ids = columns.class_ids()
+        self._of_thread = threading.local()
+
+    def __call__(self, shard: _Shard, progress: Callable[[int], None]) -> ShardInfo:
+        # Its block is made once: there may be 10,000 small shards.
+        if not hasattr(self._of_thread, "framer"):
+            self._of_thread.framer = make_framer(self._columns.schema, self._widths)
+        framer = self._of_thread.framer
+        with ShardFile(self._folder / shard.file, self._compression) as file:
+            for start in range(0, len(shard.rows), framer.block_records):
+                block_rows = shard.rows[start : start + framer.block_records]
+                file.write(framer.frame(self._columns.block(block_rows)))
+                progress(len(block_rows))
+        ids = self._class_ids if shard.client is not None else None
+        return ShardInfo(
+            file=shard.file,
+            records=len(shard.rows),
+            bytes=file.bytes,
+            checksum=f"{file.checksum:08x}",
+            client=shard.client,
+            class_counts=None if ids is None else count_classes(ids[shard.rows]),
+        )
+
+
+def _by_processes(
+    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
+) -> list[ShardInfo]:
+    return run_in_processes(shards, write, count=workers, done=place.note, progress=counter.add)
+
+
+class _StoppedError(Exception):
+    """Ends a thread whose shard nobody wants any more."""
+
+
+def _by_threads(
+    place: Place, write: _Writer, shards: Sequence[_Shard], counter: Counter, workers: int
+) -> list[ShardInfo]:
+    stopping = threading.Event()
+
+    def progress(records: int) -> None:
+        counter.add(records)
+        if stopping.is_set():
+            raise _StoppedError
+
+    def write_one(shard: _Shard) -> ShardInfo:
+        info = write(shard, progress)
+        place.note(info)
+        return info
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="tfdist-writer")
+    try:
+        futures = [pool.submit(write_one, shard) for shard in shards]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    finally:
+        # Also on Ctrl-C: no thread may write into a folder that is being removed.
+        stopping.set()
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,70 @@
+"""How records become shards, whatever they come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.records.clients.dealing import Partition
+from tfdist.records.format.columns import Columns
+from tfdist.records.format.manifest import COMPRESSIONS
+from tfdist.records.format.schema import Schema
+from tfdist.records.writing.shard_files import Progress
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What ``writer.write`` was given of the shards; see there.
+
+    Attributes:
+        shares: of the splits; None: those of the source, or the default.
+        workers: None: one for each core where records hold files of images, else 1.
+        partition: how the records of the first split are dealt to clients; None: they are not.
+        as_read: returns a schema with the readings of images that are asked for.
+        opened: called with the columns of the source before anything is written; None prints what
+            is to be told of it.
+    """
+
+    shares: Mapping[str, float] | None
+    num_shards: int | None
+    stratify: bool
+    seed: int
+    compression: str
+    workers: int | None
+    clients: int | None
+    partition: Partition | None
+    progress: Progress | None
+    opened: Callable[[Columns], None] | None
+    as_read: Callable[[Schema], Schema]
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for what cannot hold."""
+        least = 1 if self.num_shards is None else self.num_shards
+        workers = 1 if self.workers is None else self.workers
+        for name, value in (("num_shards", least), ("workers", workers)):
+            if value < 1:
+                raise OptionError(f"{name} must be at least 1", received=value)
+        if self.seed < 0:
+            raise OptionError("seed must be 0 or more", received=self.seed)
+        if self.compression not in COMPRESSIONS:
+            raise unknown_choice("compression", self.compression, COMPRESSIONS)
+
+    def needing_all_records(self) -> dict[str, bool]:
+        """Returns, by name, whether what cannot be without all records at hand is asked for."""
+        return {"stratify": self.stratify, "clients and partition": self.partition is not None}
+
+    def tell(self, columns: Columns) -> None:
+        """Gives the user what there is to know of the source."""
+        if self.opened is not None:
+            self.opened(columns)
+            return
+        for note in columns.notes:
+            print(f"tfdist: {note}", flush=True)

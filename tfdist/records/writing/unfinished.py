@@ -1,0 +1,336 @@
+"""Shards of a run that was ended before all of them were written: kept, and gone on with.
+
+They lie beside the folder that they are to become, in OUT.unfinished, which ``unfinished.json``
+marks as tfdist's: it says of which source, with which options and by which plan they are. Two
+journals tell which shards are whole, and which images were looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__
+from tfdist.errors import DataError, InUseError, OptionError
+from tfdist.records.format.files import sums
+from tfdist.records.format.manifest import ShardInfo
+from tfdist.records.writing.journal import Journal
+from tfdist.records.writing.listing import Listing, listing_of
+from tfdist.records.writing.shard_files import said_of
+
+SUFFIX = ".unfinished"
+STATE = "unfinished.json"
+_SHARDS = "shards"
+_DONE = "shards.jsonl"
+_FORMAT = "tfdist unfinished shards 1"
+# Room and connections come back, and a process may be lost (ECHILD): what was written is worth more
+# than a tidy folder.
+_PASSING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECHILD,
+)
+
+
+class Unfinished:
+    """What an ended run left of OUT, or what this one will leave if it is ended.
+
+    Nothing is on the disk before something is worth keeping.
+
+    Args:
+        out: the folder that the shards are to become.
+        files: those of the source; all that tells whether it is still the same.
+        said: the options that decide what is written, as JSON.
+        resume: whether to go on with what is there.
+        overwrite: whether to remove what is there.
+
+    Attributes:
+        out, folder: OUT, and OUT.unfinished.
+        is_resumed: whether this run goes on with another.
+        notes: what there is to tell of it, a sentence each.
+
+    Raises:
+        DataError: there is nothing to go on with, or something of which the user says nothing; or
+            the source is another one.
+        OptionError: the options are others.
+        InUseError: another process is writing there.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        files: Sequence[str | Path],
+        said: Mapping[str, Any],
+        *,
+        resume: bool,
+        overwrite: bool,
+    ):
+        self.folder = out.with_name(out.name + SUFFIX)
+        self.out = out
+        self._is_begun, self.is_resumed = False, resume
+        self._lock: int | None = None
+        self._beginning = threading.Lock()
+        self.notes: list[str] = []
+        # What the source is before it is read: files that change meanwhile are another source.
+        self._now = {
+            "format": _FORMAT,
+            "written_by": f"tfdist {__version__}",
+            "files": [os.path.abspath(path) for path in files],
+            "listing": asdict(listing_of(files)),
+            "options": json.loads(json.dumps(said, default=str)),
+        }
+        if os.path.lexists(self.folder):
+            state = self._state()
+            self._take()
+            try:
+                self._take_over(state, resume=resume, overwrite=overwrite)
+            except BaseException:
+                self._release()
+                raise
+        elif resume:
+            raise DataError(
+                "--resume must find the shards of a run that was ended",
+                received=f"no {self.folder}",
+                mend="Leave it out, to begin",
+            )
+        self._done = Journal(self.folder / _DONE)
+
+    def looked_at(self, what: str) -> Journal:
+        """Returns the journal of images, or masks, that were looked at: ``images.files``."""
+        return _BegunJournal(self, self.folder / f"{what}.jsonl")
+
+    def begin(self) -> None:
+        """Makes the folder, if it is not there; any thread may. Raises OSError."""
+        with self._beginning:
+            if self._is_begun:
+                return
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir()
+            except FileExistsError:
+                raise self._in_use() from None
+            self._take()
+            self._is_begun = True
+            self._save()
+
+    def whole(self, plan: str) -> dict[str, ShardInfo]:
+        """Returns by file the shards that are there, each of which is read and summed.
+
+        Args:
+            plan: a text that is another one where other records go into any shard.
+
+        Raises:
+            DataError: the run that was ended had another plan.
+            OSError: the folder cannot be written.
+        """
+        digest = hashlib.sha256(plan.encode()).hexdigest()
+        if self._now.setdefault("plan", digest) != digest:
+            raise DataError(
+                "--resume must find the records that the run which was ended found",
+                received="others, in the same files",
+                mend="Other versions of packages may read them otherwise: begin anew with "
+                "--overwrite",
+            )
+        if not self.is_resumed:
+            return {}
+        found, noted = {}, {}
+        for entry in self._done.entries:
+            counts = entry["class_counts"]
+            if counts is not None:
+                counts = {int(number): count for number, count in counts.items()}
+            info = ShardInfo(**{**entry, "class_counts": counts})
+            noted[info.file] = info
+        for info in noted.values():
+            path = self.folder / _SHARDS / info.file
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == info.bytes and sums.of(path) == info.checksum:
+                    found[info.file] = info
+        damaged = len(noted) - len(found)
+        self.notes.append(
+            f"went on with what was kept, {_counted(len(found))}"
+            + (f"; {damaged:,} that had changed since are written again" if damaged else "")
+        )
+        return found
+
+    def shards(self) -> Path:
+        """Returns the folder that the shards are written into. Raises OSError."""
+        self.begin()
+        self._save()
+        shards = self.folder / _SHARDS
+        shards.mkdir(exist_ok=True)
+        return shards
+
+    def note(self, info: ShardInfo) -> None:
+        """Notes that a shard is whole; any thread may. Raises OSError."""
+        self._done.add(asdict(info))
+
+    def finish(self) -> None:
+        """Makes OUT of the shards in one step. Raises OSError."""
+        os.rename(self.folder / _SHARDS, self.out)
+        self._remove()
+
+    @contextlib.contextmanager
+    def kept_if_ended(self) -> Iterator[None]:
+        """Keeps what was written where the run is ended, and tells so; removes it on a mistake."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            if self._is_begun:
+                told = f"{self._told()} is kept; --resume goes on"
+                print(f"tfdist: {told}", file=sys.stderr, flush=True)
+            raise
+        except DataError as error:
+            if self._is_begun and getattr(error.__cause__, "errno", None) in _PASSING:
+                raise DataError(
+                    error.rule,
+                    received=error.received,
+                    mend=f"{error.mend or 'Mend that'}, and go on with --resume: "
+                    f"{self._told()} is kept",
+                ) from error.__cause__
+            self._remove_if_own()
+            raise
+        except BaseException:
+            self._remove_if_own()
+            raise
+        finally:
+            self._release()
+
+    def _remove_if_own(self) -> None:
+        # What an earlier run has written is not this one's to remove.
+        if self._is_begun and not self.is_resumed:
+            self._remove()
+
+    def _remove(self) -> None:
+        self._is_begun = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _told(self) -> str:
+        return f"{self.folder}, with {_counted(len(Journal(self.folder / _DONE).entries))},"
+
+    def _take_over(self, state: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+        if resume:
+            self._check_options(state)
+            self._check_source(state)
+            self._now, self._is_begun = state, True
+        elif overwrite:
+            shutil.rmtree(self.folder)
+            self._release()
+        else:
+            raise DataError(
+                "the shards of a run that was ended must be gone on with or given up",
+                received=self._told().rstrip(","),
+                mend="Go on with --resume, or begin anew with --overwrite",
+            )
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            state = json.loads((self.folder / STATE).read_text())
+            if state["format"] == _FORMAT and not self.folder.is_symlink():
+                return state
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        raise DataError(
+            f"{self.folder} must be what a run of tfdist shard left",
+            received=f"no {STATE} of it",
+            mend="Remove it, or choose another folder",
+        )
+
+    def _save(self) -> None:
+        partial = self.folder / f".{STATE}"
+        partial.write_text(json.dumps(self._now, indent=1) + "\n")
+        os.replace(partial, self.folder / STATE)
+
+    def _take(self) -> None:
+        """Takes the lock that ends with this process, where the file system has any."""
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._release()
+            raise self._in_use() from None
+        except OSError:
+            pass
+
+    def _in_use(self) -> InUseError:
+        return InUseError(
+            "a folder must be written by one process at a time",
+            received=f"another that writes {self.out}",
+            mend="Wait until it has ended, or choose another folder",
+        )
+
+    def _check_options(self, state: Mapping[str, Any]) -> None:
+        anew = "Give it the same, or begin anew with --overwrite"
+        if state["written_by"] != self._now["written_by"]:
+            raise DataError(
+                "--resume must go on with the version that began",
+                received=f"{self._now['written_by']} where {state['written_by']} began",
+                mend=anew,
+            )
+        said, was = self._now["options"], state["options"]
+        other = [name for name in said if said[name] != was.get(name)]
+        if other:
+            shown = ", ".join(f"{name} {_shown(said[name])}" for name in other)
+            began = ", ".join(_shown(was.get(name)) for name in other)
+            raise OptionError(
+                "--resume must have the options of the run that was ended",
+                received=f"{shown} where it had {began}",
+                mend=anew,
+            )
+
+    def _check_source(self, state: Mapping[str, Any]) -> None:
+        now, was = Listing(**self._now["listing"]), Listing(**state["listing"])
+        if self._now["files"] != state["files"]:
+            received = f"{', '.join(self._now['files'])} where it had {', '.join(state['files'])}"
+        elif now != was:
+            same = (now.files, now.bytes) == (was.files, was.bytes)
+            received = "files of other sizes or times" if same else f"{now} where there were {was}"
+        else:
+            return
+        raise DataError(
+            "--resume must find the source as it was when the run began",
+            received=received,
+            mend="Begin anew with --overwrite",
+        )
+
+
+class _BegunJournal(Journal):
+    """One whose first line makes the folder that it is in."""
+
+    def __init__(self, run: Unfinished, path: Path):
+        super().__init__(path)
+        self._run = run
+
+    def add(self, entry: Any) -> None:
+        with said_of(self._run.out):
+            self._run.begin()
+            super().add(entry)
+
+
+def _counted(shards: int) -> str:
+    if shards < 2:
+        return "1 whole shard" if shards else "no whole shard"
+    return f"{shards:,} whole shards"
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)

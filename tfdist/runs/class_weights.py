@@ -1,0 +1,107 @@
+"""``class_weight``: what each class counts in the loss, as a command or a program gives it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import DataError, OptionError
+
+BALANCED = "balanced"
+
+
+def class_weights(given: str | Mapping[Any, Any], split: str) -> dict[str, float]:
+    """Returns the weight of each class that has one: the class's number as text -> weight.
+
+    Args:
+        given: "balanced": records / (classes * records of the class), so that each class counts
+            alike; "0=1.0,1=2.0"; a JSON file of such an object; or the mapping itself. Classes
+            are told by number, or by name where the data has names.
+        split: the shards that are trained on.
+
+    Raises:
+        OptionError: weights that cannot be read, or of classes that there are not.
+        DataError: the data does not say which classes its records have.
+    """
+    from tfdist.records.buckets.cache import local_shards
+    from tfdist.records.format.manifest import load_manifest
+
+    place = local_shards(split)
+    manifest = load_manifest(place.parent)
+    counts = manifest.splits[place.name].class_counts
+    if given == BALANCED:
+        if not counts:
+            raise DataError(
+                "class_weight balanced must have data whose records have a class each",
+                received=f"no numbers of classes in the manifest of {split}",
+                mend="Give the weights: 0=1.0,1=2.0",
+            )
+        records = sum(counts.values())
+        return {str(c): records / (len(counts) * n) for c, n in sorted(counts.items())}
+    features = manifest.schema.features
+    names = next((f.classes for f in features if f.role == "label" and f.classes), None) or ()
+    found = {_class(key, names): _weight(key, value) for key, value in _pairs(given).items()}
+    unknown = [c for c in found if counts and c not in counts and c >= (len(names) or max(counts))]
+    if unknown or not found:
+        known = f"0 to {(len(names) or max(counts) + 1) - 1}" if counts else "whole numbers"
+        raise OptionError(
+            f"class_weight must name classes of the data, {known}",
+            received=", ".join(map(str, unknown)) or "none",
+        )
+    return {str(number): weight for number, weight in sorted(found.items())}
+
+
+def _pairs(given: str | Mapping[Any, Any]) -> dict[Any, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, str):
+        raise _unreadable(given)
+    if "=" in given and not Path(given).is_file():
+        parts = [part.partition("=") for part in given.split(",")]
+        return {key.strip(): value for key, _, value in parts}
+    try:
+        read = json.loads(Path(given).read_text())
+    except (OSError, ValueError) as error:
+        raise _unreadable(f"{given!r}, of which reading says: {error}") from None
+    if not isinstance(read, dict):
+        raise _unreadable(f"{given!r}, a file of something else")
+    return read
+
+
+def _class(key: Any, names: tuple[str, ...]) -> int:
+    if str(key) in names:
+        return names.index(str(key))
+    try:
+        number = int(str(key))
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise OptionError(
+            "class_weight must name classes of the data, by number or by name",
+            received=repr(key),
+            mend=f"Choose of {', '.join(names[:10])}" if names else "Write whole numbers",
+        )
+    return number
+
+
+def _weight(key: Any, value: Any) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not math.isfinite(weight) or weight < 0:
+        raise OptionError(
+            f"the class_weight of {key} must be a number of at least 0", received=repr(value)
+        )
+    return weight
+
+
+def _unreadable(received: object) -> OptionError:
+    return OptionError(
+        "class_weight must be balanced, CLASS=WEIGHT,..., or a JSON file of such an object",
+        received=received,
+        mend="Write 0=1.0,1=2.0",
+    )

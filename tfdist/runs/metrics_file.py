@@ -1,0 +1,113 @@
+"""A training's newest numbers as Prometheus' text format, for node_exporter's textfile collector.
+
+https://prometheus.io/docs/instrumenting/exposition_formats
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import OptionError
+
+_PREFIX = "tfdist_training"
+_HELP = {
+    "epoch": "The epoch, counted from 1.",
+    "epochs": "Epochs of the whole training.",
+    "step": "Steps of the epoch that have been taken.",
+    "steps_per_epoch": "Steps of an epoch.",
+    "samples_per_second": "Records of a second, in the epoch so far.",
+    "data_wait_ratio": "The share of the steps' time that waited for data, of the last epoch.",
+    "metric": "A number of the last epoch.",
+    "warnings_total": "Warnings so far.",
+    "restarts_total": "Times that all ranks were started again.",
+    "updated_seconds": "When these numbers were written, in seconds since 1970.",
+}
+_COUNTED = {"warning": "warnings_total", "restart": "restarts_total"}
+
+
+class MetricsFile:
+    """Listens to a training, and writes the file anew, whole, with each event.
+
+    Args:
+        path: should end with ".prom", which the collector asks for.
+        output: of the training, a label of each number.
+
+    Raises:
+        OptionError: there is no such folder.
+    """
+
+    def __init__(self, path: str | os.PathLike, output: str):
+        self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise OptionError(
+                "--metrics-file must lie in a folder that exists",
+                received=f"no folder {self._path.parent}",
+                mend="Make it first",
+            )
+        self._labels = {"output": output}
+        self._values: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0)
+        self._metrics: dict[str, float] = {}
+        self._has_failed = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind in _COUNTED:
+            self._values[_COUNTED[kind]] += 1
+        for name in ("epoch", "epochs", "step", "steps_per_epoch"):
+            if isinstance(event.get(name), int):
+                self._values[name] = event[name]
+        for field, name in (
+            ("samples_per_s", "samples_per_second"),
+            ("data_wait", "data_wait_ratio"),
+        ):
+            if field in event:
+                self._values[name] = event[field]
+        self._metrics |= event.get("metrics", {})
+        self._values["updated_seconds"] = time.time()
+        self._write()
+
+    def _write(self) -> None:
+        # The collector reads all that ends with ".prom": what is half-written must not.
+        temporary = self._path.with_name(f".{self._path.name}-{os.getpid()}.tmp")
+        try:
+            temporary.write_text(self.text(), encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if not self._has_failed:
+                self._has_failed = True
+                print(
+                    f"tfdist: warning: {self._path} cannot be written, and the training goes on: "
+                    f"{error.strerror}",
+                    flush=True,
+                )
+
+    def text(self) -> str:
+        """Returns the numbers in Prometheus' text format."""
+        lines = []
+        for name, meaning in _HELP.items():
+            if name == "metric":
+                rows = [({"name": key}, value) for key, value in self._metrics.items()]
+            else:
+                rows = [({}, self._values[name])] if name in self._values else []
+            if rows:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines += [f"# HELP {_PREFIX}_{name} {meaning}", f"# TYPE {_PREFIX}_{name} {kind}"]
+            for labels, value in rows:
+                told = (f'{k}="{_escaped(v)}"' for k, v in (self._labels | labels).items())
+                lines.append(f"{_PREFIX}_{name}{{{','.join(told)}}} {_number(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

@@ -1,0 +1,110 @@
+"""What a rank makes of the wishes in its configuration: callbacks, another learning rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist.launch.events import emit
+from tfdist.training import model_path
+
+if TYPE_CHECKING:
+    from tfdist.training.best_model import BestModel
+
+# All imports of TensorFlow stand in functions: a rank imports it in a way of its own first.
+
+
+@dataclass
+class Callbacks:
+    """Those that a training was asked for.
+
+    Attributes:
+        of_user: from the user's own function.
+        watching: to run after the history has been told, and before checkpoints.
+        keeper: the one of them that keeps the best model; by the number called ``monitor``.
+    """
+
+    of_user: list[Any] = field(default_factory=list)
+    watching: list[Any] = field(default_factory=list)
+    keeper: BestModel | None = None
+    monitor: str = ""
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best epoch and its number; None where none was asked for, or none was finite."""
+        if self.keeper is None or self.keeper.best is None:
+            return None
+        return {"epoch": self.keeper.best_epoch, self.monitor: self.keeper.best}
+
+
+def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
+    """Returns the function of the model, with the learning rate that was asked for."""
+    loaded = model_path.load(config["model"])
+    if config.get("lr") is None:
+        return loaded
+    from tfdist.training.learning_rate import with_learning_rate
+
+    return with_learning_rate(loaded, config["lr"])
+
+
+def class_weight(config: dict[str, Any]) -> dict[int, float] | None:
+    """Returns it as ``Model.fit`` takes it."""
+    given = config.get("class_weight")
+    return given and {int(number): weight for number, weight in given.items()}
+
+
+def callbacks(
+    config: dict[str, Any],
+    strategy: Any,
+    steps: int,
+    best_model: Callable[[], Path],
+    writing: Callable[[], contextlib.AbstractContextManager],
+) -> Callbacks:
+    """Returns the callbacks that were asked for, on this rank.
+
+    Args:
+        steps: that callbacks are told of in an epoch.
+        best_model: returns where the best model is written now.
+        writing: returns what encloses the writing of a file.
+
+    Raises:
+        TfdistError: the user's function returns something else.
+    """
+    import tensorflow as tf
+
+    from tfdist.training.best_model import BestModel
+    from tfdist.training.chief_only import called, on_chief
+    from tfdist.training.profile import Profile
+    from tfdist.training.watched import Watched
+
+    made = Callbacks()
+    if config.get("callbacks"):
+        name = config["callbacks"]
+        made.of_user = called(model_path.load(name, model_path.CALLBACKS, again=False), name)
+    if config.get("tensorboard"):
+        made.of_user.append(
+            tf.keras.callbacks.TensorBoard(config["tensorboard"], write_graph=False)
+        )
+    if config.get("profile"):
+        made.of_user.append(on_chief(Profile(config["profile"], steps)))
+    stopping, best = config.get("early_stopping"), config.get("save_best")
+    wishes = {"early_stopping": stopping, "save_best": best}
+    monitors = {option: wish["monitor"] for option, wish in wishes.items() if wish}
+    if monitors:
+        made.watching.append(Watched(monitors))
+    if best:
+
+        def save(model: Any) -> None:
+            with writing():
+                strategy.save(model, best_model())
+            emit({"event": "best", "path": str(best_model()), **(made.best or {})})
+
+        made.monitor = best["monitor"]
+        made.keeper = BestModel(**best, save=save, from_chief=strategy.from_chief)
+        made.watching.append(made.keeper)
+    if stopping:  # After the best model: it may put the best weights back.
+        made.watching.append(tf.keras.callbacks.EarlyStopping(**stopping))
+    return made
