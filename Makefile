@@ -8,10 +8,14 @@ VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
 BIN := $(VENV)/bin
 export LANE VENV PYTHON
 
-.PHONY: setup demo test lint bench docs
+.PHONY: setup demo test test-classic lint bench docs
 
 setup:
 	@tools/setup.sh
+
+# One of the lanes; both side by side: make -j2 setup-modern setup-classic
+setup-%:
+	@$(MAKE) --no-print-directory setup LANE=$*
 
 demo: setup
 	@bash examples/demo.sh
@@ -23,6 +27,12 @@ demo: setup
 test: setup
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
+
+# What an older TensorFlow could do otherwise: what differs, what engines compute, what is read.
+CLASSIC_TESTS := tests/test_compat.py tests/test_environment.py \
+	tests/conformance tests/strategies tests/records
+test-classic:
+	@$(MAKE) --no-print-directory test LANE=classic PYTEST_ARGS="$(CLASSIC_TESTS) $(PYTEST_ARGS)"
 
 lint: setup
 	@$(BIN)/ruff check .

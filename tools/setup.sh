@@ -125,6 +125,8 @@ install_horovod() {
     say "installing Horovod (built from source the first time, about 3 minutes on 2 cores)"
     (
         while IFS= read -r line; do [ -z "$line" ] || export "${line?}"; done <<<"$variables"
+        # Of `make setup LANE=classic` it says LANE, and Horovod then builds on one core.
+        export MAKEFLAGS=-j$(nproc)
         logged "$VENV/bin/python" -m tfdist install horovod --wheels "$CACHE/wheels"
     )
     echo "$variables" >"$VARIABLES"

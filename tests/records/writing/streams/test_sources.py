@@ -47,7 +47,7 @@ def records():
     yield from zip(X, Y, strict=True)
 
 
-class Batches(keras.utils.PyDataset):
+class Batches(keras.utils.Sequence):  # Keras 3 calls the same class PyDataset.
     def __len__(self):
         return -(-NUM // 8)
 
