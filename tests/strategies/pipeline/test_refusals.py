@@ -211,7 +211,7 @@ def test_microbatches_divide_the_batch():
 
 def test_describe_needs_a_model_of_this_strategy():
     strategy = tfdist.strategy("pipeline")
-    with pytest.raises(ModelError, match="that strategy.build returned"):
+    with pytest.raises(ModelError, match=r"that strategy\.build returned"):
         strategy.describe(sequential(layers.Dense(2)))
 
 
