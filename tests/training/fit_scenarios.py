@@ -638,6 +638,8 @@ def given_batches_are_resumed(strategy, folder):
 
 @scenario
 def ranks_that_read_other_batches_are_told(strategy, folder):
+    if strategy.topology.world_size == 1:
+        return
     model, _ = pair(strategy, mlp)
     own = records_in_order().shuffle(25, seed=strategy.topology.rank).batch(8)
     with pytest.raises(DataError, match="must read the same batches"):
