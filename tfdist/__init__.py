@@ -21,6 +21,7 @@ _LAZY = {
     "strategy": ("tfdist.strategies", "strategy"),
     "Checkpoints": ("tfdist.training.checkpoint", "Checkpoints"),
     "all_gather": ("tfdist.training.gathering", "all_gather"),
+    "reduce": ("tfdist.training.gathering", "reduce"),
     "on_chief": ("tfdist.training.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),

@@ -16,5 +16,6 @@ from tfdist.strategies import strategy as strategy
 from tfdist.training.checkpoint import Checkpoints as Checkpoints
 from tfdist.training.chief_only import on_chief as on_chief
 from tfdist.training.gathering import all_gather as all_gather
+from tfdist.training.gathering import reduce as reduce
 
 __version__: str

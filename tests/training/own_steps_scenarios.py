@@ -322,3 +322,82 @@ def an_optimizer_from_elsewhere_is_refused(strategy, folder):
     feed = strategy.dataset((rows(),), global_batch_size=BATCH)
     with pytest.raises(ModelError, match="must be an attribute of the model"):
         strategy.build(model_fn).fit(feed, verbose=0)
+
+
+# The body of a loop ------------------------------------------------------------------------------
+
+
+def plain() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(6, use_bias=False),  # The gradient of a bias would be rounding alone.
+            layers.BatchNormalization(),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.02))
+    return model
+
+
+class Body:
+    """A step over ``model`` whose loss also depends on a mean over the whole batch."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.times_traced = 0
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        self.times_traced += 1
+        x, y = batch
+        with tf.GradientTape() as tape:
+            logits = self.model(x, training=True)
+            of_rows = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            center = tfdist.reduce(tf.reduce_mean(logits, axis=0))
+            loss = tf.reduce_mean(of_rows) + tf.reduce_sum(tf.square(center))
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        self.model.optimizer.apply_gradients(pairs)
+        rows_of_all = tfdist.reduce(tf.cast(tf.shape(x)[0], tf.float32), "sum")
+        return {"loss": loss, "rows": rows_of_all}
+
+
+def by_hand(feed: Any, epochs: int) -> tuple[Any, list[Any]]:
+    """Returns the model of a loop on one device, and what its body returned in all steps."""
+    model = plain()
+    body = Body(model)
+    return model, [body(batch) for batch in feed.on_one_device().epochs(0, epochs)]
+
+
+@scenario
+def the_body_of_a_hand_written_loop(strategy, folder):
+    feed = strategy.dataset((rows(), labels()), global_batch_size=BATCH, seed=2)
+    reference, told = by_hand(feed, epochs=2)
+    model = strategy.build(plain)
+    history = strategy.run(Body(model), feed, model=model, epochs=2, verbose=0).history
+    last = [told[feed.steps_per_epoch - 1], told[-1]]
+    assert history["rows"] == [float(one["rows"]) for one in last] == [1.0, 1.0]
+    expected = [float(one["loss"]) for one in last]
+    np.testing.assert_allclose(history["loss"], expected, atol=TOLERANCE)
+    assert_same_weights(model, reference)
+    with pytest.raises(ModelError, match="must have a loss"):  # Its own fit is Keras' again.
+        model.fit(feed, verbose=0)
+
+
+@scenario
+def a_loop_is_resumed_and_traced_once(strategy, folder):
+    folder = strategy.from_chief(str(folder))
+    feed = strategy.dataset((rows(), labels()), global_batch_size=BATCH, seed=2)
+    reference, _ = by_hand(feed, epochs=3)
+    model = strategy.build(plain)
+    body = Body(model)
+    for epochs in (1, 2):
+        kept = tfdist.Checkpoints(folder, resume=True)
+        strategy.run(body, feed, model=model, epochs=epochs, callbacks=[kept], verbose=0)
+        traced = traced if epochs == 2 else body.times_traced  # noqa: F821
+    assert body.times_traced == traced
+    anew = strategy.build(plain)
+    kept = tfdist.Checkpoints(folder, resume=True)
+    strategy.run(Body(anew), feed, model=anew, epochs=3, callbacks=[kept], verbose=0)
+    assert_same_weights(anew, reference)

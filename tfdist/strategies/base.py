@@ -131,6 +131,40 @@ class Strategy(abc.ABC):
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
         """Writes an ordinary Keras file. Every rank calls it, one writes, atomically."""
 
+    def run(
+        self,
+        step: Callable[[Any], dict[str, Any]],
+        data: TrainingData,
+        *,
+        model: tf.keras.Model,
+        **options: Any,
+    ) -> tf.keras.callbacks.History:
+        """Trains by the body of a hand-written loop, which each replica runs on its rows.
+
+        Gradients that it gives to an optimizer of the model are weighted by the replica's rows and
+        added up, and numbers that it returns are those of the global batch: one device's, for
+        every loss that is a mean over rows plus terms of weights. ``tfdist.reduce`` and
+        ``tfdist.all_gather`` are for what it computes otherwise.
+
+        Args:
+            step: ``batch -> {name: number}``, with a ``tf.GradientTape`` and
+                ``optimizer.apply_gradients`` in it; ``batch`` is (x[, y[, sample_weight]]).
+            data: what ``dataset`` returned.
+            model: what ``build`` returned; its optimizers, one or several, are attributes of it.
+            options: those of ``Model.fit``: epochs, callbacks (``Checkpoints`` too),
+                validation_data, verbose.
+
+        Returns:
+            What ``step`` returned, of the last step of each epoch.
+
+        Raises:
+            ModelError: another strategy than single, mirrored, horovod and multi_worker.
+            OptionError: ``step`` is no function of a batch.
+        """
+        from tfdist.training.own_loop import run
+
+        return run(step, data, model, self.name, **options)
+
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self

@@ -64,7 +64,7 @@ def assemble(
     """
     model, collective = binding.model, binding.collective
     engine = binding.engine = engine or Engine()
-    options = options or StepOptions()
+    options = binding.options = options or StepOptions()
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
     refuse_on_keras_3(is_elastic=is_elastic, options=options)
@@ -124,7 +124,8 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     for name in STEPS if shares else ("train_step",):
         binding.put(model, name, getattr(steps, name))
     if shares:
-        OwnSteps(binding, options, steps.replica).put_on()
+        binding.own_steps = OwnSteps(binding, options, steps.replica)
+        binding.own_steps.put_on()
 
 
 def _check_step(model: tf.keras.Model) -> None:

@@ -17,7 +17,8 @@ layers too, and by its binding alone. From within to without:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import IS_KERAS_3
 from tfdist.training.metrics import MergedResults
+from tfdist.training.options import StepOptions
 
 # Where a built model keeps its binding: they live as long as each other.
 _PLACE = "_tfdist_binding"
@@ -65,6 +67,9 @@ class Binding:
         model, collective: as given.
         results: of the metrics of all processes.
         engine: what the engine has put on it; set by ``assemble``.
+        options: of its train step; set by ``assemble``.
+        takes_body: whether a fit runs whose steps are the body of a user's own loop.
+        own_steps: the ``own_steps.OwnSteps`` of replicas that share batches, else None.
         put_on: (class, method) of all that was put on the model and its layers, in order.
         times_compiled: since it was built.
     """
@@ -74,6 +79,9 @@ class Binding:
         self.collective = collective
         self.results = MergedResults(model, collective)
         self.engine = Engine()
+        self.options = StepOptions()
+        self.own_steps: Any = None
+        self.takes_body = False
         self.put_on: list[tuple[str, str]] = []
         self.times_compiled = 0
         self._when_compiled: list[Callable[[], None]] = []
@@ -83,6 +91,32 @@ class Binding:
         """Puts ``value`` in the place of an attribute of the model, or of one of its layers."""
         setattr(owner, name, value)
         self.put_on.append((type(owner).__name__, name))
+
+    @contextlib.contextmanager
+    def taking(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Encloses a fit whose steps are the body of a user's own loop.
+
+        Args:
+            values: name of an attribute of the model -> what is in its place meanwhile.
+        """
+        model = self.model
+
+        def is_set(name: str) -> bool:  # Else its class has it, as a method.
+            return name in vars(model) or isinstance(getattr(type(model), name, None), property)
+
+        before = {name: getattr(model, name) for name in values if is_set(name)}
+        for name, value in values.items():
+            setattr(model, name, value)
+        self.takes_body = True
+        try:
+            yield
+        finally:
+            self.takes_body = False
+            for name in values:
+                if name in before:
+                    setattr(model, name, before[name])
+                else:
+                    delattr(model, name)
 
     def enclose(self, enclosures: Iterable[Enclosure]) -> None:
         """Puts enclosed methods of the model in their own place."""

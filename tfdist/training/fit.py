@@ -284,7 +284,8 @@ class Runs:
         **options: Any,
     ) -> tf.keras.callbacks.History:
         model = self._model
-        check_labels(model, feed.records.element_spec)
+        if not self._binding.takes_body:
+            check_labels(model, feed.records.element_spec)
         feed = self._membership.present(feed.weighted_by_class(class_weight))
         callbacks = _listed(callbacks)
         history = tf.keras.callbacks.History()
@@ -311,7 +312,8 @@ class Runs:
                 told = start.steps_told if skip_steps else 0
                 chain.begin_fit(is_last=last == epochs, steps_before=told)
                 batches = self._batches(begun, first, last, skip_steps, chain.callbacks)
-                early_variables.make_known_metrics(model, feed.records.element_spec)
+                if not self._binding.takes_body:
+                    early_variables.make_known_metrics(model, feed.records.element_spec)
                 self._keras_fit(
                     batches,
                     epochs=last,

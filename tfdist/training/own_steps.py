@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,15 +69,26 @@ class OwnSteps:
     def put_on(self) -> None:
         """Puts them on the model, where its class has written a step anew."""
         model = self._model
-        own = own_steps(model)
-        if not own:
-            return
-        for name in own:
-            given = types.MethodType(getattr(type(model), name), model)
-            taken = {"train_step": self._train, "test_step": self._test}.get(name, self._predict)
-            self._binding.put(model, name, _of(taken, given))
-        for name, value in (keras_api.shown_once() | keras_api.on_results(self._merged)).items():
-            self._binding.put(model, name, value)
+        given = {
+            name: types.MethodType(getattr(type(model), name), model) for name in own_steps(model)
+        }
+        if given:
+            for name, value in self._taking(given, self._merged).items():
+                self._binding.put(model, name, value)
+
+    def taking(self, body: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns what has Keras' fit take a user's ``body`` of a loop for the train step.
+
+        Name of an attribute of the model -> what takes its place.
+        """
+        return self._taking({"train_step": body}, self._with_merged_metrics)
+
+    def _taking(
+        self, given: Mapping[str, Callable[[Any], Any]], shown: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        taken = {"train_step": self._train, "test_step": self._test, "predict_step": self._predict}
+        steps = {name: _of(taken[name], step) for name, step in given.items()}
+        return steps | keras_api.shown_once() | keras_api.on_results(shown)
 
     # The three steps ----------------------------------------------------------------------------
 
@@ -136,14 +147,20 @@ class OwnSteps:
         return running.sum(weighted, running.name(name))
 
     def _merged(self, logs: Any) -> Any:
-        """Returns what a loop shows: results of metrics are those of all processes."""
+        """Returns what a loop shows: results of metrics are those of all processes.
+
+        All are, as Keras has it, where the names are those of the model's metrics.
+        """
         merged = self._results()
+        is_of_metrics = isinstance(logs, dict) and set(logs) == set(merged)
+        return merged if is_of_metrics else self._with_merged_metrics(logs, merged)
+
+    def _with_merged_metrics(self, logs: Any, merged: Mapping[str, Any] | None = None) -> Any:
         if not isinstance(logs, dict):
             return logs
+        merged = self._results() if merged is None else merged
         return {
-            name: merged.get(self._metric_of.get(name, name), value)
-            if name in self._metric_of or set(logs) == set(merged)
-            else value
+            name: merged.get(self._metric_of[name], value) if name in self._metric_of else value
             for name, value in logs.items()
         }
 
@@ -252,13 +269,21 @@ def _note_results(metric: Any) -> None:
 # What it cannot be -------------------------------------------------------------------------------
 
 
-def check(model: tf.keras.Model, strategy: str, options: StepOptions) -> None:
+def check(
+    model: tf.keras.Model,
+    strategy: str,
+    options: StepOptions,
+    own: Sequence[str] | None = None,
+) -> None:
     """Refuses what is not exact with a step of the user's own.
+
+    Args:
+        own: which are; None tells it from the model's class.
 
     Raises:
         ModelError: its loss is scaled, or is a sum; or the strategy would divide the step itself.
     """
-    own = own_steps(model)
+    own = own_steps(model) if own is None else own
     if not own:
         return
     found, mend = None, ""
