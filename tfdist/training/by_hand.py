@@ -75,8 +75,8 @@ class Watch:
             print(
                 "tfdist: warning: gradients must be applied by model.fit or model.train_on_batch "
                 "to be distributed, but model.optimizer.apply_gradients was called outside of "
-                f"them: {self._consequence}. Move what is special about the loop into a loss, a "
-                "layer or a callback, and call model.fit(strategy.dataset(...))",
+                f"them: {self._consequence}. Give the body of the loop to strategy.run, or move "
+                "what is special about it into a loss, a layer or a callback",
                 file=sys.stderr,
                 flush=True,
             )
