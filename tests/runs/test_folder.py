@@ -279,7 +279,9 @@ def test_a_second_training_names_the_first(run):
     hold = (
         "import subprocess, sys; from tfdist.runs.folder import RunFolder\n"
         f"with RunFolder({str(run)!r}).taken({CONFIG!r}, resume=True):\n"
-        "    if os.fork() == 0: time.sleep(30); os._exit(0)\n"
+        "    forked, forks = os.pipe()\n"
+        "    if os.fork() == 0: os.write(forks, b'.'); time.sleep(30); os._exit(0)\n"
+        "    os.read(forked, 1)\n"
         "    left = subprocess.Popen(['sleep', '30'], stdout=subprocess.DEVNULL)\n"
         "    print(left.pid, flush=True); sys.stdin.read()\n"
     )
