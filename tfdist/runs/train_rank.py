@@ -255,13 +255,12 @@ def train(config: dict[str, Any]) -> None:
         if "test" in splits:
             data = dataset("test", False)
             test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
-        from tfdist.training.binding import binding_of
+        from tfdist.training.binding import metric_names
 
-        metric_names = binding_of(model, needed_by="the summary of a training").metric_names
         with _writing():
             strategy.save(model, folder.model)
         if strategy.topology.is_chief:
-            summary = _summary(config, strategy, metric_names, report, test)
+            summary = _summary(config, strategy, metric_names(model), report, test)
             summary["best"] = wished.best
             if config.get("limit_steps") is not None:
                 summary["limit_steps"] = config["limit_steps"]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import batch_norm, keras_api
-from tfdist.training.binding import Binding, Engine
+from tfdist.training.binding import LOOPS, Binding, Engine
 from tfdist.training.by_hand import Watch
 from tfdist.training.collective import Collective
 from tfdist.training.compiled import check_scope, watched
@@ -34,9 +34,6 @@ from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
 from tfdist.training.text import warn_of_padding
 
-_LOOPS = (
-    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-)  # fmt: skip
 _WRITERS = ("save", "save_weights", "export")
 
 
@@ -89,7 +86,7 @@ def assemble(
         _check_step if takes_shared_steps else None,
         divides=divides or shares or options.accumulate_steps > 1,
     )
-    for name in _LOOPS:
+    for name in LOOPS:
         binding.put(model, name, engine.loops.get(name, getattr(runs, name)))
     binding.enclose(engine.around)
     _watch_loops_by_hand(binding, by_hand)

@@ -33,6 +33,11 @@ from tfdist.training.options import StepOptions
 # Where a built model keeps its binding: they live as long as each other.
 _PLACE = "_tfdist_binding"
 
+#: Keras' loops, and its steps on one batch.
+LOOPS = (
+    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+)  # fmt: skip
+
 #: Names of methods, and what is made of each: method -> what takes its place.
 Enclosure = tuple[Iterable[str], Callable[[Callable[..., Any]], Callable[..., Any]]]
 
@@ -128,19 +133,21 @@ class Binding:
         """Calls ``then`` whenever the model is compiled anew, after those that came before."""
         self._when_compiled.append(then)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """Names of the results, those of losses first.
-
-        Keras 3 tells no names of compiled metrics: there they are those of the last results.
-        """
-        return self.results.names if IS_KERAS_3 else self.model.metrics_names
-
     def compiled(self) -> None:
         """Tells that the model has been compiled anew."""
         self.times_compiled += 1
         for then in self._when_compiled:
             then()
+
+
+def metric_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the results of a model, those of losses first.
+
+    Keras 3 tells no names of compiled metrics: there they are those of the last results.
+    """
+    if IS_KERAS_3:
+        return binding_of(model, needed_by="the names of metrics").results.names
+    return model.metrics_names
 
 
 _Known = TypeVar("_Known")

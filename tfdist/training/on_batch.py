@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.training import by_hand, early_variables, keras_api
-from tfdist.training.binding import Binding
+from tfdist.training.binding import Binding, metric_names
 from tfdist.training.data_errors import check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs, by_name
@@ -119,7 +119,7 @@ class RunsAndBatches(Runs):
         }
         if return_dict:
             return results
-        known = [name for name in self._binding.metric_names if name in results]
+        known = [name for name in metric_names(model) if name in results]
         listed = [results[name] for name in (*known, *sorted(set(results) - set(known)))]
         return listed[0] if len(listed) == 1 else listed
 

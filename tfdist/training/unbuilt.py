@@ -15,12 +15,9 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import keras_api
+from tfdist.training.binding import LOOPS
 from tfdist.training.feed import Feed
 from tfdist.training.given_data import is_given_in_batches, peeked
-
-_LOOPS = (
-    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-)  # fmt: skip
 
 # Where a model keeps what builds it.
 _PLACE = "_tfdist_build_for"
@@ -42,7 +39,7 @@ def build_with_first_data(
     """
 
     def build_for(spec: Any) -> None:
-        first_loops = {name: vars(model).pop(name) for name in _LOOPS}
+        first_loops = {name: vars(model).pop(name) for name in LOOPS}
         try:
             build(lambda: _make_weights(model, spec))
         except BaseException:  # Keras' own loops would train, and distribute nothing.
@@ -59,7 +56,7 @@ def build_with_first_data(
         return loop
 
     vars(model)[_PLACE] = build_for
-    for name in _LOOPS:
+    for name in LOOPS:
         setattr(model, name, first(name))
     return model
 

@@ -19,13 +19,9 @@ from tfdist.strategies.mesh.optimizer import check_optimizer
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training import keras_api
-from tfdist.training.binding import Engine
+from tfdist.training.binding import LOOPS, Engine
 from tfdist.training.collective import Saving
 from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
-
-_LOOPS = (
-    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-)  # fmt: skip
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -116,7 +112,7 @@ class MeshModel:
                 "make_predict_function": self._make_predict_function,
             },
             around=(
-                (_LOOPS, self._run),
+                (LOOPS, self._run),
                 (("save", "save_weights"), self._reads_all),
                 (("get_weights",), lambda _: self._get_weights),
                 (("set_weights",), self._writes_weights),
