@@ -19,6 +19,13 @@ model_option = click.option(
     metavar="FILE.py:NAME",
     help="A function that returns a compiled Keras model.",
 )
+data_option = click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard.",
+)
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Of weights and order."
 )

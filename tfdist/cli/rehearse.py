@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from tfdist.cli import completion, saved_weights
+from tfdist.cli import saved_weights
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import model_option, seed_option, where_options
+from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
 from tfdist.cli.train import shown
 from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_choice
 from tfdist.runs import ranks
@@ -40,13 +40,7 @@ Examples:
 @click.command("rehearse", epilog=_EPILOG, short_help="Break a training on purpose.")
 @where_options
 @model_option
-@click.option(
-    "--data",
-    required=True,
-    metavar="DIR",
-    shell_complete=completion.data,
-    help="Shards written by tfdist shard.",
-)
+@data_option
 @click.option(
     "--kill",
     "kills",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from tfdist.cli import completion, voice
+from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import model_option, seed_option, where_options
+from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
 from tfdist.runs import ranks
 from tfdist.runs.ranks import Where
 from tfdist.runs.training import find_splits
@@ -28,13 +28,7 @@ Examples:
 @click.command("verify", epilog=_EPILOG, short_help="Prove that a strategy is exact.")
 @where_options
 @model_option
-@click.option(
-    "--data",
-    required=True,
-    metavar="DIR",
-    shell_complete=completion.data,
-    help="Shards written by tfdist shard.",
-)
+@data_option
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option(
     "--global-batch-size",
