@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.equivalence import LayerDifference, LossComparison, Report
+from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
 
 sys.path.append(str(Path(__file__).parent))
 from scenarios import Job
@@ -35,6 +35,40 @@ def test_verdicts():
     text = str(report(1e-4, causes=("layer 'x' draws other random numbers",)))
     assert "NOT exact: after 8 steps weights differ by at most 1.0e-04" in text
     assert text.endswith("Cause: layer 'x' draws other random numbers")
+
+
+def test_what_differs_by_nature_is_said_first():
+    nature = "clients take steps apart"
+    found = report(1e-2, causes=(nature, "layer 'x' draws"), by_nature=(nature,))
+    told = str(found)
+    assert told.startswith(
+        "mirrored on 2 replicas is NOT exact, and cannot be as it is set up (clients take steps "
+        "apart): after 8 steps"
+    )
+    assert told.endswith("Cause: layer 'x' draws")
+    assert found.is_explained
+    assert not report(1e-2, causes=("none known",)).is_explained
+    assert not report(float("nan"), causes=(nature,)).is_explained
+    assert not report(0.0).is_explained
+
+
+def test_an_explanation_names_the_first_step_and_layer():
+    def layers(*differences):
+        return tuple(LayerDifference(f"l{n}", 3, d) for n, d in enumerate(differences))
+
+    told = Explanation((), 2, (1, 2, 4), (layers(0, 0), layers(0, 1e-6), layers(0, 1e-4)), 1e-5)
+    assert str(told).splitlines() == [
+        "Outputs: no layer gives other rows when the batch is in 2 parts, as far as could be tried",
+        "Weights: equal after 2 steps, apart after 4 steps, first those of layer 'l1' (by 1.0e-04)",
+    ]
+    told = Explanation((("a", 0.5), ("b", 0.25)), 3, (1,), (layers(float("nan"), 1.0),), 1e-5)
+    assert str(told).splitlines() == [
+        "Outputs: layer 'a' is the first that gives other rows when the batch is in 3 parts (by "
+        "5.0e-01 of its largest), then 'b' (2.5e-01)",
+        "Weights: apart after 1 step, first those of layer 'l0' (by nan)",
+    ]
+    told = Explanation((), 2, (1, 2), (layers(0, 0), layers(0, 1e-6)), 1e-5)
+    assert str(told).endswith("Weights: equal to 1e-05 after 2 steps")
 
 
 @pytest.mark.parametrize(

@@ -56,34 +56,54 @@ def random_layers_are_named(strategy, folder):
     assert "layer 'drops' draws other random numbers" in str(report)
 
 
+class MeanOfBatch(layers.Layer):
+    """Mixes the rows of the batch that it sees."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(x, 0, keepdims=True)
+
+
 @scenario
-def layers_that_draw_nothing_are_not_named(strategy, folder):
-    """What is not exact here is the batch's mean."""
-
-    class MeanOfBatch(layers.Layer):
-        def call(self, x):
-            return x - tf.reduce_mean(x, 0, keepdims=True)
-
+def a_layer_that_mixes_rows_is_the_cause(strategy, folder):
+    """Layers that would draw, but at a rate of 0, are not named."""
     quiet = (lambda: layers.Dropout(0.0), lambda: layers.GaussianNoise(0.0))
-    model_fn = model_of(dense, *quiet, MeanOfBatch)
-    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12)
+    model_fn = model_of(dense, *quiet, lambda: MeanOfBatch(name="mixes"))
+    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12, explain=True)
     assert not report.exact
-    assert report.causes == ("none known",)
+    assert report.is_explained
+    [cause] = report.causes
+    assert cause.startswith("layer 'mixes' looks at several rows of a batch")
+    explanation = report.explanation
+    assert [name for name, _ in explanation.parted] == ["mixes"]
+    assert explanation.steps == (1,)
+    assert "Weights: apart after 1 step, first those of layer" in str(explanation)
 
 
 @scenario
 def a_fault_without_a_known_cause_is_still_found(strategy, folder):
-    class MeanOfBatch(layers.Layer):
-        """Mixes the rows of the batch that it sees: no engine can know."""
-
+    class KnowsItsReplica(layers.Layer):
         def call(self, x):
-            return x - tf.reduce_mean(x, 0, keepdims=True)
+            replica = tf.distribute.get_replica_context()
+            number = replica.replica_id_in_sync_group if replica else 0
+            return x * (1 + tf.cast(number, x.dtype))
 
-    model_fn = model_of(dense, MeanOfBatch)
-    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12)
+    model_fn = model_of(dense, KnowsItsReplica)
+    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12, explain=True)
     assert not report.exact
     assert report.float64_difference > 1e-6
     assert report.causes == ("none known",)
+    assert not report.is_explained
+    assert report.explanation.parted == ()
+    assert report.explanation.first_layer.layer == report.layers[0].layer
+
+
+@scenario
+def what_is_exact_needs_no_explanation(strategy, folder):
+    report = tfdist.verify(
+        model_of(dense), DATA, strategy, steps=2, global_batch_size=12, explain=True
+    )
+    assert report.exact
+    assert report.explanation is None
 
 
 @scenario

@@ -38,10 +38,20 @@ def test_a_strategy_that_is_not_exact_fails_and_names_the_cause(verify):
     assert "layer 'dropout' draws other random numbers" in " ".join(done.stdout.split())
 
 
-def test_an_option_that_rounds_is_the_cause(verify):
-    done = verify("--strategy", "horovod", "-o", "compression=fp16")
+def test_an_option_that_rounds_is_the_cause_and_may_be_expected(verify):
+    options = ("--strategy", "horovod", "-o", "compression=fp16", "--explain")
+    done = verify(*options, "--expect", "different")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = " ".join(done.stdout.split())
+    assert "is NOT exact, and cannot be as it is set up (compression='fp16'" in told
+    assert "Weights: apart after 1 step, first those of layer" in told
+    assert "after 1" in done.stdout.splitlines()[1], "a column of the table"
+
+
+def test_what_is_exact_is_not_what_was_expected(verify):
+    done = verify("--strategy", "single", "--expect", "different")
     assert done.returncode == 1, done.stderr
-    assert "compression='fp16'" in done.stdout
+    assert "--expect different, but it is exact" in done.stdout
 
 
 def test_a_mistake_is_one_line(verify):

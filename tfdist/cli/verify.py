@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,12 +17,19 @@ from tfdist.runs.ranks import Where
 from tfdist.runs.training import find_splits
 from tfdist.training import model_path
 
+if TYPE_CHECKING:
+    from tfdist.equivalence import Report
+
 _EPILOG = """\b
 Examples:
   tfdist verify --model model.py:model_fn --data data/digits --strategy mirrored
       -o devices=2
   tfdist verify --model model.py:model_fn --data data/digits --strategy horovod
       --workers 2 --steps 30
+  tfdist verify --model model.py:model_fn --data data/digits --strategy mirrored
+      -o devices=2 --explain
+  tfdist verify --model model.py:model_fn --data data/digits --strategy federated
+      -o clients_per_round=2 --expect different
 """
 
 
@@ -38,8 +46,27 @@ Examples:
     help="Records in one step, over all replicas.",
 )
 @seed_option
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Where weights part, look for the first layer and the first step. Takes longer.",
+)
+@click.option(
+    "--expect",
+    type=click.Choice(["exact", "different"]),
+    default="exact",
+    show_default=True,
+    help="different: exit code 0 when the weights are others for a known cause.",
+)
 def command(
-    where: Where, model: str, data: str, steps: int, global_batch_size: int, seed: int
+    where: Where,
+    model: str,
+    data: str,
+    steps: int,
+    global_batch_size: int,
+    seed: int,
+    explain: bool,
+    expect: str,
 ) -> int:
     """Proves that a strategy gives the weights of one device.
 
@@ -48,6 +75,10 @@ def command(
     mixed precision (-o precision=...) they agree as far as that rounds, and to 1e-5 in float64. Of
     an asynchronous strategy only the loss is checked: it must gain what one device gains, to a
     half.
+
+    Some strategies are another algorithm by nature, as federated averaging is; the verdict says
+    so. --expect different makes that the success, and exit code 1 says that the weights are equal
+    after all, are no numbers, or differ for an unknown cause.
 
     Started by srun or mpirun as one of several ranks, it verifies as that rank.
     """
@@ -61,40 +92,75 @@ def command(
             "steps": steps,
             "global_batch_size": global_batch_size,
             "seed": seed,
+            "explain": explain,
             "report": str(Path(folder, "report.json")),
         }
         with stdout().status("training on the strategy, and on one device"):
             ranks.run("tfdist.runs.verify_rank", config, where, voice.take)
         if not where.is_chief:
             return 0
-        report = json.loads(Path(config["report"]).read_text())
-        voice.result(report=report)
-        return _print_report(dict(report))
+        values = json.loads(Path(config["report"]).read_text())
+    voice.result(report=values)
+    report = _read(values)
+    _print(report)
+    if expect == "exact" or report.losses is not None:
+        return 0 if report.passed else 1
+    if report.exact:
+        stdout().print("--expect different, but it is exact")
+    elif not report.is_explained:
+        stdout().print("--expect different, but no cause is known")
+    return 0 if report.is_explained else 1
 
 
-def _print_report(values: dict) -> int:
-    from rich.table import Table
+def _read(values: dict) -> Report:
+    from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
 
-    from tfdist.equivalence import LayerDifference, LossComparison, Report
+    def layers_of(found: list[dict]) -> tuple[LayerDifference, ...]:
+        return tuple(LayerDifference(**layer) for layer in found)
 
-    layers = tuple(LayerDifference(**layer) for layer in values.pop("layers"))
-    losses = values.pop("losses")
-    report = Report(
+    losses, explanation = values["losses"], values["explanation"]
+    if explanation is not None:
+        explanation = Explanation(
+            parted=tuple((name, by) for name, by in explanation["parted"]),
+            num_parts=explanation["num_parts"],
+            steps=tuple(explanation["steps"]),
+            layers=tuple(layers_of(found) for found in explanation["layers"]),
+            tolerance=explanation["tolerance"],
+        )
+    return Report(
         **{
             **values,
-            "layers": layers,
+            "layers": layers_of(values["layers"]),
             "causes": tuple(values["causes"]),
+            "by_nature": tuple(values["by_nature"]),
             "losses": losses and LossComparison(**losses),
+            "explanation": explanation,
         }
     )
-    table = Table("layer", "weights", "largest difference")
-    table.columns[1].justify = table.columns[2].justify = "right"
-    for layer in report.layers:
-        table.add_row(layer.layer, f"{layer.size:,}", f"{layer.difference:.1e}")
+
+
+def _print(report: Report) -> None:
+    from rich.table import Table
+
+    explanation = report.explanation
+    table = Table("layer", "weights")
+    columns = [(report.steps, report.layers)]
+    if explanation is not None:
+        earlier = zip(explanation.steps, explanation.layers, strict=True)
+        columns = [column for column in earlier if column[0] < report.steps] + columns
+    for steps, _ in columns:
+        only = explanation is None
+        table.add_column("largest difference" if only else f"after {steps:,}", justify="right")
+    table.columns[1].justify = "right"
+    for rows in zip(*(layers for _, layers in columns), strict=True):
+        by = (f"{row.difference:.1e}" for row in rows)
+        table.add_row(rows[0].layer, f"{rows[0].size:,}", *by)
     if report.loss_difference is not None:
         table.add_section()
-        table.add_row("loss", "", f"{report.loss_difference:.1e}")
+        blank = [""] * (len(columns) - 1)
+        table.add_row("loss", "", *blank, f"{report.loss_difference:.1e}")
     console = stdout()
     console.print(table)
     console.print(str(report))
-    return 0 if report.passed else 1
+    if explanation is not None:
+        console.print(str(explanation))

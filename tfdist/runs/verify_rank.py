@@ -25,6 +25,7 @@ def verify(config: dict[str, Any]) -> None:
             steps=config["steps"],
             global_batch_size=config["global_batch_size"],
             seed=config["seed"],
+            explain=config["explain"],
         )
         if report is not None:
             write_json(Path(config["report"]), dataclasses.asdict(report))

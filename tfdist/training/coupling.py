@@ -1,8 +1,9 @@
-"""Losses and metrics that see the rows of a batch together, so that parts of it give other ones.
+"""What sees the rows of a batch together, so that parts of it give other numbers.
 
 A contrastive loss compares rows with each other, and a sum over rows is no mean: on parts of a
 batch neither is that of one device. It is tried on a few made-up rows: what all of them give must
-be the mean of what their two parts give, each by its rows. What cannot be tried is left alone.
+be the mean of what their two parts give, each by its rows. A layer of the user's own must make of
+a part the same rows as of all (``coupling_layers``). What cannot be tried is left alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.training import coupling_layers
 from tfdist.training.keras_api import (
     compiled_loss,
     compiled_losses,
@@ -32,6 +34,7 @@ from tfdist.training.losses import (
 )
 
 _ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means would pass.
+_SLICES = slice(0, _FIRST), slice(_FIRST, None)
 _TOLERANCE = 1e-3
 _UNKNOWN_SIZE = 4
 
@@ -51,18 +54,33 @@ def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     return found
 
 
+def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns the names of the user's own layers in ``model`` that look at several rows."""
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        x = _made_up(element_spec[0])
+        tried = coupling_layers.own_layers(model)
+        found = coupling_layers.parted(model, x, _SLICES, tried)
+        return [layer.name for layer in found]
+    return []
+
+
 def warn(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
     """Prints one line when something of ``model`` couples rows."""
-    found = coupled(model, element_spec)
+    found = explained(model, element_spec)
     if found:
-        print(f"tfdist: warning: {'; '.join(explained(found))}", flush=True)
+        print(f"tfdist: warning: {'; '.join(found)}", flush=True)
 
 
-def explained(names: list[str]) -> list[str]:
+def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause for each thing of ``model`` that couples rows."""
     return [
         f"{name} is no mean over the rows of a batch, which are divided here, so it is not that of "
         "one device"
-        for name in names
+        for name in coupled(model, element_spec)
+    ] + [
+        f"layer '{name}' looks at several rows of a batch, which are divided here, so its outputs "
+        "are not those of one device"
+        for name in coupling_layers_of(model, element_spec)
     ]
 
 
@@ -157,7 +175,7 @@ def _couples(function: Callable, *tensors: Any) -> bool:
 
 def _parts(*tensors: Any) -> Iterator[list[Any]]:
     """Yields all rows, then those of the two parts."""
-    for rows in (slice(None), slice(0, _FIRST), slice(_FIRST, None)):
+    for rows in (slice(None), *_SLICES):
         yield [tf.nest.map_structure(lambda t, rows=rows: t[rows], item) for item in tensors]
 
 

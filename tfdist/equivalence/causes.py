@@ -1,0 +1,44 @@
+"""What is known to make a strategy's weights other ones than one device's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.strategies.base import Strategy
+
+
+def chosen_approximations(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
+    """Returns why the strategy, with its options, does not repeat one device on this model."""
+    import tensorflow as tf
+
+    from tfdist.training.keras_api import layers_in
+    from tfdist.training.options import OfBatchNorm
+
+    norms = any(isinstance(layer, tf.keras.layers.BatchNormalization) for layer in layers_in(model))
+    return tuple(c for c in strategy.approximations if norms or not isinstance(c, OfBatchNorm))
+
+
+def known_causes(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[str, ...]:
+    """Returns what of the model itself parts where its batches are divided."""
+    from tfdist.training import coupling
+    from tfdist.training.keras_api import layers_in
+    from tfdist.training.randomness import drawing_layers
+    from tfdist.training.text import padded_by_batch
+
+    causes = [
+        f"layer '{layer.name}' draws other random numbers on each replica"
+        for layer in drawing_layers(model)
+    ]
+    causes += [
+        f"layer '{name}' pads texts to the longest that a replica sees"
+        for name in padded_by_batch(model)
+    ]
+    causes += [
+        f"the activity regularizer of '{layer.name}' is taken per replica"
+        for layer in layers_in(model)
+        if getattr(layer, "activity_regularizer", None) is not None
+    ]
+    return (*causes, *coupling.explained(model, element_spec))

@@ -1,0 +1,162 @@
+"""The same steps on a strategy and on one device.
+
+Both start from the same weights and see the same global batches, an uneven last one included.
+The one device runs plain Keras: nothing of tfdist is in its steps.
+
+Asynchronous workers do not repeat one device's weights. Of them only the loss is compared, and
+within a bound (``LossComparison``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdist.equivalence.causes import chosen_approximations, known_causes
+from tfdist.equivalence.report import LayerDifference, LossComparison, Report
+from tfdist.errors import ModelError
+from tfdist.strategies import spec_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.strategies.base import Strategy
+    from tfdist.training.feed import Feed, MergedFeed
+    from tfdist.training.training_data import TrainingData
+
+
+def compare_once(
+    model_fn: Any, feed: TrainingData, strategy: Strategy, epochs: int, tolerance: float
+) -> Report:
+    from tfdist.strategies.base import clone
+    from tfdist.training.keras_api import restart_names
+    from tfdist.training.unbuilt import build_now
+
+    reference = independent(model_fn, strategy)
+    restart_names()
+    model = strategy.build(model_fn)
+    for each in (reference, model):
+        build_now(each, feed)
+    is_changed = _shapes(model) != _shapes(reference)
+    if is_changed:  # The strategy has replaced layers: one device trains what is left, too.
+        reference = clone(model)
+    else:
+        model.set_weights(reference.get_weights())
+    is_in_step = not spec_of(strategy.name).is_asynchronous or strategy.num_replicas == 1
+    initial = None if is_in_step else _loss(model, feed.in_record_order())
+    found = model.fit(feed, epochs=epochs, verbose=0).history
+    expected = _train_reference(reference, feed.on_one_device(), epochs, strategy.scaling)
+    report = Report(
+        strategy=strategy.name,
+        num_replicas=strategy.num_replicas,
+        steps=epochs * feed.steps_per_epoch,
+        tail=feed.tail,
+        layers=_layer_differences(reference, model.get_weights()),
+        loss_difference=_loss_difference(found, expected),
+        tolerance=tolerance,
+        is_changed=is_changed,
+    )
+    if initial is not None:
+        same = feed.in_record_order()
+        on_one_device = _loss(reference, same.on_one_device().epochs(0, 1))
+        losses = LossComparison(initial, _loss(model, same), on_one_device)
+        report = replace(report, losses=losses)
+    elif report.exact:
+        return report
+    element_spec = feed.on_one_device().epochs(0, 1).element_spec
+    by_nature = chosen_approximations(reference, strategy)
+    others = known_causes(reference, element_spec)
+    return replace(report, by_nature=by_nature, causes=(*by_nature, *others))
+
+
+def _loss_difference(found: dict[str, list], expected: dict[str, list]) -> float | None:
+    if "loss" not in expected:  # A compute_loss of the user's own may show none.
+        return None
+    return float(np.max(np.abs(np.subtract(found["loss"], expected["loss"]))))
+
+
+def _shapes(model: tf.keras.Model) -> list[tuple[int, ...]]:
+    return [weight.shape for weight in model.get_weights()]
+
+
+def _loss(model: tf.keras.Model, data: Any) -> float:
+    found = model.evaluate(data, verbose=0, return_dict=True)
+    if "loss" not in found:
+        raise ModelError(
+            "a model whose workers are asynchronous must show its loss, for that is compared",
+            received=f"{type(model).__name__} with a compute_loss that shows none",
+            mend="Keep a tf.keras.metrics.Mean(name='loss') in the model, and update it there",
+        )
+    return float(found["loss"])
+
+
+def independent(model_fn: Any, strategy: Strategy) -> tf.keras.Model:
+    """Returns a model of its own for one device, whatever the strategy does with ``model_fn``."""
+    import tensorflow as tf
+
+    from tfdist.strategies.base import called, clone
+    from tfdist.training.keras_api import restart_names
+    from tfdist.training.precision import policy
+
+    # Layers without a name of their own get the same in all, so that options can name them.
+    restart_names()
+    with policy(strategy.precision):
+        model = called(model_fn, may_be_unbuilt=True)
+        return clone(model) if isinstance(model_fn, tf.keras.Model) else model
+
+
+def _train_reference(
+    model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
+) -> dict[str, list[float]]:
+    from tfdist.training import early_variables
+    from tfdist.training.scaling import ScaleLearningRate
+
+    callbacks = []
+    if not scaling.is_off:
+        scale = ScaleLearningRate(scaling, model.optimizer)
+        scale.prepare(model.optimizer, feed.steps_per_epoch)
+        callbacks.append(scale)
+    batches = feed.epochs(0, epochs)
+    early_variables.make_slots(model)
+    early_variables.make_known_metrics(model, batches.element_spec)
+    history = model.fit(
+        batches,
+        epochs=epochs,
+        steps_per_epoch=feed.steps_per_epoch,
+        callbacks=callbacks,
+        shuffle=False,  # The feed does.
+        verbose=0,
+    )
+    return history.history
+
+
+def _layer_differences(
+    reference: tf.keras.Model, weights: list[np.ndarray]
+) -> tuple[LayerDifference, ...]:
+    import tensorflow as tf
+
+    from tfdist.training.keras_api import path_of, raw
+    from tfdist.training.metrics import state_of
+
+    largest: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    # A model's own metrics are among its weights; each process has its part of them.
+    of_metrics = {variable.ref() for variable in state_of(reference)}
+    for weight, value in zip(reference.weights, weights, strict=True):
+        variable = raw(weight)
+        # A vocabulary is no variable.
+        if not isinstance(variable, tf.Variable) or variable.ref() in of_metrics:
+            continue
+        expected = variable.numpy()
+        if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
+            continue
+        layer = path_of(weight).rpartition("/")[0] or path_of(weight)
+        difference = float(np.max(np.abs(expected - value)))
+        largest[layer] = float(np.fmax(largest.get(layer, 0.0), difference))
+        if np.isnan(difference):
+            largest[layer] = math.nan
+        sizes[layer] = sizes.get(layer, 0) + expected.size
+    return tuple(LayerDifference(name, sizes[name], worst) for name, worst in largest.items())
