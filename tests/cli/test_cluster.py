@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,69 @@ def test_verify_on_tasks_of_srun(model_file, shards, tmp_path):
     assert other_code == 0, other_stderr
     assert "multi_worker on 2 replicas is exact" in stdout
     assert other_stdout == ""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def with_evaluator(ports: list[int]) -> list[dict[str, str]]:
+    """What a TFJob tells two workers, and the evaluator that stands beside their cluster."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    tasks = [("worker", 0), ("worker", 1), ("evaluator", 0)]
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})}
+        for role, index in tasks
+    ]
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_an_evaluator_evaluates_each_checkpoint_beside_the_training(
+    run_cli, model_file, shards, tmp_path
+):
+    output = tmp_path / "run"
+    command = train(model_file, shards, output, "--checkpoint-every", "2", "--resume")
+    environs = with_evaluator(free_ports(2))
+    with tasks(["-m", "tfdist", *command], environs, tmp_path) as ended:
+        (code, _, stderr), other, (own_code, stdout, own_stderr) = ended
+    assert (code, other[0], own_code) == (0, 0, 0), stderr + other[2] + own_stderr
+    assert_trained_by_two(output)
+    evaluated = rows_of(output / "evaluations.csv")
+    assert "evaluated after epoch 2  loss" in stdout
+    last, expected = evaluated[-1], rows_of(output / "history.csv")[-1]
+    assert (last["epoch"], last["step"]) == ("2", "0")
+    for name in ("loss", "accuracy"):
+        assert float(last[name]) == pytest.approx(float(expected[f"val_{name}"]), abs=1e-5)
+
+    # Started again, it has nothing left to do.
+    again = run_cli(*command, env={**os.environ, **environs[2]})
+    assert again.returncode == 0, again.stderr
+    assert "evaluated" not in again.stdout
+    assert rows_of(output / "evaluations.csv") == evaluated
+
+
+def test_what_an_evaluator_cannot_do_is_one_line(run_cli, model_file, shards, tmp_path):
+    env = {**os.environ, **with_evaluator([1, 2])[2]}
+    at_all = train(model_file, shards / "train", tmp_path / "run")
+    verify = ("verify", "--model", f"{model_file}:mlp", "--data", shards, "--strategy", "single")
+    for command, told in (
+        (at_all, "must have a split called validation or test"),
+        (train(model_file, shards, "s3://bucket/run"), "must be a folder that both see"),
+        (verify, "the evaluator of a TF_CONFIG must run tfdist train"),
+    ):
+        done = run_cli(*command, env=env)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert told in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_script_on_two_hosts_of_sagemaker(model_file, shards, tmp_path):

@@ -57,34 +57,54 @@ def read_history(path: Path) -> list[dict[str, float]]:
     Raises:
         DataError: the file is not as it was written.
     """
+    return _read_rows(path, _COLUMNS, ("epoch",))
+
+
+def read_evaluations(path: Path) -> list[dict[str, float]]:
+    """Returns the rows of an evaluations.csv, none when there is no such file.
+
+    Raises:
+        DataError: the file is not as it was written.
+    """
+    return _read_rows(path, {"epoch", "step"}, ("epoch", "step"))
+
+
+def _read_rows(path: Path, columns: set[str], order: tuple[str, ...]) -> list[dict[str, float]]:
+    """Returns rows that have ``columns``, those of ``order`` whole numbers that grow."""
     if not os.path.lexists(path):
         return []
     try:
         _check_regular(path)
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or ())
-            rows = [_row(row) for row in reader]
+            found = list(reader.fieldnames or ())
+            rows = [_row(row, columns, order) for row in reader]
     except (OSError, ValueError, csv.Error) as error:
         raise _damaged(path, error) from None
-    if not set(columns) >= _COLUMNS:
-        raise _damaged(path, f"columns {', '.join(columns) or 'none'}")
-    epochs = [row["epoch"] for row in rows]
-    if epochs != sorted(set(epochs)):
+    if not set(found) >= columns:
+        raise _damaged(path, f"columns {', '.join(found) or 'none'}")
+    places = [tuple(row[name] for name in order) for row in rows]
+    if places != sorted(set(places)):
         raise _damaged(path, "epochs that do not follow each other")
     return rows
 
 
-def _row(texts: dict[str | None, Any]) -> dict[str, float]:
+def _row(
+    texts: dict[str | None, Any], columns: set[str], order: tuple[str, ...]
+) -> dict[str, float]:
     if None in texts:
         raise ValueError("a row with more cells than the first one")
     row: dict[str, float] = {
         str(name): float(text) for name, text in texts.items() if text not in ("", None)
     }
-    epoch = row.get("epoch", 0.0)
-    if not (1 <= epoch <= _LARGEST_EPOCH and epoch.is_integer()) or not row.keys() >= _COLUMNS:
-        raise ValueError("a row without epoch and speed")
-    return row | {"epoch": int(epoch)}
+    if not row.keys() >= columns:
+        raise ValueError(f"a row without {' and '.join(sorted(columns - row.keys()))}")
+    for name in order:
+        # The state of a training within its first epoch is that of epoch 0.
+        lowest = 0 if len(order) > 1 else 1
+        if not (lowest <= row[name] <= _LARGEST_EPOCH and row[name].is_integer()):
+            raise ValueError(f"{name} {row[name]}")
+    return row | {name: int(row[name]) for name in order}
 
 
 def _damaged(path: Path, found: str | Exception) -> DataError:

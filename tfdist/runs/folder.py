@@ -31,7 +31,10 @@ from tfdist.training.folder_lock import FolderLock
 
 MARK = ".tfdist-run"
 _NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"
-FILES = ("config.json", "history.csv", "metrics.json", "curves.png", "model.keras", "best.keras")
+FILES = (
+    *("config.json", "history.csv", "evaluations.csv", "metrics.json", "curves.png"),
+    *("model.keras", "best.keras"),
+)
 CHECKPOINTS = "checkpoints"
 # So they are called while written: by ``run_files.replacing``, and in folders by ``Strategy.save``.
 _UNFINISHED = re.compile(
@@ -49,8 +52,9 @@ _SAME_ON_RESUME = (
 class RunFolder:
     """One training's folder.
 
-    Files: config.json, history.csv (a row per epoch), metrics.json, curves.png, model.keras,
-    best.keras where one is kept, and checkpoints/. Each is written under a temporary name,
+    Files: config.json, history.csv (a row per epoch), evaluations.csv where an evaluator stands
+    beside the training, metrics.json, curves.png, model.keras, best.keras where one is kept, and
+    checkpoints/. Each is written under a temporary name,
     ".NAME-...", and renamed.
 
     Attributes:
@@ -78,6 +82,10 @@ class RunFolder:
     @property
     def history(self) -> Path:
         return self.place / "history.csv"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.place / "evaluations.csv"
 
     @property
     def metrics(self) -> Path:

@@ -71,6 +71,8 @@ class Progress:
         elif event["event"] == "epoch":
             self._update(completed=0)
             print(_epoch_line(event["row"], self._epochs), flush=True)
+        elif event["event"] == "evaluated":
+            print(_evaluation_line(event["row"]), flush=True)
 
     def _update(self, **what: Any) -> None:
         if self._bar is not None:
@@ -90,6 +92,12 @@ def _epoch_line(row: dict[str, float], epochs: int) -> str:
     if row.get("data_wait", 0.0) > MUCH:
         speed += f"  {row['data_wait']:.0%} of it waiting for data"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def _evaluation_line(row: dict[str, float]) -> str:
+    values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
+    step = f", step {row['step']}" if row["step"] else ""
+    return f"evaluated after epoch {row['epoch']}{step}  {listed(values)}"
 
 
 def listed(values: dict[str, float]) -> str:

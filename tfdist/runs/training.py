@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist import topology
 from tfdist.compat import check_versions
 from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
 from tfdist.launch import jobs
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
+from tfdist.runs.evaluator import evaluate_beside
 from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
@@ -267,6 +269,9 @@ def carry_out(
     """
     if resume and overwrite:
         raise OptionError("one of --resume and --overwrite must be left out", received="both")
+    if topology.is_evaluator(os.environ):
+        evaluate_beside(config, where, progress)
+        return None
     if config.get("limit_steps") is not None and where.is_chief:
         tell(
             f"a dry run: {config['limit_steps']} steps of each epoch, so its results are no whole "

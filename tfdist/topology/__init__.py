@@ -124,7 +124,7 @@ def alone(environ: Mapping[str, str]) -> dict[str, str]:
 
 def lacks_srun() -> bool:
     """Whether this is the only process of a Slurm job of several tasks: srun did not start it."""
-    return current().launcher == "none" and slurm.lacks_srun(os.environ)
+    return slurm.lacks_srun(os.environ) and current().launcher == "none"
 
 
 def _from_launcher(
@@ -191,7 +191,22 @@ def tf_config(tasks: Sequence[tuple[str, str]], rank: int) -> str:
     return json.dumps({"cluster": cluster, "task": task})
 
 
+def is_evaluator(environ: Mapping[str, str]) -> bool:
+    """Whether TF_CONFIG calls this process the evaluator of its cluster."""
+    try:
+        return json.loads(environ["TF_CONFIG"])["task"]["type"] == "evaluator"
+    except (ValueError, KeyError, TypeError):
+        return False  # ``from_environ`` says what is wrong.
+
+
 def _from_tf_config(text: str) -> Topology:
+    if is_evaluator({"TF_CONFIG": text}):
+        raise OptionError(
+            "the evaluator of a TF_CONFIG must run tfdist train, as the training does",
+            received=f"another program, in {text[:200]}",
+            mend="Leave the evaluator out, or evaluate in it with strategy 'single' and no "
+            "TF_CONFIG",
+        )
     try:
         config = json.loads(text)
         cluster = config["cluster"]

@@ -1,0 +1,174 @@
+"""The evaluator beside a training. Run as ``python -m tfdist.runs.evaluate_rank CONFIG``.
+
+It reads what the training writes, and nothing else joins the two: each new checkpoint is evaluated
+on one device, until the training has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import tfdist
+from tfdist.compat import import_tensorflow
+from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
+from tfdist.launch.events import emit
+from tfdist.runs import ranks, wishes
+from tfdist.runs.files import read_evaluations, write_history
+from tfdist.runs.folder import RunFolder
+from tfdist.training import checkpoint_files
+
+tf = import_tensorflow()
+_INTERVAL_S = 1.0
+# Longer than an epoch may take; or so many times the longest wait between two checkpoints.
+_PATIENCE_S, _PATIENCE = 3600.0, 10
+
+
+class _Watch:
+    """Says which checkpoint comes next, and when there will be none any more.
+
+    Args:
+        epochs: of the whole training.
+    """
+
+    def __init__(self, folder: RunFolder, epochs: int):
+        self._folder = folder
+        self._epochs = epochs
+        self._seen: tuple[Path, int | None] | None = None
+        # That of an earlier training, perhaps, which is gone on from.
+        self._ended_before = _written_at(folder.metrics)
+        self._patience = _PATIENCE_S
+        self._changed_at = time.monotonic()
+
+    def next(self) -> Path | None:
+        """Waits for a checkpoint that is new; None once the training has ended.
+
+        Raises:
+            LaunchError: nothing has come for too long.
+        """
+        while True:
+            # In this order: the training writes the last one before it says that it has ended.
+            has_ended = _written_at(self._folder.metrics) != self._ended_before
+            names = checkpoint_files.finished(self._folder.checkpoints)
+            if names:
+                newest = self._folder.checkpoints / names[-1]
+                # A training that overwrites another one numbers its checkpoints alike.
+                seen = newest, _written_at(_index(newest))
+                if seen != self._seen:
+                    self._seen = seen
+                    return newest
+            if has_ended:
+                return None
+            self._check_patience()
+            emit({"event": "waiting"})
+            time.sleep(_INTERVAL_S)
+
+    def took(self, epoch: int) -> bool:
+        """Notes that a checkpoint of ``epoch`` is evaluated; whether it was the last one."""
+        now = time.monotonic()
+        self._patience = max(self._patience, _PATIENCE * (now - self._changed_at))
+        self._changed_at = now
+        return epoch >= self._epochs
+
+    def _check_patience(self) -> None:
+        waited = time.monotonic() - self._changed_at
+        if waited > self._patience:
+            raise LaunchError(
+                f"a training beside its evaluator must write checkpoints in {self._folder.path}",
+                received=f"none for {waited / 60:.0f} minutes",
+                mend="See whether it still runs, and writes in the folder that the evaluator reads",
+            )
+
+
+def _written_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _index(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.index")
+
+
+def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
+    """Gives ``model`` the weights of a checkpoint; returns its place, (epoch, step)."""
+    from tfdist.training.keras_api import saved
+
+    place = tf.train.load_checkpoint(str(path)).get_tensor(
+        "state/position/.ATTRIBUTES/VARIABLE_VALUE"
+    )
+    status = tf.train.Checkpoint(model=saved(model)).read(str(path))
+    try:
+        status.assert_existing_objects_matched().expect_partial()
+    except AssertionError as error:
+        raise CheckpointError(
+            "a checkpoint must be evaluated by the model that wrote it",
+            received=f"{path}: {str(error).splitlines()[0]}",
+            mend="Give the evaluator the command of the training",
+        ) from error
+    epoch, step = (int(number) for number in place)
+    return epoch, step
+
+
+def _row(epoch: int, step: int, found: dict[str, float]) -> dict[str, float]:
+    return {"epoch": epoch, "step": step, **{name: float(value) for name, value in found.items()}}
+
+
+def _keep(folder: RunFolder, row: dict[str, float]) -> None:
+    """Adds an evaluation to those before it; later ones are of a training that was resumed."""
+    place = None
+    while place != folder.place:  # Which the training may move.
+        place = folder.place
+        rows = read_evaluations(folder.evaluations)
+        before = [
+            each for each in rows if (each["epoch"], each["step"]) < (row["epoch"], row["step"])
+        ]
+        try:
+            write_history(folder.evaluations, [*before, row])
+        except WriteError:
+            if place == folder.place:
+                raise
+
+
+def evaluate(config: dict[str, Any]) -> None:
+    folder = RunFolder(config["output"])
+    split = next((name for name in ("validation", "test") if name in config["splits"]), None)
+    if split is None:
+        raise DataError(
+            "the data of an evaluator must have a split called validation or test",
+            received=f"{config['data']} with {', '.join(config['splits'])}",
+        )
+    with tfdist.strategy("single") as strategy:
+        emit({"event": "ready", "long": True})
+        model = strategy.build(wishes.model_fn(config))
+        own = {"pad_to": config["pad_to"]} if config.get("pad_to") is not None else {}
+        data = strategy.dataset(
+            config["splits"][split],
+            global_batch_size=config["global_batch_size"],
+            training=False,
+            seed=config["seed"],
+            **own,
+        )
+        watch = _Watch(folder, config["epochs"])
+        while (path := watch.next()) is not None:
+            try:
+                epoch, step = _restore(model, path)
+            except (tf.errors.OpError, ValueError, OSError):
+                if _index(path).exists():
+                    raise
+                continue  # The training has removed it meanwhile, or moved it.
+            rows = read_evaluations(folder.evaluations)
+            if all((row["epoch"], row["step"]) != (epoch, step) for row in rows):
+                emit({"event": "evaluating", "long": True})
+                row = _row(epoch, step, model.evaluate(data, verbose=0, return_dict=True))
+                _keep(folder, row)
+                emit({"event": "evaluated", "row": row, "path": str(path)})
+            if watch.took(epoch):
+                break
+    emit({"event": "done", "long": True})
+
+
+if __name__ == "__main__":
+    ranks.main(evaluate)
