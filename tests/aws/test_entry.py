@@ -11,11 +11,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tfdist.aws import bundle, config, evaluation, job, sharding
 from tfdist.aws.container import Container
+from tfdist.aws.estimator import check_hyperparameters
 from tfdist.errors import OptionError
+from tfdist.records.writing.writer import write
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "sagemaker"
@@ -167,34 +170,79 @@ def test_scaling_reaches_the_strategy():
         job._strategy(options)
 
 
-def test_only_what_is_trained_on_is_augmented():
-    arguments = ["--model", "tfdist.examples.digits:model_fn", "--augment", "crop,flip"]
-    options = job.parser().parse(arguments)
-    assert options.augment == "flip,crop"
+class _Stopped(Exception):
+    pass
+
+
+class _Strategy:
+    """Takes what a job gives it, and stops where the training would begin."""
+
+    topology = name = num_replicas = SimpleNamespace(is_chief=False)
+
+    def __init__(self):
+        self.datasets, self.fitted = {}, {}
+
+    def build(self, model_fn):
+        self.model = model_fn()
+        return SimpleNamespace(fit=self._fit)
+
+    def dataset(self, source, *, training, **options):
+        self.datasets[source] = options
+        return SimpleNamespace(num_records=1, steps_per_epoch=1, callback_steps=1)
+
+    def _fit(self, *_, **options):
+        self.fitted = options
+        raise _Stopped
+
+
+def _fitted(tmp_path, *more):
+    """Returns what a job with these hyperparameters asks of a strategy."""
+    arguments = ["--model", "tfdist.examples.digits:model_fn", *more]
+    strategy = _Strategy()
+    container = SimpleNamespace(
+        source=lambda split, topology: split, manifest_folder=tmp_path, model_dir=tmp_path
+    )
+    with pytest.raises(_Stopped):
+        job._train(strategy, job.parse(arguments), container, SCRIPTS)
+    return strategy
+
+
+def test_only_what_is_trained_on_is_augmented(tmp_path):
+    found = _fitted(tmp_path, "--augment", "crop,flip").datasets
+    assert list(found) == ["train", "validation"]
+    assert callable(found["train"]["record_fn"])
+    assert "record_fn" not in found["validation"]
     with pytest.raises(OptionError, match=r"augmentations must be one or more of .*'spin'"):
-        job.parser().parse([*arguments, "--augment", "spin"])
-    given = {}
+        job.parse(["--model", "a.py:b", "--augment", "spin"])
 
-    class Stopped(Exception):
-        pass
 
-    class Strategy:
-        topology = name = num_replicas = SimpleNamespace(is_chief=False)
+def test_a_job_takes_the_settings_of_tfdist_train(tmp_path):
+    write((np.zeros([4, 2]), np.array([0, 0, 0, 1])), tmp_path, split="train=1")
+    strategy = _fitted(
+        tmp_path,
+        *("--lr", "0.25", "--pad-to", "8", "--bucket-by-length", "16,32"),
+        *("--class-weight", "balanced", "--early-stopping", "val_loss,patience=3"),
+    )
+    assert float(strategy.model.optimizer.learning_rate) == 0.25
+    assert strategy.datasets["train"]["pad_to"] == strategy.datasets["validation"]["pad_to"] == 8
+    assert strategy.datasets["train"]["bucket_by_length"] == [16, 32]
+    assert strategy.fitted["class_weight"] == pytest.approx({0: 2 / 3, 1: 2.0})
+    stopping = strategy.fitted["callbacks"][-1]
+    assert (stopping.monitor, stopping.patience) == ("val_loss", 3)
 
-        def build(self, model_fn):
-            return SimpleNamespace(fit=self._fit)
 
-        def dataset(self, source, *, training, record_fn=None, **options):
-            given[source] = (training, record_fn is not None)
-            return SimpleNamespace(num_records=1, steps_per_epoch=1)
-
-        def _fit(self, *_, **__):
-            raise Stopped
-
-    container = SimpleNamespace(source=lambda split, topology: split)
-    with pytest.raises(Stopped):
-        job._train(Strategy(), options, container, SCRIPTS)
-    assert given == {"train": (True, True), "validation": (False, False)}
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("lr", "-1", "lr must be a number above 0"),
+        ("early-stopping", "val_loss,patients=3", "patients"),
+        ("pad-to", "some", "pad_to"),
+        ("epochs", "0", "epochs"),
+    ],
+)
+def test_a_setting_that_cannot_hold_is_found_before_an_instance_is_paid_for(name, value, told):
+    with pytest.raises(OptionError, match=told):
+        check_hyperparameters({"model": "a.py:b", name: value})
 
 
 def test_a_missing_exporter_is_found_before_training(monkeypatch):

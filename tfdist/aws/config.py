@@ -81,7 +81,12 @@ class TrainingConfig:
         distribution: None for what the strategy needs, or one of ``SMDISTRIBUTED`` for a script of
             the user's own (``entry_point``).
         distribution_options: parameters of smdistributed_model_parallel.
+        lr: the learning rate, in place of the one that the model was compiled with.
         augment: names of changes to the images that are trained on, as "flip,crop,color".
+        pad_to: "batch", or a number as text: as ``tfdist train --pad-to``.
+        bucket_by_length: "true", or lengths as "32,64,128"; with pad_to.
+        class_weight: "balanced", or "0=1.0,1=2.0".
+        early_stopping: as "val_loss,patience=3", or with "restore_best_weights=true" behind it.
         processes_per_host: of MPI; None for one for each GPU.
         framework_version: of TensorFlow, in AWS's image; the newest that AWS has is 2.19.0. From
             2.16 on they have tf_keras.
@@ -112,7 +117,12 @@ class TrainingConfig:
     seed: int = 0
     lr_scaling: str = "none"
     warmup_epochs: float = 0.0
+    lr: float | None = None
     augment: str | None = None
+    pad_to: str | None = None
+    bucket_by_length: str | None = None
+    class_weight: str | None = None
+    early_stopping: str | None = None
     checkpoint_every: int | None = None
     tflite: str = "none"
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])

@@ -186,8 +186,10 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
     }
-    if training.augment is not None:
-        values["augment"] = training.augment
+    for name in ("lr", "augment", "pad_to", "bucket_by_length", "class_weight", "early_stopping"):
+        value = getattr(training, name)
+        if value is not None:
+            values[name.replace("_", "-")] = value
     if training.spot:
         values["checkpoint-dir"] = CHECKPOINT_DIR
         if training.checkpoint_every:
@@ -204,7 +206,7 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
     from tfdist.aws import job
 
     arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
-    job.parser().parse(arguments)
+    job.parse(arguments)
 
 
 def make(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, refuse_keras_3
 from tfdist.errors import DataError, DivergedError, OptionError
+from tfdist.runs.settings import Settings
 from tfdist.strategies import REGISTRY
 
 if TYPE_CHECKING:
@@ -41,7 +43,12 @@ def parser() -> Parser:
     add("--epochs", type=int, default=5)
     add("--global-batch-size", type=int, default=128, help="records of a step, over all replicas")
     add("--seed", type=int, default=0)
-    add("--augment", type=_presets, metavar="NAME,...", help="changes images, as tfdist.augment")
+    add("--lr", type=float, help="the learning rate in place of the model's own")
+    add("--augment", metavar="NAME,...", help="changes images, as tfdist.augment")
+    add("--pad-to", type=_length, metavar="batch|N", help="pads to a batch's longest record")
+    add("--bucket-by-length", type=_lengths, default=False, metavar="true|32,64,...")
+    add("--class-weight", metavar="balanced|0=1.0,1=2.0", help="what a class counts in the loss")
+    add("--early-stopping", metavar="NUMBER,...", help="as val_loss,patience=3")
     add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
     add("--warmup-epochs", type=float, default=0.0)
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
@@ -50,10 +57,40 @@ def parser() -> Parser:
     return hyperparameters
 
 
-def _presets(names: str) -> str:
-    from tfdist.records.reading.augmentation import parse_presets
+def _length(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
-    return ",".join(parse_presets(names))
+
+def _lengths(text: str) -> bool | list[int]:
+    if text in ("true", "false"):
+        return text == "true"
+    return [int(part) for part in text.split(",")]
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Returns the hyperparameters, each checked as far as it can be without the data.
+
+    Raises:
+        OptionError: an unknown or wrong one.
+    """
+    options = parser().parse(arguments)
+    _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
+    return options
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Returns what is trained, but for the weights of classes, which need the manifest."""
+    return Settings(
+        epochs=options.epochs,
+        global_batch_size=options.global_batch_size,
+        seed=options.seed,
+        lr=options.lr,
+        augment=options.augment,
+        pad_to=options.pad_to,
+        bucket_by_length=options.bucket_by_length,
+        early_stopping=options.early_stopping,
+        checkpoint_every=options.checkpoint_every,
+    )
 
 
 def train(arguments: list[str], code_folder: Path) -> None:
@@ -66,7 +103,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     Raises:
         TfdistError: hyperparameters, data or a model that cannot be trained as they are.
     """
-    options = parser().parse(arguments)
+    options = parse(arguments)
     container = Container.from_environ(os.environ)
     place = topology.current()
     if options.tflite != "none":
@@ -106,30 +143,33 @@ def _train(
 ) -> None:
     import tensorflow as tf
 
-    import tfdist
-    from tfdist.training import model_path
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.runs import feeding, wishes
+    from tfdist.runs.class_weights import of_manifest
     from tfdist.training.checkpoint import Checkpoints
 
+    channels = ("train", "validation")
+    sources = {name: container.source(name, strategy.topology) for name in channels}
+    config = _settings(options).to_config({name: "" for name in channels if sources[name]})
+    if options.class_weight is not None:
+        manifest = load_manifest(container.manifest_folder)
+        config["class_weight"] = of_manifest(options.class_weight, manifest, "train")
     tf.keras.utils.set_random_seed(options.seed)
-    model_fn = model_path.load(options.model)
+    model_fn = wishes.model_fn(config | {"model": options.model})
     model = strategy.build(model_fn)
 
-    def dataset(split: str, training: bool) -> Any:
-        source = container.source(split, strategy.topology)
-        # Strategies of other packages may know no record_fn: they are given none without need.
-        own = {"record_fn": tfdist.augment(options.augment)} if options.augment else {}
-        return source and strategy.dataset(
-            source,
-            global_batch_size=options.global_batch_size,
-            training=training,
-            seed=options.seed,
-            **(own if training else {}),
-        )
+    def dataset(name: str, training: bool) -> Any:
+        source = sources[name]
+        return source and feeding.dataset(strategy, source, config, training=training)
 
     feed = dataset("train", True)
     is_chief = strategy.topology.is_chief
-    lines = _lines(feed.num_records, feed.steps_per_epoch)
-    callbacks: list[Any] = [lines] if is_chief else []
+    lines = _lines(feed.num_records, feed.steps_per_epoch, is_chief)
+    # Those of tfdist's own alone: the model's file is all that a container has of the user's.
+    wished = wishes.callbacks(
+        config, strategy, feed.callback_steps, lambda: container.model_dir, contextlib.nullcontext
+    )
+    callbacks: list[Any] = [lines, *wished.watching]
     if options.checkpoint_dir:
         callbacks.append(
             Checkpoints(options.checkpoint_dir, every_steps=options.checkpoint_every, resume=True)
@@ -145,6 +185,7 @@ def _train(
         epochs=options.epochs,
         validation_data=dataset("validation", False),
         callbacks=callbacks,
+        class_weight=wishes.class_weight(config),
         verbose=0,
     )
     loss = history.history.get("loss", [0.0])[-1]
@@ -170,8 +211,11 @@ def _train(
         raise OptionError("rank 0 must write the model", received="an error there")
 
 
-def _lines(records: int, steps: int) -> Any:
-    """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from."""
+def _lines(records: int, steps: int, is_chief: bool) -> Any:
+    """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
+
+    It ends a training whose loss is no number any more: no instance is paid for to go on.
+    """
     import tensorflow as tf
 
     class Lines(tf.keras.callbacks.Callback):
@@ -193,7 +237,10 @@ def _lines(records: int, steps: int) -> Any:
             row["seconds"] = seconds
             row["samples_per_s"] = records * self._batches / steps / seconds
             self.rows.append(row)
-            _say(metric_line(row))
+            if is_chief:
+                _say(metric_line(row))
+            if not math.isfinite(row.get("loss", 0.0)):
+                self.model.stop_training = True
 
     return Lines()
 

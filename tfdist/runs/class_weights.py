@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from tfdist.records.format.manifest import Manifest
 
 BALANCED = "balanced"
 
@@ -30,13 +33,17 @@ def class_weights(given: str | Mapping[Any, Any], split: str) -> dict[str, float
     from tfdist.records.format.manifest import load_manifest
 
     place = local_shards(split)
-    manifest = load_manifest(place.parent)
-    counts = manifest.splits[place.name].class_counts
+    return of_manifest(given, load_manifest(place.parent), place.name)
+
+
+def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) -> dict[str, float]:
+    """Returns the same from a manifest that is not beside the shards; see ``class_weights``."""
+    counts = manifest.splits[split].class_counts
     if given == BALANCED:
         if not counts:
             raise DataError(
                 "class_weight balanced must have data whose records have a class each",
-                received=f"no numbers of classes in the manifest of {split}",
+                received=f"no numbers of classes in the manifest for '{split}'",
                 mend="Give the weights: 0=1.0,1=2.0",
             )
         records = sum(counts.values())

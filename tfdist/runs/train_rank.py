@@ -14,7 +14,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.runs import ranks, wishes
+from tfdist.runs import feeding, ranks, wishes
 from tfdist.runs.files import read_history, write_history, write_json
 from tfdist.runs.folder import RunFolder
 
@@ -178,21 +178,7 @@ def train(config: dict[str, Any]) -> None:
         model = strategy.build(wishes.model_fn(config))
 
         def dataset(split: str, training: bool) -> Any:
-            # Strategies of other packages may know none of these: given only where asked for.
-            own = {"pad_to": config["pad_to"]} if config.get("pad_to") is not None else {}
-            if training and config.get("augment"):
-                own["record_fn"] = tfdist.augment(config["augment"])
-            if training and config.get("bucket_by_length"):
-                own["bucket_by_length"] = config["bucket_by_length"]
-            feed = strategy.dataset(
-                config["splits"][split],
-                global_batch_size=config["global_batch_size"],
-                training=training,
-                seed=config["seed"],
-                **own,
-            )
-            limit = config.get("limit_steps")
-            return feed if limit is None else feed.limited(limit)
+            return feeding.dataset(strategy, config["splits"][split], config, training=training)
 
         from tfdist.training.own_steps import can_evaluate  # It imports TensorFlow; see below.
 
