@@ -26,6 +26,7 @@ _LAZY = {
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
     "verify": ("tfdist.equivalence", "verify"),
+    "decompose": ("tfdist.export", "decompose"),
     "text_vectorizer": ("tfdist.records.reading.vocabulary", "text_vectorizer"),
     "export": ("tfdist.export", None),
     "notebook_launch": ("tfdist.launch.notebook", "notebook_launch"),

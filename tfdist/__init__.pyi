@@ -8,6 +8,7 @@ from tfdist import errors as errors
 from tfdist import export as export
 from tfdist import records as records
 from tfdist.equivalence import verify as verify
+from tfdist.export.smaller.decomposing import decompose as decompose
 from tfdist.launch.notebook import notebook_launch as notebook_launch
 from tfdist.records.reading.augmentation import augment as augment
 from tfdist.records.reading.vocabulary import text_vectorizer as text_vectorizer

@@ -17,6 +17,7 @@ _LAZY = {
     "cluster": "tfdist.export.smaller.clustering",
     "quantize_aware": "tfdist.export.smaller.rounding",
     "distill": "tfdist.export.smaller.distillation",
+    "decompose": "tfdist.export.smaller.decomposing",
 }
 
 __all__ = list(_LAZY)
