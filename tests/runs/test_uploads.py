@@ -342,8 +342,3 @@ def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch):
     with pytest.raises(ModelError, match=r"s3://bucket/run/history.csv must be a model") as caught:
         open_model(f"{URL}/history.csv")
     assert "scratch" not in str(caught.value)
-
-
-def test_the_callback_writes_to_folders():
-    with pytest.raises(DataError, match="directory of Checkpoints must be a folder of this"):
-        tfdist.Checkpoints("s3://bucket/checkpoints")

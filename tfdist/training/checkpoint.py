@@ -19,9 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
-from tfdist.records.buckets.urls import refuse_url
+from tfdist.records.buckets.urls import url_of
 from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.binding import Binding
+from tfdist.training.bucket_checkpoints import BucketCheckpoints
 from tfdist.training.folder_lock import FolderLock
 from tfdist.training.keras_api import saved
 from tfdist.training.stateful import stateful_layers
@@ -49,19 +50,22 @@ class Checkpoints(tf.keras.callbacks.Callback):
     written: the last finite ones stay. One fit at a time writes in a folder.
 
     Args:
-        directory: folder of the checkpoints; made when missing.
+        directory: folder of the checkpoints, made when missing; or a URL, s3:// or gs://, which
+            each checkpoint is taken to when it is whole.
         every_steps: also write after this many steps within an epoch; each epoch's end always is.
         keep: the last so many are kept.
         resume: go on from the last checkpoint, if there is one.
 
     Attributes:
-        directory, resume: as given.
+        directory: where they are written on this machine.
+        resume: as given.
         start: where the fit has begun, once it has.
 
     Raises:
         CheckpointError: in the fit, when no checkpoint can be read, or it is of another model.
         InUseError: in the fit, when that of another program writes in the folder.
-        WriteError: in the fit, when a checkpoint cannot be written, as on a full disk.
+        WriteError: in the fit, when a checkpoint cannot be written, as on a full disk; at its end,
+            when one could not be taken to the URL.
     """
 
     def __init__(
@@ -77,12 +81,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
             raise OptionError("every_steps must be at least 1", received=every_steps)
         if keep < 1:
             raise OptionError("keep must be at least 1", received=keep)
-        refuse_url(
-            directory,
-            "the directory of Checkpoints",
-            "Name a folder, or let tfdist.train(..., output=URL) keep them there",
-        )
-        self.directory = Path(directory)
+        url = url_of(directory)
+        self._bucket = url and BucketCheckpoints(url)
+        self.directory = self._bucket.folder if self._bucket else Path(directory)
         self.resume = resume
         self.start = Start()
         self._enclosing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
@@ -139,6 +140,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if collective.is_chief:
             try:
                 self._lock_folder()
+                if self._bucket:
+                    self._bucket.fetch()
                 checkpoint_files.remove_unfinished(self.directory)
                 self.start = self._restore(checkpoint, data)
             except TfdistError as error:
@@ -173,7 +176,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.directory, error) from error
-        self._lock = FolderLock(self.directory / checkpoint_files.LOCK, _PATIENCE_S)
+        lock = self._bucket.lock if self._bucket else self.directory / checkpoint_files.LOCK
+        self._lock = FolderLock(lock, _PATIENCE_S)
 
     def _managed(self, checkpoint: tf.train.Checkpoint) -> tf.train.CheckpointManager:
         return tf.train.CheckpointManager(
@@ -191,7 +195,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if not self.resume:
             raise CheckpointError(
                 "a new fit must have a folder without checkpoints",
-                received=f"{self.directory} with {len(names)} of them",
+                received=f"{self._place} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
         if stateful := stateful_layers(self._fitted):
@@ -219,9 +223,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 continue
             return self._state.start(data, path)
         raise CheckpointError(
-            f"{self.directory} must have a checkpoint that can be read",
+            f"{self._place} must have a checkpoint that can be read",
             received=f"only damaged ones, {', '.join(damaged)}",
-            mend=f"Remove {self.directory} and train from the start",
+            mend=f"Remove {self._place} and train from the start",
         )
 
     def _mend_list(self) -> None:
@@ -276,6 +280,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self._save(Position(epoch + 1, 0), [], logs)
 
+    def on_train_end(self, logs: dict | None = None) -> None:
+        if self._bucket and self._collective.is_chief:
+            self._bucket.finish()
+
     def _save(
         self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None
     ) -> None:
@@ -316,6 +324,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
             is_sound = is_sound and _is_finite(self._fitted)
             if is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)
+                if self._bucket:
+                    self._bucket.send()
                 return
             if self._collective.reads_together:  # All must read, whatever they do with it.
                 with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
@@ -332,6 +342,11 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 f"tfdist: no checkpoint is kept of a loss or weights that are not finite; {kept}",
                 flush=True,
             )
+
+    @property
+    def _place(self) -> str:
+        """Where the checkpoints are, as the user has named it."""
+        return self._bucket.url if self._bucket else str(self.directory)
 
     @property
     def newest(self) -> Path | None:
