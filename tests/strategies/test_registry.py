@@ -95,6 +95,16 @@ def test_values_that_cannot_hold_are_refused_before_anything_starts(name, option
         tfdist.strategy(name, **options)
 
 
+def test_what_an_option_takes_is_told():
+    kinds = {name: option.kind for name, option in known_options("mirrored").items()}
+    assert kinds["devices"] == "int"
+    assert kinds["warmup_epochs"] == "float"
+    assert kinds["sync_batch_norm"] == "true or false"
+    assert kinds["recompute"] == "text or list of texts"
+    for name in REGISTRY:
+        assert all(option.kind for option in known_options(name).values()), name
+
+
 def test_making_a_strategy_takes_no_device_and_no_engine():
     program = (
         "import sys, tfdist\n"

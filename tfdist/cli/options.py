@@ -33,16 +33,21 @@ def command(strategy: str | None, as_json: bool) -> None:
     spec = spec_of(strategy)
     options = known_options(strategy).values()
     if as_json:
-        told = [{"name": o.name, "default": o.default, "meaning": o.meaning} for o in options]
+        told = [
+            {"name": o.name, "type": o.kind, "default": o.default, "meaning": o.meaning}
+            for o in options
+        ]
         click.echo(json.dumps(told, indent=2, default=repr))
         return
     click.echo(f"{spec.name}: {spec.summary}\n")
-    _print_table(("option", "default", "meaning"), [_row(option) for option in options])
+    titles = ("option", "type", "default", "meaning")
+    _print_table(titles, [_row(option) for option in options])
 
 
-def _row(option: Option) -> tuple[str, str, str]:
+def _row(option: Option) -> tuple[str, str, str, str]:
     default = option.default
-    return option.name, default if isinstance(default, str) else repr(default), option.meaning
+    shown = default if isinstance(default, str) else repr(default)
+    return option.name, option.kind, shown, option.meaning
 
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

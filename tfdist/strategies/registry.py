@@ -114,11 +114,13 @@ class Option:
     Attributes:
         name: as it is given.
         default: what holds where it is not.
+        kind: what it takes, for people: "int", "text, or a list of them".
         meaning: what the class's docstring says of it.
     """
 
     name: str
     default: Any
+    kind: str
     meaning: str
 
 
@@ -132,11 +134,30 @@ def _options_of(cls: type, *bases: type) -> dict[str, Option]:
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
     meanings = _arguments_told(inspect.getdoc(cls) or "")
     own = {
-        p.name: Option(p.name, p.default, meanings.get(p.name, ""))
+        p.name: Option(p.name, p.default, _kind(p.annotation), meanings.get(p.name, ""))
         for p in parameters
         if p.kind is not p.VAR_KEYWORD
     }
     return own if len(own) == len(parameters) else own | _options_of(*bases)
+
+
+# Annotations, as they are written, in words; the others are of Python alone.
+_KINDS = {
+    "int": "int",
+    "float": "float",
+    "bool": "true or false",
+    "str": "text",
+    "os.PathLike": "text",
+    "list[str]": "list of texts",
+    "Sequence[str]": "list of texts",
+}
+
+
+def _kind(annotation: Any) -> str:
+    if not isinstance(annotation, str):  # Of a package that does not postpone them.
+        annotation = getattr(annotation, "__name__", str(annotation))
+    parts = [part for part in re.split(r"\s*\|\s*(?![^\[]*\])", annotation) if part != "None"]
+    return " or ".join(dict.fromkeys(_KINDS.get(part, "a Python object") for part in parts))
 
 
 def _arguments_told(docstring: str) -> dict[str, str]:
