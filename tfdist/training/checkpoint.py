@@ -119,6 +119,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """
         model, collective = binding.model, binding.collective
         self._collective = collective
+        self._whole_slots = binding.whole_slots
         self._fitted = model
         self._results = binding.results
         self._confirm = confirm
@@ -312,7 +313,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._was_chief = True
             self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
-        with self._collective.saving.written():
+        with self._collective.saving.written(), self._whole_slots():
             is_sound = is_sound and _is_finite(self._fitted)
             if is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)

@@ -406,6 +406,17 @@ class Runs:
         if self._divides and self._collective.is_chief and self._tried != compilation:
             coupling.warn(model, feed.records.element_spec)
             self._tried = compilation
+        with self._binding.changed_slots():
+            start = self._begin_alike(feed, callbacks, begun_at)
+        if self._scale is not None:
+            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
+            if self._collective.is_chief and begun_at is None:
+                print(f"tfdist: {self._scaling.describe()}", flush=True)
+        return start
+
+    def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:
+        """Gives all processes the chief's variables, those of a checkpoint if it resumes."""
+        model = self._model
         early_variables.make_slots(model)  # They must exist to be restored or sent.
         if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
@@ -431,10 +442,6 @@ class Runs:
             self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
-        if self._scale is not None:
-            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
-            if self._collective.is_chief and begun_at is None:
-                print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
 
     def _trace(self, feed: Feed) -> None:

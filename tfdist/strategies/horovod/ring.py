@@ -41,13 +41,21 @@ class Ring(Collective):
     steps_await_batches = True
 
     def __init__(
-        self, hvd: Any, world: World, *, op: str, compression: str, stall_timeout_s: float
+        self,
+        hvd: Any,
+        world: World,
+        *,
+        op: str,
+        compression: str,
+        stall_timeout_s: float,
+        reads_together: bool = False,
     ):
         self._hvd = hvd
         self._world = world
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self._stall_timeout_s = stall_timeout_s
+        self.reads_together = reads_together
 
     @property
     def num_replicas(self) -> int:
@@ -107,6 +115,19 @@ class Ring(Collective):
 
         values = gather(slices.values, "values") / self.num_replicas
         return tf.IndexedSlices(values, gather(slices.indices, "indices"), slices.dense_shape)
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        row = self._hvd.reducescatter(
+            rows,
+            op=self._op,
+            compression=self._compression,
+            name=f"tfdist.{name}",
+            ignore_name_scope=True,
+        )
+        return tf.reshape(row, [-1])
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return self._hvd.allgather(row[None], name=f"tfdist.{name}", ignore_name_scope=True)
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()

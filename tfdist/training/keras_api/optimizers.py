@@ -155,6 +155,25 @@ def without_decay(optimizer: Any) -> list[str]:
     return getattr(optimizer, "_exclude_from_weight_decay", None) or []
 
 
+def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
+    """Returns what ``optimizer`` takes off ``variable`` in a step, as a part of it and of the rate.
+
+    None where it does not decay.
+    """
+    if not getattr(optimizer, "weight_decay", None) or not optimizer._use_weight_decay(variable):
+        return None
+    return optimizer.weight_decay
+
+
+def update_loss_scale(optimizer: Any, is_finite: tf.Tensor) -> None:
+    """Counts a step in the dynamic loss scale of ``optimizer``; on each replica.
+
+    Args:
+        is_finite: whether the gradients of all replicas are, bool [].
+    """
+    optimizer._loss_scale.update([tf.where(is_finite, 0.0, float("nan"))])
+
+
 @contextlib.contextmanager
 def clipped_to(optimizer: Any, gradients: list[tf.Tensor]) -> Iterator[None]:
     """Has ``optimizer`` take ``gradients`` for what its own clipping would give."""
