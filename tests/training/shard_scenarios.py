@@ -58,7 +58,7 @@ def assert_slots_are_divided(strategy: Any, model: keras.Model, reference: keras
         for one, other in zip(
             model.optimizer.variables, reference.optimizer.variables, strict=True
         ):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5)
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def small(optimizer: Any) -> keras.Model:
@@ -133,6 +133,8 @@ def averages_of_weights_and_constraints(strategy, folder):
 @scenario
 def words_that_are_looked_up(strategy, folder):
     """Keras clips the gradients of an embedding row by row, each as often as it was looked up."""
+    x, y, weight = words()
+    x[:, 0] = 1  # Of a batch without any word Keras' mean is not finite.
     for clip in ({"clipnorm": 0.02}, {"clipvalue": 0.001}):
 
         def model_fn(clip=clip):
@@ -142,7 +144,8 @@ def words_that_are_looked_up(strategy, folder):
             )
             return model
 
-        assert_trains_as_one_device(sharded(strategy), model_fn, words())
+        model, _ = assert_trains_as_one_device(sharded(strategy), model_fn, (x, y, weight))
+        assert all(np.all(np.isfinite(value)) for value in model.get_weights())
 
 
 @scenario
@@ -205,11 +208,16 @@ def adam() -> keras.Model:
     return mlp(optimizer=optimizers.Adam(0.02, epsilon=1e-3))
 
 
+def in_order(strategy: Any) -> Any:
+    """Returns records whose batches are the same on any number of processes."""
+    return strategy.dataset(data(45), global_batch_size=8, training=False)
+
+
 @scenario
 def a_resumed_fit(strategy, folder):
-    """On as many replicas, on one device, and from there again."""
+    """On as many replicas, and on one device."""
     divides = sharded(strategy)
-    feed = divides.dataset(data(45), global_batch_size=8, seed=3)
+    feed = in_order(divides)
     unbroken, _ = pair(divides, adam)
     unbroken.fit(feed, epochs=2, verbose=0)
 
@@ -218,18 +226,15 @@ def a_resumed_fit(strategy, folder):
     with pytest.raises(KeyboardInterrupt):
         broken.fit(feed, epochs=2, callbacks=[keep, Break(3)], verbose=0)
     strategy.from_chief(None)
-    single = tfdist.strategy("single")
+    alone = None
     if strategy.topology.is_chief:
         shutil.copytree(folder / "one", folder / "two")
-        alone = single.build(adam)
-        alone.fit(
-            single.dataset(data(45), global_batch_size=8, seed=3),
-            epochs=2,
-            callbacks=[tfdist.Checkpoints(folder / "two", resume=True)],
-            verbose=0,
-        )
-        assert_near(alone.get_weights(), unbroken.get_weights())
-    strategy.from_chief(None)
+        single = tfdist.strategy("single")
+        model = single.build(adam)
+        resume = tfdist.Checkpoints(folder / "two", resume=True)
+        model.fit(in_order(single), epochs=2, callbacks=[resume], verbose=0)
+        alone = model.get_weights()
+    assert_near(strategy.from_chief(alone), unbroken.get_weights())
     resumed = divides.build(adam)
     resume = tfdist.Checkpoints(folder / "one", every_steps=2, resume=True)
     resumed.fit(feed, epochs=2, callbacks=[resume], verbose=0)
@@ -239,18 +244,18 @@ def a_resumed_fit(strategy, folder):
 @scenario
 def a_checkpoint_of_one_device(strategy, folder):
     """The slots of another strategy are divided."""
-    divides, single = sharded(strategy), tfdist.strategy("single")
+    divides = sharded(strategy)
     unbroken, other = pair(divides, adam)
-    unbroken.fit(divides.dataset(data(), global_batch_size=8, seed=3), epochs=2, verbose=0)
+    unbroken.fit(in_order(divides), epochs=2, verbose=0)
     if strategy.topology.is_chief:
+        single = tfdist.strategy("single")
         alone = single.build(adam)
         alone.set_weights(other.get_weights())
-        feed = single.dataset(data(), global_batch_size=8, seed=3)
-        alone.fit(feed, callbacks=[tfdist.Checkpoints(folder)], verbose=0)
+        alone.fit(in_order(single), callbacks=[tfdist.Checkpoints(folder)], verbose=0)
     strategy.from_chief(None)
     model = divides.build(adam)
-    feed = divides.dataset(data(), global_batch_size=8, seed=3)
-    model.fit(feed, epochs=2, callbacks=[tfdist.Checkpoints(folder, resume=True)], verbose=0)
+    resume = tfdist.Checkpoints(folder, resume=True)
+    model.fit(in_order(divides), epochs=2, callbacks=[resume], verbose=0)
     assert_near(model.get_weights(), unbroken.get_weights())
 
 
@@ -297,7 +302,7 @@ def what_cannot_be_divided_is_refused(strategy, folder):
     for optimizer in (optimizers.Adafactor(), optimizers.Nadam(), Whole()):
         with pytest.raises(ModelError, match=r"must update each element.*Choose one of"):
             divides.build(lambda optimizer=optimizer: small(type(optimizer)()))
-    with pytest.raises(ModelError, match=r"found .*legacy.* SGD"):
+    with pytest.raises(ModelError, match=r"found tf.keras.optimizers.legacy.SGD\."):
         divides.build(lambda: small(optimizers.legacy.SGD()))
     model = divides.build(lambda: small("sgd"))
     with pytest.raises(ModelError, match="must update each element"):

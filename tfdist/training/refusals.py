@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api
@@ -42,13 +43,16 @@ def refuse_undivided(model: tf.keras.Model, *, is_elastic: bool) -> None:
             mend="Leave out shard, or min_workers and use --max-restarts",
         )
     optimizer = keras_api.inner_of(model.optimizer)
-    if type(optimizer) not in _ELEMENTWISE:
+    kind = type(optimizer)
+    if kind not in _ELEMENTWISE:
+        is_legacy = kind is getattr(_K.legacy, kind.__name__, None)
         raise ModelError(
             "an optimizer whose slots are divided (shard='optimizer') must update each element of "
             "a weight by itself, unlike one that works on whole layers (LAMB, Adafactor), one that "
             "counts its variables (Nadam), a legacy one, or a class of your own",
-            received=type(optimizer).__module__.partition(".src")[0]
-            + f" {type(optimizer).__name__}",
+            received="tf.keras.optimizers." + ("legacy." if is_legacy else "") + kind.__name__
+            if is_keras(kind.__module__)
+            else kind.__name__,
             mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out shard",
         )
 
