@@ -54,7 +54,7 @@ def assert_slots_are_divided(strategy: Any, model: keras.Model, reference: keras
     whole = sum(slot.numpy().nbytes for slot in slots)
     assert each[0] <= whole / strategy.num_replicas + 4 * len(slots)
     assert not sum(v.numpy().size for v in model.optimizer.variables[1:])
-    with binding_of(model, needed_by="the test").whole_slots():
+    with binding_of(model, needed_by="the test").sharded.whole(everywhere=True):
         for one, other in zip(
             model.optimizer.variables, reference.optimizer.variables, strict=True
         ):

@@ -67,7 +67,7 @@ def assemble(
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
     refuse_on_keras_3(is_elastic=is_elastic, options=options)
-    if options.shards and collective.num_replicas > 1:
+    if options.shards and (is_elastic or collective.num_replicas > 1):
         refuse_undivided(model, is_elastic=is_elastic)
         binding.sharded = ShardedSlots(model, collective)
         binding.when_compiled(lambda: refuse_undivided(model, is_elastic=is_elastic))

@@ -127,7 +127,7 @@ class Binding:
                     delattr(model, name)
 
     def whole_slots(self) -> contextlib.AbstractContextManager:
-        """Encloses what reads the optimizer's slots, on all processes: they are whole meanwhile."""
+        """Encloses what writes the optimizer's slots to files, on all processes."""
         return contextlib.nullcontext() if self.sharded is None else self.sharded.whole()
 
     def changed_slots(self) -> contextlib.AbstractContextManager:

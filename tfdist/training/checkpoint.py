@@ -283,7 +283,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if position.step and self._confirm is not None:
             self._confirm()
         if not self._collective.is_chief and not self._collective.reads_together:
-            return
+            with self._whole_slots():  # The chief needs its part.
+                return
         assert self._manager is not None, "bind() comes before the fit"
         origin = self.start
         is_rest = position.step and position.epoch == origin.position.epoch and origin.position.step

@@ -455,12 +455,13 @@ class Runs:
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.
         own = [EffectiveLearningRate(), *self._notices(verbose)]
+        gathers_slots = self._binding.sharded is not None
         if self._membership.shows_bar_by_callback and verbose != 0:
             callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective)],
+            [*own, *for_process(callbacks, self._collective, gathers_slots=gathers_slots)],
             self._collective,
             add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,

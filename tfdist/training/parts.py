@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-#: What Horovod joins into one message, too. Larger ones hold more memory at a time.
-BYTES_OF_A_BUCKET = 32 * 2**20
+#: Larger ones hold more memory at a time, and begin later.
+BYTES_OF_A_BUCKET = 4 * 2**20
 
 
 @dataclass(frozen=True)

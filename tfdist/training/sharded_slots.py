@@ -161,17 +161,21 @@ class ShardedSlots:
         return self._known.get(id(keras_api.inner_of(self._model.optimizer)))
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Encloses what reads the optimizer's slots: they are whole meanwhile, on all processes.
+    def whole(self, everywhere: bool = False) -> Iterator[None]:
+        """Encloses what reads the optimizer's slots: they are whole meanwhile.
 
-        All must enter it together.
+        All processes must enter it together.
+
+        Args:
+            everywhere: whether all read them, else those that write files.
         """
         if self.parts is None or self._depth:
             yield
             return
         self._depth += 1
         try:
-            self.parts.gather()
+            writes = self._collective.is_chief or self._collective.reads_together
+            self.parts.gather(keep=writes or everywhere)
             yield
         finally:
             self._depth -= 1
@@ -181,7 +185,7 @@ class ShardedSlots:
     def changed(self) -> Iterator[None]:
         """Encloses what may change the optimizer's slots, as what restores them; see ``whole``."""
         early_variables.make_slots(self._model)
-        with self.whole():
+        with self.whole(everywhere=True):
             yield
             self._divide()
 
@@ -208,7 +212,7 @@ class ShardedSlots:
         finalize = optimizer.finalize_variable_values
 
         def finalize_whole(weights: Sequence[Any]) -> None:
-            with self.whole() if optimizer.use_ema else contextlib.nullcontext():
+            with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
                 finalize(weights)
 
         optimizer.finalize_variable_values = finalize_whole

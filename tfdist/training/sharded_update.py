@@ -38,7 +38,8 @@ class ShardedUpdate:
         if not known:
             return
         local = _local_replica(self._collective.num_replicas // self._collective.num_processes)
-        travelling = buckets(parts.divisions, known)
+        # The gradients of the last layers are there first.
+        travelling = buckets(parts.divisions, known[::-1])
         found = self._reduced(parts, gradients, travelling)
         squares, is_finite = self._told_by_all(parts, gradients, found)
         found = _clipped(parts.given, gradients, found, squares)

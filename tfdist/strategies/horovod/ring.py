@@ -41,21 +41,13 @@ class Ring(Collective):
     steps_await_batches = True
 
     def __init__(
-        self,
-        hvd: Any,
-        world: World,
-        *,
-        op: str,
-        compression: str,
-        stall_timeout_s: float,
-        reads_together: bool = False,
+        self, hvd: Any, world: World, *, op: str, compression: str, stall_timeout_s: float
     ):
         self._hvd = hvd
         self._world = world
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self._stall_timeout_s = stall_timeout_s
-        self.reads_together = reads_together
 
     @property
     def num_replicas(self) -> int:

@@ -182,8 +182,6 @@ class Horovod(DataParallel):
             "op": self._op,
             "compression": self._compression,
             "stall_timeout_s": self._stall_timeout_s,
-            # Slots that lie on several ranks.
-            "reads_together": self._step.shards and self._world.size > 1,
         }
         place = topology.current()
         if place.elastic_workers is None:
