@@ -130,9 +130,9 @@ class Binding:
         """Encloses what writes the optimizer's slots to files, on all processes."""
         return contextlib.nullcontext() if self.sharded is None else self.sharded.whole()
 
-    def changed_slots(self) -> contextlib.AbstractContextManager:
-        """Encloses what gives the optimizer's slots values, on all processes."""
-        return contextlib.nullcontext() if self.sharded is None else self.sharded.changed()
+    def begun_slots(self, restores: bool) -> contextlib.AbstractContextManager:
+        """Encloses what is done before the first step: see ``ShardedSlots.begun``."""
+        return contextlib.nullcontext() if self.sharded is None else self.sharded.begun(restores)
 
     def enclose(self, enclosures: Iterable[Enclosure]) -> None:
         """Puts enclosed methods of the model in their own place."""

@@ -406,7 +406,8 @@ class Runs:
         if self._divides and self._collective.is_chief and self._tried != compilation:
             coupling.warn(model, feed.records.element_spec)
             self._tried = compilation
-        with self._binding.changed_slots():
+        restores = any(keeper.resume for keeper in keepers_among(callbacks))
+        with self._binding.begun_slots(restores):
             start = self._begin_alike(feed, callbacks, begun_at)
         if self._scale is not None:
             self._scale.prepare(model.optimizer, feed.steps_per_epoch)
@@ -417,7 +418,8 @@ class Runs:
     def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:
         """Gives all processes the chief's variables, those of a checkpoint if it resumes."""
         model = self._model
-        early_variables.make_slots(model)  # They must exist to be restored or sent.
+        if self._binding.sharded is None:
+            early_variables.make_slots(model)  # They must exist to be restored or sent.
         if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
         start = Start()
@@ -436,6 +438,8 @@ class Runs:
         if begun_at is None:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras_api.variables_of(one)]
+            if self._binding.sharded is not None:
+                optimizer_state = self._binding.sharded.held(optimizer_state)
             scale = keras_api.loss_scale_state(model.optimizer)
             seeds = keras_api.seeds_in(model)
             weights = keras_api.variables_in(model)

@@ -18,7 +18,7 @@ from tfdist.errors import ModelError
 from tfdist.training import early_variables, keras_api
 from tfdist.training.collective import Collective
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division
-from tfdist.training.slots import build_on, set_value
+from tfdist.training.slots import build_empty, build_on, set_value
 
 
 class Parts:
@@ -79,7 +79,7 @@ class Parts:
 
     # Whole slots --------------------------------------------------------------------------------
 
-    def _whole_slots(self) -> list[tf.Variable]:
+    def whole_slots(self) -> list[tf.Variable]:
         """Returns the slots of the given optimizer, in the order of ``slots``."""
         found = list(keras_api.variables_of(self.given))[-len(self.slots) :] if self.slots else []
         shapes = [self.divisions[index].shape for index, _ in self.slots]
@@ -92,7 +92,7 @@ class Parts:
         Args:
             keep: whether this process needs them; else it only gives its own.
         """
-        pairs = list(zip(self.slots.items(), self._whole_slots(), strict=True))
+        pairs = list(zip(self.slots.items(), self.whole_slots(), strict=True))
         for group in _groups(pairs):
             own = [[part.numpy() for part in parts] for (_, parts), _ in group]
             of_all = self._collective.gather(own)
@@ -102,14 +102,14 @@ class Parts:
 
     def scatter(self) -> None:
         """Takes the parts of this process's replicas from the given optimizer."""
-        for ((index, _), parts), whole in zip(self.slots.items(), self._whole_slots(), strict=True):
+        for ((index, _), parts), whole in zip(self.slots.items(), self.whole_slots(), strict=True):
             value = self.components(whole)[0].read_value()
             for local, part in enumerate(parts):
                 part.assign(self.divisions[index].part(value, self.number_of(local)))
 
     def free_whole(self) -> None:
         """Gives back the memory of the given optimizer's slots."""
-        for slot in self._whole_slots():
+        for slot in self.whole_slots():
             self._set(slot, tf.zeros([0], slot.dtype))
 
     def _set(self, variable: Any, value: Any) -> None:
@@ -154,6 +154,7 @@ class ShardedSlots:
         self._collective = collective
         self._known: dict[int, Parts] = {}
         self._depth = 0
+        self._empty: list[tf.Variable] = []
 
     @property
     def parts(self) -> Parts | None:
@@ -182,30 +183,56 @@ class ShardedSlots:
             self.parts.free_whole()
 
     @contextlib.contextmanager
-    def changed(self) -> Iterator[None]:
-        """Encloses what may change the optimizer's slots, as what restores them; see ``whole``."""
-        early_variables.make_slots(self._model)
-        with self.whole(everywhere=True):
-            yield
+    def begun(self, restores: bool) -> Iterator[None]:
+        """Encloses what is done before the first step; all processes enter it together.
+
+        Args:
+            restores: whether that may give the optimizer's slots values. They are whole meanwhile,
+                on all processes; else no process ever holds them.
+        """
+        self._check_weights()
+        is_new = self.parts is None
+        given = keras_api.inner_of(self._model.optimizer)
+        # One process may have loaded what the others have not.
+        if restores or (is_new and any(self._collective.gather(keras_api.has_slots(given)))):
+            early_variables.make_slots(self._model)
+            with self.whole(everywhere=True):
+                yield
+                if is_new:
+                    self._divide()
+                self.parts.scatter()
+            if is_new:
+                self.parts.free_whole()
+            return
+        if is_new:
+            with self._model.distribute_strategy.scope():
+                self._empty = build_empty(given, self._model.trainable_variables)
+        else:
+            self._empty = self.parts.whole_slots()
+        yield
+        self._empty = []
+        if is_new:
             self._divide()
 
+    def held(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns those of an optimizer's ``variables`` that have a value now."""
+        empty = {id(slot) for slot in self._empty}
+        return [variable for variable in variables if id(variable) not in empty]
+
     def _divide(self) -> None:
-        parts = self.parts
-        is_new = parts is None
-        if is_new:
-            parts = Parts(self._model, self._collective)
-            self._known[id(parts.given)] = parts
-            self._finalize_whole(parts.given)
-        elif [v.ref() for v in parts.weights] != [v.ref() for v in self._model.trainable_variables]:
+        parts = Parts(self._model, self._collective)
+        self._known[id(parts.given)] = parts
+        self._finalize_whole(parts.given)
+
+    def _check_weights(self) -> None:
+        parts, trained = self.parts, self._model.trainable_variables
+        if parts is not None and [v.ref() for v in parts.weights] != [v.ref() for v in trained]:
             raise ModelError(
                 "a model that trains other weights than before must be compiled with an optimizer "
                 "of its own",
                 received=f"the {type(parts.given).__name__} that it was compiled with before",
                 mend="Give compile a new one",
             )
-        parts.scatter()
-        if is_new:
-            parts.free_whole()
 
     def _finalize_whole(self, optimizer: Any) -> None:
         """Has the end of Keras' fit, which gives weights their averages, read whole slots."""

@@ -35,6 +35,29 @@ def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
     return slots
 
 
+def build_empty(optimizer: Any, variables: Sequence[Any]) -> list[tf.Variable]:
+    """Builds ``optimizer`` on ``variables``; returns its slots, each emptied before the next.
+
+    To be called in the scope of the variables' strategy.
+    """
+    slots: list[tf.Variable] = []
+    add = optimizer.add_variable_from_reference
+
+    def add_and_free(*args: Any, **options: Any) -> Any:
+        slot = add(*args, **options)
+        for own in tf.distribute.get_strategy().experimental_local_results(slot):
+            set_value(own, tf.zeros([0], own.dtype))
+        slots.append(slot)
+        return slot
+
+    optimizer.add_variable_from_reference = add_and_free
+    try:
+        optimizer.build(list(variables))
+    finally:
+        del optimizer.add_variable_from_reference
+    return slots
+
+
 def set_value(variable: tf.Variable, value: Any) -> None:
     """Gives ``variable`` a value of any shape: none at all, to free its memory, or one again.
 

@@ -46,6 +46,11 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
+def has_slots(optimizer: Any) -> bool:
+    """Whether ``optimizer`` has been built; not for legacy ones."""
+    return getattr(optimizer, "_built", False)
+
+
 def gradients_of(
     optimizer: Any, loss: tf.Tensor, variables: Sequence[Any], tape: tf.GradientTape
 ) -> list[Any]:
