@@ -30,17 +30,14 @@ _OF_FILES = ("a_resumed_fit", "files_are_those_of_one_device")
 _ENGINES = {
     "mirrored": tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)),
     "horovod": (
+        "slots_that_were_restored_before_the_first_fit",
         "decay_with_exclusions_and_clipping_of_all",
         "what_overflows_on_one_replica_updates_none",
         "a_checkpoint_of_one_device",
         *_OF_FILES,
         "what_cannot_be_divided_is_refused",
     ),
-    "multi_worker": (
-        "decay_with_exclusions_and_clipping_of_all",
-        "what_overflows_on_one_replica_updates_none",
-        *_OF_FILES,
-    ),
+    "multi_worker": ("decay_with_exclusions_and_clipping_of_all", *_OF_FILES),
 }
 
 

@@ -193,8 +193,8 @@ class ShardedSlots:
         self._check_weights()
         is_new = self.parts is None
         given = keras_api.inner_of(self._model.optimizer)
-        # One process may have loaded what the others have not.
-        if restores or (is_new and any(self._collective.gather(keras_api.has_slots(given)))):
+        # One process may have loaded slots that the others have not.
+        if restores or (is_new and any(self._collective.gather(keras_api.has_values(given)))):
             early_variables.make_slots(self._model)
             with self.whole(everywhere=True):
                 yield

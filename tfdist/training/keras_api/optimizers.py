@@ -46,9 +46,13 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
-def has_slots(optimizer: Any) -> bool:
-    """Whether ``optimizer`` has been built; not for legacy ones."""
-    return getattr(optimizer, "_built", False)
+def has_values(optimizer: Any) -> bool:
+    """Whether slots of ``optimizer`` have values, or get those of a checkpoint when it is built.
+
+    Not for legacy ones.
+    """
+    awaited = getattr(optimizer, "_deferred_dependencies", True)
+    return getattr(optimizer, "_built", False) or bool(awaited)
 
 
 def gradients_of(
