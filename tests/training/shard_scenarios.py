@@ -335,9 +335,9 @@ def what_cannot_be_divided_is_refused(strategy, folder):
 
     with pytest.raises(ModelError, match="accumulate_steps, recompute or shard, and a train_step"):
         divides.build(own_step)
+    feed, model = divides.dataset(data(), global_batch_size=8), divides.build(mlp)
     with pytest.raises(ModelError, match="recompute or shard, and a step of its own"):
-        feed = divides.dataset(data(), global_batch_size=8)
-        divides.run(lambda batch: {}, feed, model=divides.build(mlp))
+        divides.run(lambda batch: {}, feed, model=model)
     with pytest.raises(OptionError, match=r"shard must be a known one.*none, optimizer"):
         given(strategy, shard="weights")
 
