@@ -25,6 +25,7 @@ MODULES = (
     "horovod_fit",
     "multi_worker",
     "step_options",
+    "shard",
     "first_step",
     "mesh",
     "pipeline",

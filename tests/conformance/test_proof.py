@@ -1,4 +1,4 @@
-"""The strategies that divide a model, on real kinds of models: the losses and weights of Keras."""
+"""What divides a model or its optimizer, on real kinds of models: Keras' losses and weights."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ ROWS = (
         ("transformer", "vit"),
         "float32",
     ),
+    ("mirrored", {"devices": 2, "shard": "optimizer"}, ("transformer",), "float32"),
     ("mesh", {"batch": 1, "model": 2}, ("resnet50v2",), "float64"),
     ("pipeline", {"stages": 2, "microbatches": 2}, ("resnet50v2",), "float64"),
 )

@@ -36,6 +36,8 @@ class DataParallel(Strategy):
             block by block; names of layers or nested models do so with these; "none".
         sync_batch_norm: False lets BatchNormalization take its statistics on each replica, which
             is not exact.
+        shard: "optimizer" divides the optimizer's slots among the replicas: each keeps those of its
+            part of the weights, and updates that part. "none": each keeps all.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class DataParallel(Strategy):
         accumulate_steps: int = 1,
         recompute: str | Sequence[str] | None = "none",
         sync_batch_norm: bool = True,
+        shard: str = "none",
     ):
         from tfdist.training.scaling import Scaling
 
@@ -58,6 +61,7 @@ class DataParallel(Strategy):
             accumulate_steps=accumulate_steps,
             recompute=recompute,
             sync_batch_norm=sync_batch_norm,
+            shard=shard,
         )
         self.precision = precision
 
@@ -157,10 +161,15 @@ class DataParallel(Strategy):
         return self.connect().gather(value)[0]
 
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        from tfdist.training.binding import whole_slots
         from tfdist.training.by_hand import warn_of_other_weights
 
         self._on_chief(lambda: check_folder(path))  # Before any rank reads the model for it.
         warn_of_other_weights(model, self.connect())
+        with whole_slots(model):
+            self._save(model, path)
+
+    def _save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
         if self.connect().reads_together and not self.connect().is_chief:
             model.save(path)  # Which keeps no file on this rank.
         self._on_chief(lambda: save_atomically(model, path))

@@ -63,6 +63,16 @@ class _Mirrors(OneProcess):
 
         apply_sum(optimizer, gradients, variables)
 
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        from tfdist.strategies.replica_sum import replica_row
+
+        return replica_row(rows)
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        from tfdist.strategies.replica_sum import all_rows
+
+        return all_rows(row)
+
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         # One element for each replica in turn: the feed has divided the global batch already.
         return self._strategy.distribute_datasets_from_function(lambda _: dataset_fn())

@@ -1,4 +1,4 @@
-"""The sum over the replicas of one of TensorFlow's own strategies."""
+"""Sums over the replicas of one of TensorFlow's own strategies."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ def replica_sum(tensor: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     total = context.merge_call(_reduced, args=(tf.stop_gradient(tensor),))
     return with_gradient(total, of=tensor, back=replica_sum)
+
+
+def replica_row(rows: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's row of the sum of ``rows`` over all replicas; to be called on each.
+
+    All replicas get the whole sum: TensorFlow scatters on GPUs alone.
+
+    Args:
+        rows: [replicas, ...].
+    """
+    return replica_sum(rows)[tf.distribute.get_replica_context().replica_id_in_sync_group]
+
+
+def all_rows(row: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all replicas, [replicas, ...]; to be called on each."""
+    return tf.distribute.get_replica_context().all_gather(row[None], axis=0)
 
 
 @tf.autograph.experimental.do_not_convert

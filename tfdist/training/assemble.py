@@ -27,9 +27,11 @@ from tfdist.training.refusals import (
     refuse_on_keras_3,
     refuse_own_steps,
     refuse_steps_within_steps,
+    refuse_undivided,
     refuse_xla,
 )
 from tfdist.training.scaling import Scaling
+from tfdist.training.sharded_slots import ShardedSlots
 from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
 from tfdist.training.text import warn_of_padding
@@ -65,6 +67,10 @@ def assemble(
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
     refuse_on_keras_3(is_elastic=is_elastic, options=options)
+    if options.shards and (is_elastic or collective.num_replicas > 1):
+        refuse_undivided(model, is_elastic=is_elastic)
+        binding.sharded = ShardedSlots(model, collective)
+        binding.when_compiled(lambda: refuse_undivided(model, is_elastic=is_elastic))
     if is_elastic:
         refuse_late_slots(model)
     binding.enclose(engine.within)
@@ -96,6 +102,8 @@ def assemble(
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
+    if binding.sharded is not None:
+        binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])
     return model
 
 
@@ -154,6 +162,15 @@ def _by_chief(save: Callable, collective: Collective) -> Callable:
             save(*args, **options)
 
     return save_if_chief
+
+
+def _with_whole_slots(save: Callable, binding: Binding) -> Callable:
+    @functools.wraps(save)
+    def save_whole(*args: Any, **options: Any) -> None:
+        with binding.whole_slots():
+            save(*args, **options)
+
+    return save_whole
 
 
 def _written_aside(save: Callable) -> Callable:

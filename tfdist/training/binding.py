@@ -73,6 +73,8 @@ class Binding:
         results: of the metrics of all processes.
         engine: what the engine has put on it; set by ``assemble``.
         options: of its train step; set by ``assemble``.
+        sharded: the ``sharded_slots.ShardedSlots`` of an optimizer whose slots the replicas divide,
+            else None.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
         own_steps: the ``own_steps.OwnSteps`` of replicas that share batches, else None.
         put_on: (class, method) of all that was put on the model and its layers, in order.
@@ -86,6 +88,7 @@ class Binding:
         self.engine = Engine()
         self.options = StepOptions()
         self.own_steps: Any = None
+        self.sharded: Any = None
         self.takes_body = False
         self.put_on: list[tuple[str, str]] = []
         self.times_compiled = 0
@@ -123,6 +126,14 @@ class Binding:
                 else:
                     delattr(model, name)
 
+    def whole_slots(self) -> contextlib.AbstractContextManager:
+        """Encloses what writes the optimizer's slots to files, on all processes."""
+        return contextlib.nullcontext() if self.sharded is None else self.sharded.whole()
+
+    def begun_slots(self, restores: bool) -> contextlib.AbstractContextManager:
+        """Encloses what is done before the first step: see ``ShardedSlots.begun``."""
+        return contextlib.nullcontext() if self.sharded is None else self.sharded.begun(restores)
+
     def enclose(self, enclosures: Iterable[Enclosure]) -> None:
         """Puts enclosed methods of the model in their own place."""
         for names, enclosed in enclosures:
@@ -148,6 +159,12 @@ def metric_names(model: tf.keras.Model) -> list[str]:
     if IS_KERAS_3:
         return binding_of(model, needed_by="the names of metrics").results.names
     return model.metrics_names
+
+
+def whole_slots(model: Any) -> contextlib.AbstractContextManager:
+    """See ``Binding.whole_slots``; of a model that no strategy has built there is nothing to do."""
+    binding = vars(model).get(_PLACE)
+    return contextlib.nullcontext() if binding is None else binding.whole_slots()
 
 
 _Known = TypeVar("_Known")

@@ -21,7 +21,9 @@ _CHIEF_ONLY = (tf.keras.callbacks.CSVLogger, tf.keras.callbacks.ProgbarLogger)
 _READERS = (tf.keras.callbacks.ModelCheckpoint, tf.keras.callbacks.TensorBoard)
 
 
-def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
+def for_process(
+    callbacks: Sequence[Any], collective: Collective, *, gathers_slots: bool = False
+) -> list[Any]:
     """Returns the callbacks that run on this process: writers of files only on the chief.
 
     So are those of W&B and MLflow, and what ``tfdist.on_chief`` was given. Where the chief may be
@@ -29,6 +31,9 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
 
     All others run everywhere. They see the metrics of the whole job, so they decide alike.
     Checkpoints come last, and keep what the others have decided.
+
+    Args:
+        gathers_slots: whether all processes must meet where one saves the model.
 
     Raises:
         OptionError: a callback that cannot know where in its data a fit goes on.
@@ -54,6 +59,10 @@ def for_process(callbacks: Sequence[Any], collective: Collective) -> list[Any]:
     if collective.is_chief:
         return list(callbacks)
     left_out = _CHIEF_ONLY if collective.reads_together else (*_CHIEF_ONLY, *_READERS)
+    if gathers_slots:
+        left_out = tuple(
+            kind for kind in left_out if kind is not tf.keras.callbacks.ModelCheckpoint
+        )
     return [c for c in callbacks if not isinstance(c, left_out) and not is_on_chief(c)]
 
 

@@ -120,6 +120,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """
         model, collective = binding.model, binding.collective
         self._collective = collective
+        self._whole_slots = binding.whole_slots
         self._fitted = model
         self._results = binding.results
         self._confirm = confirm
@@ -290,7 +291,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
         if position.step and self._confirm is not None:
             self._confirm()
         if not self._collective.is_chief and not self._collective.reads_together:
-            return
+            with self._whole_slots():  # The chief needs its part.
+                return
         assert self._manager is not None, "bind() comes before the fit"
         origin = self.start
         is_rest = position.step and position.epoch == origin.position.epoch and origin.position.step
@@ -320,7 +322,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._was_chief = True
             self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
-        with self._collective.saving.written():
+        with self._collective.saving.written(), self._whole_slots():
             is_sound = is_sound and _is_finite(self._fitted)
             if is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)

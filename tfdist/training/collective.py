@@ -89,6 +89,24 @@ class Collective(abc.ABC):
         ``name`` is the same on all replicas, and no other call of the step has it.
         """
 
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        """Returns this replica's row of the gradients ``rows``, reduced as ``apply`` reduces.
+
+        Args:
+            rows: [num_replicas, elements], one for each replica.
+            name: as of ``apply``.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        """Returns the rows of all replicas, [num_replicas, elements].
+
+        Args:
+            row: [elements].
+            name: as of ``apply``.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     # Between steps, on one process --------------------------------------------------------------
 
     @abc.abstractmethod

@@ -406,7 +406,20 @@ class Runs:
         if self._divides and self._collective.is_chief and self._tried != compilation:
             coupling.warn(model, feed.records.element_spec)
             self._tried = compilation
-        early_variables.make_slots(model)  # They must exist to be restored or sent.
+        restores = any(keeper.resume for keeper in keepers_among(callbacks))
+        with self._binding.begun_slots(restores):
+            start = self._begin_alike(feed, callbacks, begun_at)
+        if self._scale is not None:
+            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
+            if self._collective.is_chief and begun_at is None:
+                print(f"tfdist: {self._scaling.describe()}", flush=True)
+        return start
+
+    def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:
+        """Gives all processes the chief's variables, those of a checkpoint if it resumes."""
+        model = self._model
+        if self._binding.sharded is None:
+            early_variables.make_slots(model)  # They must exist to be restored or sent.
         if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
         start = Start()
@@ -425,16 +438,14 @@ class Runs:
         if begun_at is None:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras_api.variables_of(one)]
+            if self._binding.sharded is not None:
+                optimizer_state = self._binding.sharded.held(optimizer_state)
             scale = keras_api.loss_scale_state(model.optimizer)
             seeds = keras_api.seeds_in(model)
             weights = keras_api.variables_in(model)
             self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
-        if self._scale is not None:
-            self._scale.prepare(model.optimizer, feed.steps_per_epoch)
-            if self._collective.is_chief and begun_at is None:
-                print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
 
     def _trace(self, feed: Feed) -> None:
@@ -448,12 +459,13 @@ class Runs:
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.
         own = [EffectiveLearningRate(), *self._notices(verbose)]
+        gathers_slots = self._binding.sharded is not None
         if self._membership.shows_bar_by_callback and verbose != 0:
             callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective)],
+            [*own, *for_process(callbacks, self._collective, gathers_slots=gathers_slots)],
             self._collective,
             add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,

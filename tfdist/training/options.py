@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
 
+SHARDS = ("none", "optimizer")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -30,6 +31,8 @@ class StepOptions:
         recompute: "none"; "blocks" computes activations once more on the way back instead of
             keeping them, block by block; or the names of layers and nested models to do so with.
         sync_batch_norm: whether BatchNormalization takes its statistics over all replicas.
+        shard: "none", or "optimizer": each replica keeps the optimizer's slots of its part of the
+            weights alone, and updates that part.
 
     Raises:
         OptionError: a value that cannot hold.
@@ -39,6 +42,7 @@ class StepOptions:
     accumulate_steps: int = 1
     recompute: str | Sequence[str] | None = "none"
     sync_batch_norm: bool = True
+    shard: str = "none"
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -47,6 +51,8 @@ class StepOptions:
             raise OptionError(
                 "sync_batch_norm must be True or False", received=repr(self.sync_batch_norm)
             )
+        if self.shard not in SHARDS:
+            raise unknown_choice("shard", self.shard, SHARDS)
         given = self.recompute
         names = () if given is None else (given,) if isinstance(given, str) else given
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
@@ -57,6 +63,10 @@ class StepOptions:
     @property
     def recomputes(self) -> bool:
         return self.recompute not in (None, "none")
+
+    @property
+    def shards(self) -> bool:
+        return self.shard != "none"
 
     @property
     def recomputed_layers(self) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api
@@ -25,6 +26,35 @@ def is_elementwise(optimizer: Any) -> bool:
     """Whether ``optimizer`` is one of Keras' own that updates each element by itself."""
     base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)
     return base is not None and type(optimizer).update_step is base.update_step
+
+
+def refuse_undivided(model: tf.keras.Model, *, is_elastic: bool) -> None:
+    """Refuses what ``shard="optimizer"`` cannot divide.
+
+    Raises:
+        ModelError: the optimizer is not known to update each element of a weight by itself, or the
+            weights have fewer elements than there are replicas.
+        OptionError: replicas may be lost, and their slots with them.
+    """
+    if is_elastic:
+        raise OptionError(
+            "the slots of an elastic job must be whole on each rank, which may be lost",
+            received="shard='optimizer' with min_workers",
+            mend="Leave out shard, or min_workers and use --max-restarts",
+        )
+    optimizer = keras_api.inner_of(model.optimizer)
+    kind = type(optimizer)
+    if kind not in _ELEMENTWISE:
+        is_legacy = kind is getattr(_K.legacy, kind.__name__, None)
+        raise ModelError(
+            "an optimizer whose slots are divided (shard='optimizer') must update each element of "
+            "a weight by itself, unlike one that works on whole layers (LAMB, Adafactor), one that "
+            "counts its variables (Nadam), a legacy one, or a class of your own",
+            received="tf.keras.optimizers." + ("legacy." if is_legacy else "") + kind.__name__
+            if is_keras(kind.__module__)
+            else kind.__name__,
+            mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out shard",
+        )
 
 
 def refuse_own_steps(model: tf.keras.Model, strategy: str) -> None:
@@ -116,9 +146,11 @@ def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
     found = "an elastic job" if is_elastic else None
     if options.recomputes:
         found = f"recompute={options.recompute!r}"
+    if options.shards:
+        found = f"shard={options.shard!r}"
     if found is not None:
         raise OptionError(
-            "elastic jobs and recompute must have a model of Keras 2",
+            "elastic jobs, recompute and shard must have a model of Keras 2",
             received=f"{found} with Keras {tf.keras.__version__}",
             mend=f"Set {VARIABLE}=1, or leave it out",
         )

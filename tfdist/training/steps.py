@@ -29,6 +29,7 @@ from tfdist.training.microbatches import divide
 from tfdist.training.options import StepOptions
 from tfdist.training.precision import full_type, in_full
 from tfdist.training.recompute import Recomputation
+from tfdist.training.sharded_update import ShardedUpdate
 
 
 class SharedSteps:
@@ -42,6 +43,7 @@ class SharedSteps:
         self._collective = binding.collective
         self._results = binding.results
         self._options = options
+        self._sharded = binding.sharded and ShardedUpdate(binding, binding.sharded)
         self._recomputation: Recomputation | None = None
         if options.recomputes:
             self._recomputation = Recomputation(binding, options.recomputed_layers)
@@ -59,7 +61,10 @@ class SharedSteps:
             with when_known(gradients):
                 found, results = self._microbatch(number, part, rows, variables, valid)
                 gradients = [added(*pair) for pair in zip(gradients, found, strict=True)]
-        self._collective.apply(optimizer, gradients, variables)
+        if self._sharded is None:
+            self._collective.apply(optimizer, gradients, variables)
+        else:
+            self._sharded.apply(gradients)
         if self._collective.num_replicas > 1 and not self._options.sync_batch_norm:
             average_statistics(model, self._collective)
         return results

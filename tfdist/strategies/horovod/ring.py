@@ -108,6 +108,19 @@ class Ring(Collective):
         values = gather(slices.values, "values") / self.num_replicas
         return tf.IndexedSlices(values, gather(slices.indices, "indices"), slices.dense_shape)
 
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        row = self._hvd.reducescatter(
+            rows,
+            op=self._op,
+            compression=self._compression,
+            name=f"tfdist.{name}",
+            ignore_name_scope=True,
+        )
+        return tf.reshape(row, [-1])
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return self._hvd.allgather(row[None], name=f"tfdist.{name}", ignore_name_scope=True)
+
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()
 

@@ -86,6 +86,12 @@ class Horovod(DataParallel):
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
             raise unknown_choice("compression", compression, _COMPRESSIONS)
+        if op == "adasum" and self._step.shards:
+            raise OptionError(
+                "shard='optimizer' must have gradients that are averaged part by part",
+                received="op='adasum', which looks at whole gradients",
+                mend="Leave out op, or shard",
+            )
         check_deadline("stall_timeout_s", stall_timeout_s)
         if threads is not None:
             check_count("threads", threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,34 +53,6 @@ def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     if without_loss_scale(optimizer) is optimizer:
         return gradients
     return optimizer.get_unscaled_gradients(gradients)
-
-
-Slot = tuple[Any, str, Any]
-
-
-def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
-    """Builds ``optimizer`` on ``variables``.
-
-    Returns:
-        Its slots, as (variable, name of the slot, slot); each lies on its variable's device.
-    """
-    slots: list[Slot] = []
-    add = optimizer.add_variable_from_reference
-
-    def add_and_record(model_variable: Any, variable_name: str, *args: Any, **options: Any) -> Any:
-        with tf.device(model_variable.device):
-            slot = add(model_variable, variable_name, *args, **options)
-        assert slot.shape == model_variable.shape, (variable_name, slot.shape)
-        slots.append((model_variable, variable_name, slot))
-        return slot
-
-    optimizer.jit_compile = False  # XLA does not compile across logical devices.
-    optimizer.add_variable_from_reference = add_and_record
-    try:
-        optimizer.build(list(variables))
-    finally:
-        del optimizer.add_variable_from_reference
-    return slots
 
 
 def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:

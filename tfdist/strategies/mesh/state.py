@@ -10,12 +10,9 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import (
-    build_on,
-    exclude_slices,
-    without_loss_scale,
-)
+from tfdist.strategies.mesh.optimizer import exclude_slices, without_loss_scale
 from tfdist.training.keras_api import key_of, loss_scale_state
+from tfdist.training.slots import build_on, set_value
 
 
 class SlicedVariable:
@@ -183,7 +180,7 @@ class SlicedState:
 
     def gather_weights(self) -> None:
         for variable in self._model.weights:
-            _replace(variable, self.of(variable).gather())
+            set_value(variable, self.of(variable).gather())
 
     def scatter_weights(self) -> None:
         for variable in self._model.weights:
@@ -192,7 +189,7 @@ class SlicedState:
     def gather_optimizer(self) -> None:
         self.host_optimizer()
         for key, slot in self._host_slots.items():
-            _replace(slot, self.slots[key].gather())
+            set_value(slot, self.slots[key].gather())
         for own, host in self._scalars():
             host.assign(own)
 
@@ -219,14 +216,8 @@ class SlicedState:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
         host = self._host_slots.values() if self._host_optimizer is not None else []
         for variable in [*self._model.weights, *host]:
-            _replace(variable, tf.zeros([0], variable.dtype))
+            set_value(variable, tf.zeros([0], variable.dtype))
 
 
 def _state_of(optimizer: Any) -> list[Any]:
     return [*optimizer.variables, *loss_scale_state(optimizer)]
-
-
-def _replace(variable: tf.Variable, value: Any) -> None:
-    # A variable's own assign insists on its shape: it can neither be emptied nor filled again.
-    value = tf.convert_to_tensor(value, variable.dtype)
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

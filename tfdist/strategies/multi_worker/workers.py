@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.rendezvous import check_port, meet
-from tfdist.strategies.replica_sum import replica_sum
+from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training import keras_api
@@ -137,6 +137,12 @@ class Tasks(Collective):
         name: str = "gradient",
     ) -> None:
         keras_api.apply_sum(optimizer, gradients, variables)
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        return replica_row(rows)
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return all_rows(row)
 
     # Between steps ------------------------------------------------------------------------------
 

@@ -46,6 +46,15 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
+def has_values(optimizer: Any) -> bool:
+    """Whether slots of ``optimizer`` have values, or get those of a checkpoint when it is built.
+
+    Not for legacy ones.
+    """
+    awaited = getattr(optimizer, "_deferred_dependencies", True)
+    return getattr(optimizer, "_built", False) or bool(awaited)
+
+
 def gradients_of(
     optimizer: Any, loss: tf.Tensor, variables: Sequence[Any], tape: tf.GradientTape
 ) -> list[Any]:
@@ -153,6 +162,25 @@ def key_of(optimizer: Any, variable: tf.Variable) -> str:
 def without_decay(optimizer: Any) -> list[str]:
     """Returns the keys of the variables that do not decay: the optimizer's own list, if any."""
     return getattr(optimizer, "_exclude_from_weight_decay", None) or []
+
+
+def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
+    """Returns what ``optimizer`` takes off ``variable`` in a step, as a part of it and of the rate.
+
+    None where it does not decay.
+    """
+    if not getattr(optimizer, "weight_decay", None) or not optimizer._use_weight_decay(variable):
+        return None
+    return optimizer.weight_decay
+
+
+def update_loss_scale(optimizer: Any, is_finite: tf.Tensor) -> None:
+    """Counts a step in the dynamic loss scale of ``optimizer``; on each replica.
+
+    Args:
+        is_finite: whether the gradients of all replicas are, bool [].
+    """
+    optimizer._loss_scale.update([tf.where(is_finite, 0.0, float("nan"))])
 
 
 @contextlib.contextmanager

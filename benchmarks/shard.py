@@ -1,0 +1,52 @@
+"""``shard="optimizer"``: the bytes of the slots that a replica holds, and what a step costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pairs import (
+    FULL,
+    QUICK,
+    WORKERS,
+    Pair,
+    alone,
+    command,
+    environ,
+    events,
+    quiet_events,
+    row,
+)
+from tfdist.launch import mpi, tf_cluster
+from tfdist.launch.supervisor import Job
+
+# A step may take 1.05 times as long as with whole slots.
+_TARGET = 0.952
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    size = QUICK if quick else FULL
+    rows = []
+    for name in ("horovod", "multi_worker", "mirrored"):
+        job = _job(name, size.steps, size.pairs)
+        found = quiet_events(job, "pair", size.pairs, quick)
+        pairs = [Pair(e["baseline"], e["ours"], e["others"]) for e in found]
+        rows.append(row(f"{name} step, 2 replicas, slots divided", pairs, _TARGET))
+    [slots] = events(_job("horovod", 2, 1), "slots")
+    megabytes = [slots["whole"] / 2**20, max(slots["parts"]) / 2**20]
+    rows.append(
+        {
+            "work": "MB of Adam's slots on one of 2 replicas",
+            "baseline": round(megabytes[0], 3),
+            "ours": round(megabytes[1], 3),
+            "ratio": round(megabytes[0] / megabytes[1], 3),
+            "target": 1.96,
+        }
+    )
+    return rows
+
+
+def _job(name: str, *arguments: int) -> Job:
+    if name == "mirrored":
+        return alone("pair_shard", name, *arguments)
+    launcher = mpi if name == "horovod" else tf_cluster
+    return launcher.job(command("pair_shard", name, *arguments), workers=WORKERS, environ=environ())

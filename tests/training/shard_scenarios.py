@@ -1,0 +1,351 @@
+"""Optimizers whose slots the replicas divide, against one device."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scenarios import SCENARIOS, scenario
+from tensorflow import keras
+
+sys.path.append(str(Path(__file__).parent))
+import options_scenarios
+from options_scenarios import (
+    assert_near,
+    assert_trains_as_one_device,
+    data,
+    given,
+    mlp,
+    pair,
+    tagger,
+    words,
+)
+
+import tfdist
+from tfdist.errors import ModelError, OptionError
+from tfdist.training.binding import binding_of
+from tfdist.training.sharded_slots import Parts
+
+SCENARIOS.clear()  # Those of options_scenarios run elsewhere.
+layers, optimizers = keras.layers, keras.optimizers
+
+
+def sharded(strategy: Any, **options: Any) -> Any:
+    return given(strategy, shard="optimizer", **options)
+
+
+def bytes_of_each(model: keras.Model) -> list[int]:
+    return binding_of(model, needed_by="the test").sharded.bytes_of_each()
+
+
+def assert_slots_are_divided(strategy: Any, model: keras.Model, reference: keras.Model) -> None:
+    """Looks at bytes that are held, and at the slots' numbers."""
+    slots = reference.optimizer.variables[1:]  # The first counts iterations.
+    trained = reference.trainable_variables
+    per_weight = len(slots) // len(trained)
+    parts = sum(-(-int(np.prod(v.shape)) // strategy.num_replicas) for v in trained)
+    each = bytes_of_each(model)
+    assert set(each) == {4 * parts * per_weight}
+    whole = sum(slot.numpy().nbytes for slot in slots)
+    assert each[0] <= whole / strategy.num_replicas + 4 * len(slots)
+    assert not sum(v.numpy().size for v in model.optimizer.variables[1:])
+    with binding_of(model, needed_by="the test").sharded.whole(everywhere=True):
+        for one, other in zip(
+            model.optimizer.variables, reference.optimizer.variables, strict=True
+        ):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def small(optimizer: Any) -> keras.Model:
+    """Five elements and one: neither can be divided evenly."""
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def decaying() -> Any:
+    optimizer = optimizers.AdamW(0.02, weight_decay=0.2, epsilon=1e-3, global_clipnorm=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+@scenario
+def every_elementwise_optimizer(strategy, folder):
+    made: list[Callable[[], Any]] = [
+        lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        lambda: optimizers.Adam(0.02, epsilon=1e-3, amsgrad=True),
+        lambda: optimizers.Adamax(0.02),
+        lambda: optimizers.Adagrad(0.1),
+        lambda: optimizers.Adadelta(0.5),
+        lambda: optimizers.RMSprop(0.02, momentum=0.5, centered=True, epsilon=1e-3),
+        lambda: optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+        lambda: optimizers.Lion(0.01),
+    ]
+    for make in made:
+        model, reference = assert_trains_as_one_device(
+            sharded(strategy), lambda make=make: small(make()), data(17)
+        )
+        assert_slots_are_divided(strategy, model, reference)
+
+
+@scenario
+def a_schedule_and_clipping_of_each_gradient(strategy, folder):
+    def model_fn():
+        rate = optimizers.schedules.ExponentialDecay(0.02, 3, 0.7)
+        return mlp(optimizer=optimizers.Adam(rate, epsilon=1e-3, clipnorm=0.05))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parts, "scatter", None)  # No process ever holds whole slots.
+        model, reference = assert_trains_as_one_device(sharded(strategy), model_fn, data())
+    assert_slots_are_divided(strategy, model, reference)
+    assert model.optimizer.iterations.numpy() == reference.optimizer.iterations.numpy()
+
+
+@scenario
+def decay_with_exclusions_and_clipping_of_all(strategy, folder):
+    two = sharded(strategy, accumulate_steps=2)
+    model, reference = assert_trains_as_one_device(two, lambda: mlp(optimizer=decaying()), data())
+    assert_slots_are_divided(strategy, model, reference)
+
+
+@scenario
+def averages_of_weights_and_constraints(strategy, folder):
+    def model_fn(every: int | None = None) -> keras.Model:
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.5)),
+                layers.Dense(3, "softmax"),
+            ]
+        )
+        average = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": every}
+        optimizer = optimizers.Adam(0.02, epsilon=1e-3, **average)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    for every in (None, 3):
+        assert_trains_as_one_device(sharded(strategy), lambda n=every: model_fn(n), data())
+
+
+@scenario
+def words_that_are_looked_up(strategy, folder):
+    """Keras clips the gradients of an embedding row by row, each as often as it was looked up."""
+    x, y, weight = words()
+    x[:, 0] = 1  # Of a batch without any word Keras' mean is not finite.
+    for clip in ({"clipnorm": 0.02}, {"clipvalue": 0.001}):
+
+        def model_fn(clip=clip):
+            model = tagger(blocks=0)
+            model.compile(
+                optimizers.RMSprop(0.01, epsilon=1e-3, **clip), "sparse_categorical_crossentropy"
+            )
+            return model
+
+        model, _ = assert_trains_as_one_device(sharded(strategy), model_fn, (x, y, weight))
+        assert all(np.all(np.isfinite(value)) for value in model.get_weights())
+
+
+@scenario
+def what_overflows_on_one_replica_updates_none(strategy, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options_scenarios, "given", sharded)
+        options_scenarios.what_overflows_on_one_replica_updates_none(strategy, folder)
+
+
+@scenario
+def rates_that_callbacks_set(strategy, folder):
+    model, reference = pair(sharded(strategy), lambda: mlp(optimizer=optimizers.Adam(0.02)))
+    feed = sharded(strategy).dataset(data(), global_batch_size=8, seed=2)
+
+    def halved(epoch: int, rate: float) -> float:
+        return rate / 2
+
+    rates = [keras.callbacks.LearningRateScheduler(halved)]
+    found = model.fit(feed, epochs=3, callbacks=rates, verbose=0).history
+    reference.fit(
+        feed.on_one_device().epochs(0, 3),
+        epochs=3,
+        steps_per_epoch=feed.steps_per_epoch,
+        callbacks=rates,
+        verbose=0,
+    )
+    assert_near(model.get_weights(), reference.get_weights())
+    assert found["learning_rate"][-1] == pytest.approx(0.02 / 8)
+
+
+@scenario
+def batches_by_hand_and_other_optimizers(strategy, folder):
+    """An optimizer that comes back finds its slots."""
+    model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))
+    x, y, _ = data(8)
+    first = model.optimizer, reference.optimizer
+    for one in (model, reference):
+        for _ in range(2):
+            one.train_on_batch(x, y)
+    for one in (model, reference):
+        one.compile("adagrad", "sparse_categorical_crossentropy")
+        one.train_on_batch(x, y)
+    for one, optimizer in zip((model, reference), first, strict=True):
+        one.compile(optimizer, "sparse_categorical_crossentropy")
+        one.train_on_batch(x, y)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+class Break(keras.callbacks.Callback):
+    def __init__(self, batch: int):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == self.batch:
+            raise KeyboardInterrupt
+
+
+def adam() -> keras.Model:
+    return mlp(optimizer=optimizers.Adam(0.02, epsilon=1e-3))
+
+
+def in_order(strategy: Any) -> Any:
+    """Returns records whose batches are the same on any number of processes."""
+    return strategy.dataset(data(45), global_batch_size=8, training=False)
+
+
+@scenario
+def a_resumed_fit(strategy, folder):
+    """On as many replicas, and on one device."""
+    divides = sharded(strategy)
+    feed = in_order(divides)
+    unbroken, _ = pair(divides, adam)
+    unbroken.fit(feed, epochs=2, verbose=0)
+
+    broken, _ = pair(divides, adam)
+    keep = tfdist.Checkpoints(folder / "one", every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit(feed, epochs=2, callbacks=[keep, Break(3)], verbose=0)
+    strategy.from_chief(None)
+    alone = None
+    if strategy.topology.is_chief:
+        shutil.copytree(folder / "one", folder / "two")
+        single = tfdist.strategy("single")
+        model = single.build(adam)
+        resume = tfdist.Checkpoints(folder / "two", resume=True)
+        model.fit(in_order(single), epochs=2, callbacks=[resume], verbose=0)
+        alone = model.get_weights()
+    assert_near(strategy.from_chief(alone), unbroken.get_weights())
+    resumed = divides.build(adam)
+    resume = tfdist.Checkpoints(folder / "one", every_steps=2, resume=True)
+    resumed.fit(feed, epochs=2, callbacks=[resume], verbose=0)
+    assert_near(resumed.get_weights(), unbroken.get_weights(), 1e-6)
+
+
+@scenario
+def a_checkpoint_of_one_device(strategy, folder):
+    """The slots of another strategy are divided."""
+    divides = sharded(strategy)
+    unbroken, other = pair(divides, adam)
+    unbroken.fit(in_order(divides), epochs=2, verbose=0)
+    if strategy.topology.is_chief:
+        single = tfdist.strategy("single")
+        alone = single.build(adam)
+        alone.set_weights(other.get_weights())
+        alone.fit(in_order(single), callbacks=[tfdist.Checkpoints(folder)], verbose=0)
+    strategy.from_chief(None)
+    model = divides.build(adam)
+    resume = tfdist.Checkpoints(folder, resume=True)
+    model.fit(in_order(divides), epochs=2, callbacks=[resume], verbose=0)
+    assert_near(model.get_weights(), unbroken.get_weights())
+
+
+@scenario
+def slots_that_were_restored_before_the_first_fit(strategy, folder):
+    """Keras gives them to the slots when they are made; only the chief has read them."""
+    divides = sharded(strategy)
+    x, y, _ = data(16)
+    model, reference = pair(divides, adam)
+    reference.train_on_batch(x, y)
+    if strategy.topology.is_chief:
+        path = tf.train.Checkpoint(m=reference, o=reference.optimizer).save(folder / "own")
+        tf.train.Checkpoint(m=model, o=model.optimizer).restore(path)
+    strategy.from_chief(None)
+    for one in (model, reference):
+        one.train_on_batch(x, y)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def files_are_those_of_one_device(strategy, folder):
+    divides = sharded(strategy)
+    model, reference = pair(divides, adam)
+    feed = divides.dataset(data(), global_batch_size=8, seed=2)
+    best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), monitor="loss")
+    model.fit(feed, epochs=2, callbacks=[best], verbose=0)
+    divides.save(model, folder / "model.keras")
+    model.save(folder / "own.keras")
+    strategy.from_chief(None)
+    batches = feed.on_one_device().epochs(0, 3)
+    reference.fit(batches.take(8), epochs=2, steps_per_epoch=4, verbose=0)
+    for name in ("model", "own", "best"):
+        loaded = keras.models.load_model(folder / f"{name}.keras")
+        assert_near(loaded.get_weights(), reference.get_weights())
+        pairs = zip(loaded.optimizer.variables, reference.optimizer.variables, strict=True)
+        for one, other in pairs:
+            np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5, err_msg=name)
+    # What was loaded goes on where it was, and so does what was saved.
+    again = divides.build(lambda: keras.models.load_model(folder / "model.keras"))
+    for one in (model, again):
+        one.fit(feed, epochs=3, initial_epoch=2, verbose=0)
+    reference.fit(batches.skip(8), steps_per_epoch=4, verbose=0)
+    assert_near(model.get_weights(), reference.get_weights())
+    assert_near(again.get_weights(), reference.get_weights())
+
+
+class Whole(optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        super().update_step(gradient / tf.norm(gradient), variable)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+@scenario
+def what_cannot_be_divided_is_refused(strategy, folder):
+    divides = sharded(strategy)
+    for optimizer in (optimizers.Adafactor(), optimizers.Nadam(), Whole()):
+        with pytest.raises(ModelError, match=r"must update each element.*Choose one of"):
+            divides.build(lambda optimizer=optimizer: small(type(optimizer)()))
+    with pytest.raises(ModelError, match=r"found tf.keras.optimizers.legacy.SGD\."):
+        divides.build(lambda: small(optimizers.legacy.SGD()))
+    model = divides.build(lambda: small("sgd"))
+    with pytest.raises(ModelError, match="must update each element"):
+        model.compile("nadam", "mse")
+
+    def own_step() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = OwnStep(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ModelError, match="accumulate_steps, recompute or shard, and a train_step"):
+        divides.build(own_step)
+    feed, model = divides.dataset(data(), global_batch_size=8), divides.build(mlp)
+    with pytest.raises(ModelError, match="recompute or shard, and a step of its own"):
+        divides.run(lambda batch: {}, feed, model=model)
+    with pytest.raises(OptionError, match=r"shard must be a known one.*none, optimizer"):
+        given(strategy, shard="weights")
+
+    def tiny() -> keras.Model:
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1, use_bias=False)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.ones((8, 1), np.float32)
+    with pytest.raises(ModelError, match=r"an element of a weight for each replica"):
+        divides.build(tiny).fit(x, x, verbose=0)

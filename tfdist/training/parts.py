@@ -1,0 +1,109 @@
+"""How the weights of a model are divided among replicas, and travel in buckets.
+
+Each weight is laid out flat, padded with zeros to a multiple of the replicas, and cut into as many
+parts of one length. What the weights of a bucket give is laid side by side: a row for each replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+#: Larger ones hold more memory at a time, and begin later.
+BYTES_OF_A_BUCKET = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Division:
+    """One weight, divided.
+
+    Attributes:
+        shape: of the whole.
+        num_replicas: that it is divided among.
+        dtype: of its elements.
+    """
+
+    shape: tuple[int, ...]
+    num_replicas: int
+    dtype: tf.DType
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole."""
+        return math.prod(self.shape)
+
+    @property
+    def part_size(self) -> int:
+        """Elements of a part, those of padding included."""
+        return -(-self.size // self.num_replicas)
+
+    def part(self, whole: Any, replica: int) -> Any:
+        """Returns the part of one replica, [part_size], of a tensor of the whole."""
+        flat = tf.reshape(whole, [-1])[replica * self.part_size : (replica + 1) * self.part_size]
+        missing = self.part_size - flat.shape[0]
+        return tf.pad(flat, [[0, missing]]) if missing else flat
+
+    def rows(self, whole: Any) -> Any:
+        """Returns all parts of a tensor, [num_replicas, part_size]."""
+        missing = self.num_replicas * self.part_size - self.size
+        flat = tf.reshape(whole, [-1])
+        flat = tf.pad(flat, [[0, missing]]) if missing else flat
+        return tf.reshape(flat, [self.num_replicas, self.part_size])
+
+    def whole(self, rows: Any) -> Any:
+        """Returns the tensor whose parts ``rows`` are."""
+        return tf.reshape(tf.reshape(rows, [-1])[: self.size], self.shape)
+
+    def whole_array(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the NumPy array that is cut into ``parts``."""
+        return np.concatenate(parts)[: self.size].reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Weights of one type whose parts travel together.
+
+    Attributes:
+        indices: of the weights, in their order.
+        divisions: of the same.
+    """
+
+    indices: tuple[int, ...]
+    divisions: tuple[Division, ...]
+
+    def rows(self, wholes: Sequence[Any]) -> Any:
+        """Returns what each replica gets of ``wholes``, [num_replicas, elements]."""
+        pairs = zip(self.divisions, wholes, strict=True)
+        return tf.concat([division.rows(whole) for division, whole in pairs], 1)
+
+    def split(self, row: Any) -> list[Any]:
+        """Returns the parts that lie side by side in the row of one replica, [elements]."""
+        return tf.split(row, [division.part_size for division in self.divisions])
+
+    def wholes(self, rows: Any) -> list[Any]:
+        """Returns the tensors whose parts lie side by side in the rows of all replicas."""
+        blocks = tf.split(rows, [division.part_size for division in self.divisions], axis=1)
+        return [d.whole(block) for d, block in zip(self.divisions, blocks, strict=True)]
+
+
+def buckets(divisions: Sequence[Division], wanted: Sequence[int]) -> list[Bucket]:
+    """Returns the weights with the indices ``wanted`` in buckets, in their order.
+
+    A weight that is larger than a bucket has one of its own.
+    """
+    found: list[list[int]] = []
+    room = 0
+    for index in wanted:
+        division = divisions[index]
+        size = division.size * division.dtype.size
+        if not found or size > room or divisions[found[-1][0]].dtype != division.dtype:
+            found.append([])
+            room = BYTES_OF_A_BUCKET
+        found[-1].append(index)
+        room -= size
+    return [Bucket(tuple(group), tuple(divisions[i] for i in group)) for group in found]

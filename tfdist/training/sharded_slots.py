@@ -1,0 +1,251 @@
+"""The slots of an optimizer in parts, one for each replica: ``shard="optimizer"``.
+
+Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, stages 1 and 2). The optimizer that the user has
+compiled the model with stays on the model, with its learning rate, its iterations and its
+configuration. Between steps its slots hold nothing; an optimizer of the same kind, which nobody
+else sees, has them for the parts of the weights that this process's replicas update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.training import early_variables, keras_api
+from tfdist.training.collective import Collective
+from tfdist.training.parts import BYTES_OF_A_BUCKET, Division
+from tfdist.training.slots import build_empty, build_on, set_value
+
+
+class Parts:
+    """The weights and slots that the replicas of this process update for one optimizer.
+
+    Attributes:
+        given: the optimizer that the user has given, without its loss scale.
+        twin: the one that has the slots.
+        weights: of the model, trainable, in its order.
+        divisions: of the same.
+        variables: of the same: the part of each local replica, a variable [part_size].
+        slots: (index of the weight, name of the slot) -> the part of each local replica, in the
+            order in which the optimizer makes whole slots.
+    """
+
+    def __init__(self, model: tf.keras.Model, collective: Collective):
+        self._collective = collective
+        self._strategy = model.distribute_strategy
+        self.given = keras_api.inner_of(model.optimizer)
+        self.weights = list(model.trainable_variables)
+        self.divisions = [
+            Division(tuple(weight.shape), collective.num_replicas, keras_api.uncast(weight).dtype)
+            for weight in self.weights
+        ]
+        elements = sum(division.size for division in self.divisions)
+        if elements < collective.num_replicas:
+            raise ModelError(
+                "a model whose optimizer's slots are divided must have an element of a weight for "
+                "each replica",
+                received=f"{elements} trainable elements and {collective.num_replicas} replicas",
+                mend="Leave out shard, or take fewer replicas",
+            )
+        self.variables = [self._parts_of(index) for index in range(len(self.weights))]
+        self.twin = _twin_of(self.given)
+        self.slots: dict[tuple[int, str], list[tf.Variable]] = {}
+        owners = {id(part): i for i, parts in enumerate(self.variables) for part in parts}
+        flat = [part for parts in self.variables for part in parts]
+        for part, name, slot in build_on(self.twin, flat):
+            self.slots.setdefault((owners[id(part)], name), []).append(slot)
+
+    def _parts_of(self, index: int) -> list[tf.Variable]:
+        weight, division = self.weights[index], self.divisions[index]
+        parts = []
+        for local, own in enumerate(self.components(weight)):
+            with tf.device(own.device):
+                value = division.part(own, self.number_of(local))
+                parts.append(tf.Variable(value, trainable=False))
+        return parts
+
+    def number_of(self, local: int) -> int:
+        """Returns the number, among all, of a replica of this process."""
+        collective = self._collective
+        return collective.process * (collective.num_replicas // collective.num_processes) + local
+
+    def components(self, variable: Any) -> tuple[Any, ...]:
+        """Returns the variable of each of this process's replicas."""
+        return self._strategy.experimental_local_results(keras_api.uncast(variable))
+
+    # Whole slots --------------------------------------------------------------------------------
+
+    def whole_slots(self) -> list[tf.Variable]:
+        """Returns the slots of the given optimizer, in the order of ``slots``."""
+        found = list(keras_api.variables_of(self.given))[-len(self.slots) :] if self.slots else []
+        shapes = [self.divisions[index].shape for index, _ in self.slots]
+        assert [tuple(slot.shape) for slot in found] == shapes, "slots in another order"
+        return found
+
+    def gather(self, keep: bool = True) -> None:
+        """Brings the parts of all replicas together in the given optimizer; on all processes.
+
+        Args:
+            keep: whether this process needs them; else it only gives its own.
+        """
+        pairs = list(zip(self.slots.items(), self.whole_slots(), strict=True))
+        for group in _groups(pairs):
+            own = [[part.numpy() for part in parts] for (_, parts), _ in group]
+            of_all = self._collective.gather(own)
+            for number, (((index, _), _), whole) in enumerate(group if keep else ()):
+                parts = [part for of_process in of_all for part in of_process[number]]
+                self._set(whole, self.divisions[index].whole_array(parts))
+
+    def scatter(self) -> None:
+        """Takes the parts of this process's replicas from the given optimizer."""
+        for ((index, _), parts), whole in zip(self.slots.items(), self.whole_slots(), strict=True):
+            value = self.components(whole)[0].read_value()
+            for local, part in enumerate(parts):
+                part.assign(self.divisions[index].part(value, self.number_of(local)))
+
+    def free_whole(self) -> None:
+        """Gives back the memory of the given optimizer's slots."""
+        for slot in self.whole_slots():
+            self._set(slot, tf.zeros([0], slot.dtype))
+
+    def _set(self, variable: Any, value: Any) -> None:
+        for own in self.components(variable):
+            set_value(own, value)
+
+
+def _groups(pairs: Sequence[Any]) -> list[list[Any]]:
+    """Divides slots into groups that one message carries."""
+    groups: list[list[Any]] = []
+    room = 0
+    for pair in pairs:
+        size = pair[1].shape.num_elements() * pair[1].dtype.size
+        if not groups or size > room:
+            groups.append([])
+            room = BYTES_OF_A_BUCKET
+        groups[-1].append(pair)
+        room -= size
+    return groups
+
+
+def _twin_of(optimizer: Any) -> Any:
+    """Returns an optimizer of the same kind, without slots, that counts the same iterations."""
+    try:
+        config = optimizer.get_config()
+        twin = type(optimizer).from_config(config | {"learning_rate": 0.0})
+    except NotImplementedError as error:
+        raise ModelError(
+            "an optimizer whose slots are divided must tell its configuration",
+            received=f"{type(optimizer).__name__} with a schedule that has no get_config",
+            mend="Write its get_config, or leave shard out",
+        ) from error
+    twin.iterations = optimizer.iterations
+    return twin
+
+
+class ShardedSlots:
+    """The parts of the slots of a model's optimizer, and of others that it had before."""
+
+    def __init__(self, model: tf.keras.Model, collective: Collective):
+        self._model = model
+        self._collective = collective
+        self._known: dict[int, Parts] = {}
+        self._depth = 0
+        self._empty: list[tf.Variable] = []
+
+    @property
+    def parts(self) -> Parts | None:
+        """Those of the present optimizer; None before its first fit."""
+        return self._known.get(id(keras_api.inner_of(self._model.optimizer)))
+
+    @contextlib.contextmanager
+    def whole(self, everywhere: bool = False) -> Iterator[None]:
+        """Encloses what reads the optimizer's slots: they are whole meanwhile.
+
+        All processes must enter it together.
+
+        Args:
+            everywhere: whether all read them, else those that write files.
+        """
+        if self.parts is None or self._depth:
+            yield
+            return
+        self._depth += 1
+        try:
+            writes = self._collective.is_chief or self._collective.reads_together
+            self.parts.gather(keep=writes or everywhere)
+            yield
+        finally:
+            self._depth -= 1
+            self.parts.free_whole()
+
+    @contextlib.contextmanager
+    def begun(self, restores: bool) -> Iterator[None]:
+        """Encloses what is done before the first step; all processes enter it together.
+
+        Args:
+            restores: whether that may give the optimizer's slots values. They are whole meanwhile,
+                on all processes; else no process ever holds them.
+        """
+        self._check_weights()
+        is_new = self.parts is None
+        given = keras_api.inner_of(self._model.optimizer)
+        # One process may have loaded slots that the others have not.
+        if restores or (is_new and any(self._collective.gather(keras_api.has_values(given)))):
+            early_variables.make_slots(self._model)
+            with self.whole(everywhere=True):
+                yield
+                if is_new:
+                    self._divide()
+                self.parts.scatter()
+            if is_new:
+                self.parts.free_whole()
+            return
+        if is_new:
+            with self._model.distribute_strategy.scope():
+                self._empty = build_empty(given, self._model.trainable_variables)
+        else:
+            self._empty = self.parts.whole_slots()
+        yield
+        self._empty = []
+        if is_new:
+            self._divide()
+
+    def held(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns those of an optimizer's ``variables`` that have a value now."""
+        empty = {id(slot) for slot in self._empty}
+        return [variable for variable in variables if id(variable) not in empty]
+
+    def _divide(self) -> None:
+        parts = Parts(self._model, self._collective)
+        self._known[id(parts.given)] = parts
+        self._finalize_whole(parts.given)
+
+    def _check_weights(self) -> None:
+        parts, trained = self.parts, self._model.trainable_variables
+        if parts is not None and [v.ref() for v in parts.weights] != [v.ref() for v in trained]:
+            raise ModelError(
+                "a model that trains other weights than before must be compiled with an optimizer "
+                "of its own",
+                received=f"the {type(parts.given).__name__} that it was compiled with before",
+                mend="Give compile a new one",
+            )
+
+    def _finalize_whole(self, optimizer: Any) -> None:
+        """Has the end of Keras' fit, which gives weights their averages, read whole slots."""
+        finalize = optimizer.finalize_variable_values
+
+        def finalize_whole(weights: Sequence[Any]) -> None:
+            with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
+                finalize(weights)
+
+        optimizer.finalize_variable_values = finalize_whole
+
+    def bytes_of_each(self) -> list[int]:
+        """Returns the bytes of the slots that each replica of this process holds."""
+        slots = self.parts.slots.values() if self.parts is not None else ()
+        per_part = [[slot.numpy().nbytes for slot in parts] for parts in slots]
+        return [sum(sizes) for sizes in zip(*per_part, strict=True)]

@@ -1,0 +1,175 @@
+"""The update of a step whose slots lie in parts: ``shard="optimizer"``.
+
+Gradients are added up in buckets, of which each replica gets its parts. It updates its parts of the
+weights as the user's optimizer does, and all gather the parts of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training import clipping, keras_api
+from tfdist.training.binding import Binding
+from tfdist.training.losses import uncounted
+from tfdist.training.parts import Bucket, buckets
+from tfdist.training.sharded_slots import Parts, ShardedSlots
+
+
+class ShardedUpdate:
+    """Takes the place of ``Collective.apply`` in the steps that all data-parallel engines share."""
+
+    def __init__(self, binding: Binding, slots: ShardedSlots):
+        self._model = binding.model
+        self._collective = binding.collective
+        self._slots = slots
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Updates the trainable weights of the model, on each replica.
+
+        Args:
+            gradients: of the replica's part of the loss, one for each weight or None.
+        """
+        parts = self._slots.parts
+        assert parts is not None, "slots are divided before the first step"
+        known = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        if not known:
+            return
+        local = _local_replica(self._collective.num_replicas // self._collective.num_processes)
+        # The gradients of the last layers are there first.
+        travelling = buckets(parts.divisions, known[::-1])
+        found = self._reduced(parts, gradients, travelling)
+        squares, is_finite = self._told_by_all(parts, gradients, found)
+        found = _clipped(parts.given, gradients, found, squares)
+        own = {index: parts.variables[index][local] for index in known}
+        for index, part in own.items():  # Whatever has changed the weights since the last step.
+            weight = parts.components(parts.weights[index])[local].read_value()
+            part.assign(parts.divisions[index].part(weight, parts.number_of(local)))
+        keras_api.evaluate_schedule(parts.given)
+        keras_api.set_learning_rate(parts.twin, parts.given.learning_rate)
+
+        def update() -> tf.Tensor:
+            for index, part in own.items():
+                _update(parts, index, found[index], part, local)
+            return tf.constant(True)
+
+        if is_finite is None:
+            update()
+        else:
+            keras_api.update_loss_scale(self._model.optimizer, is_finite)
+            tf.cond(is_finite, update, lambda: tf.constant(False))
+        parts.given.iterations.assign_add(1)
+        self._gather(parts, own, travelling, local)
+
+    # Gradients ----------------------------------------------------------------------------------
+
+    def _reduced(
+        self, parts: Parts, gradients: Sequence[Any], travelling: Sequence[Bucket]
+    ) -> dict[int, Any]:
+        """Returns this replica's part of each gradient of the global batch: index -> part."""
+        found = {}
+        last: list[Any] = []
+        for number, bucket in enumerate(travelling):
+            # One after the other: TensorFlow's collectives must begin in one order everywhere.
+            with tf.control_dependencies(last):
+                rows = bucket.rows([self._dense(parts, gradients[i]) for i in bucket.indices])
+            row = self._collective.reduce_scatter(rows, f"shard.{number}")
+            last = [row]
+            found |= dict(zip(bucket.indices, bucket.split(row), strict=True))
+        return found
+
+    def _dense(self, parts: Parts, gradient: Any) -> Any:
+        limit = clipping.limit_of_values(parts.given)
+        if isinstance(gradient, tf.IndexedSlices) and limit is not None:
+            # Keras clips each row that was looked up, before it adds up those of the same word.
+            limit *= uncounted(self._collective)
+            values = tf.clip_by_value(gradient.values, -limit, limit)
+            gradient = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return tf.convert_to_tensor(gradient)
+
+    def _told_by_all(
+        self, parts: Parts, gradients: Sequence[Any], found: dict[int, Any]
+    ) -> tuple[list[Any], Any]:
+        """Returns what replicas know of gradients together, in one message.
+
+        The squared norms of whole gradients, where the optimizer clips by them; and whether all
+        gradients are finite, bool [], where a loss scale asks for it, else None.
+        """
+        asks = getattr(self._model.optimizer, "dynamic", False)
+        dtype = tf.float64 if tf.float64 in {part.dtype for part in found.values()} else tf.float32
+        told = []
+        if clipping.clips_by_norm(parts.given):
+            told = [self._own_square(gradients[i], part) for i, part in found.items()]
+        num_squares = len(told)
+        if asks:
+            finite = [tf.reduce_all(tf.math.is_finite(part)) for part in found.values()]
+            told.append(tf.logical_not(tf.reduce_all(finite)))
+        if not told:
+            return [], None
+        one = tf.stack([tf.cast(number, dtype) for number in told])
+        of_all = tf.unstack(self._collective.sum(one, "shard.told"))
+        return of_all[:num_squares], of_all[-1] == 0 if asks else None
+
+    def _own_square(self, gradient: Any, part: Any) -> Any:
+        """Returns what this replica adds to the squared norm of a gradient, []."""
+        if isinstance(gradient, tf.IndexedSlices):  # Keras takes the norm of rows looked up, too.
+            part = gradient.values / tf.cast(uncounted(self._collective), gradient.values.dtype)
+        return tf.reduce_sum(tf.square(part))
+
+    # Weights ------------------------------------------------------------------------------------
+
+    def _gather(
+        self, parts: Parts, own: dict[int, Any], travelling: Sequence[Bucket], local: int
+    ) -> None:
+        """Gives the weights of this replica the parts that all replicas have updated."""
+        last: list[Any] = []
+        for number, bucket in enumerate(travelling):
+            with tf.control_dependencies(last):
+                row = tf.concat([own[index].read_value() for index in bucket.indices], 0)
+            rows = self._collective.all_gather(row, f"shard.weights.{number}")
+            last = [rows]
+            for index, whole in zip(bucket.indices, bucket.wholes(rows), strict=True):
+                weight = parts.weights[index]
+                constraint = keras_api.uncast(weight).constraint
+                if constraint is not None:
+                    whole = constraint(whole)
+                parts.components(weight)[local].assign(whole)
+
+
+def _clipped(
+    optimizer: Any, gradients: Sequence[Any], found: dict[int, Any], squares: Sequence[Any]
+) -> dict[int, Any]:
+    """Returns this replica's part of each gradient as ``optimizer`` clips it."""
+    if clipping.limit_of_values(optimizer) is None:
+        parts = clipping.clipped(optimizer, list(found.values()), squares)
+        return dict(zip(found, parts, strict=True))
+    # Rows that were looked up have been clipped before they were added up.
+    dense = [i for i in found if not isinstance(gradients[i], tf.IndexedSlices)]
+    parts = clipping.clipped(optimizer, [found[i] for i in dense], squares)
+    return found | dict(zip(dense, parts, strict=True))
+
+
+def _update(parts: Parts, index: int, gradient: Any, variable: tf.Variable, local: int) -> None:
+    """Updates the part of one weight as ``apply_gradients`` of Keras' optimizers does."""
+    given, twin = parts.given, parts.twin
+    decay = keras_api.decay_of(given, parts.weights[index])
+    if decay is not None:
+        rate = tf.cast(twin.learning_rate, variable.dtype)
+        variable.assign_sub(variable * tf.cast(decay, variable.dtype) * rate)
+    twin.update_step(gradient, variable)
+    if given.use_ema:
+        average = parts.slots[index, "average"][local]
+        average.assign(given.ema_momentum * average + (1 - given.ema_momentum) * variable)
+        if given.ema_overwrite_frequency:
+            is_due = (given.iterations + 1) % given.ema_overwrite_frequency == 0
+            variable.assign(tf.where(is_due, average, variable))
+
+
+def _local_replica(num_local: int) -> int:
+    """Returns which of this process's replicas runs."""
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    number = tf.get_static_value(tf.convert_to_tensor(replica))
+    assert number is not None, "a replica that TensorFlow does not know by its number"
+    return int(number) % num_local
