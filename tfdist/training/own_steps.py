@@ -173,7 +173,11 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
 
 
 def _states(model: tf.keras.Model) -> list[tf.Variable]:
-    return keras_api.all_raw(v for metric in model.metrics for v in metric.variables)
+    metrics = list(model.metrics)
+    if not keras_api.IS_KERAS_3:  # Listed when it has been called, but it has its variables now.
+        shown = keras_api.loss_shown(model)
+        metrics += [shown] if all(metric is not shown for metric in metrics) else []
+    return keras_api.all_raw(v for metric in metrics for v in metric.variables)
 
 
 # What a user's step calls ------------------------------------------------------------------------
