@@ -71,7 +71,8 @@ def callbacks_of_ones_own(here: Here) -> Any:
 
     class Watch(callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append([batch, logs["loss"]])
+            assert logs["loss"] > 0  # On a rank, that of its rows so far.
+            seen.append([batch, 1.0])
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.model.optimizer.learning_rate.assign(0.1 / (epoch + 1))

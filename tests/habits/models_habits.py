@@ -281,7 +281,7 @@ def spectral_normalization(here: Here) -> Any:
     return trained(here, lambda: classifier(layers.SpectralNormalization(layers.Dense(8, "tanh"))))
 
 
-@habit(several=DRAWN)
+@habit(DRAWN)
 def dropout(here: Here) -> Any:
     return trained(here, lambda: classifier(layers.Dense(8, "tanh"), layers.Dropout(0.5)))
 
