@@ -18,6 +18,7 @@ from tfdist.training.collective import Collective
 from tfdist.training.compiled import check_scope, watched
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
+from tfdist.training.hugging_face import share_loss
 from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
 from tfdist.training.own_steps import STEPS, OwnSteps
@@ -131,6 +132,7 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     if shares:
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         binding.own_steps.put_on()
+        share_loss(binding)
 
 
 def _check_step(model: tf.keras.Model) -> None:

@@ -60,6 +60,8 @@ class Feed:
         class_weight: class -> weight, as in ``Model.fit``.
         limit: read only this many records, the first ones; None reads all.
         held: what each process holds, where hosts hold different records.
+        is_bare: whether a batch is x itself, as Keras' fit gives a step what has no labels, and
+            not (x,).
     """
 
     records: Records
@@ -73,6 +75,7 @@ class Feed:
     class_weight: Mapping[int, float] | None = None
     limit: int | None = None
     held: Held | None = None
+    is_bare: bool = False
 
     def __post_init__(self) -> None:
         replicas = self.num_replicas
@@ -178,7 +181,7 @@ class Feed:
                 received=f"{self.parts} processes for an epoch that {parts} began",
                 mend=f"Resume on {parts} processes, or give each host all records as files",
             )
-        before = replace(self, parts=parts, part=0, splits=1)
+        before = replace(self, parts=parts, part=0, splits=1, is_bare=False)
         return RedividedFeed(before.on_one_device(), self)
 
     def evaluated(self) -> Feed | RedividedFeed:
@@ -228,6 +231,8 @@ class Feed:
             epochs = self._epoch(first, skip_steps)
         else:
             epochs = tf.data.Dataset.range(first, last).flat_map(one_epoch)
+        if self.is_bare:
+            epochs = self.bared(epochs)
         # A fixed depth: autotune gains nothing here, and ending its thread costs up to 40 ms.
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -351,6 +356,12 @@ class Feed:
         steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
         return self.records.chosen(steps.map(numbers))
 
+    def bared(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns batches of x itself, with their shares where they carry them."""
+        if self.shared:
+            return batches.map(lambda batch, share: (batch[0], share))
+        return batches.map(lambda *batch: batch[0])
+
     def own_share(self, *batch: Any) -> tuple[Any, tf.Tensor]:
         """Returns the rows of this process of a global batch, and the share that they are."""
         import tensorflow as tf
@@ -422,10 +433,11 @@ class RedividedFeed:
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
         """Returns what ``Feed.epochs`` of ``feed`` would, in the other order."""
         batches = self.whole.epochs(first, last, skip_steps=skip_steps)
-        if not self.feed.shared:
-            return batches
-        own = batches.map(self.feed.own_share)
-        return own if self.feed.splits == 1 else own.flat_map(self.feed.split)
+        if self.feed.shared:
+            batches = batches.map(self.feed.own_share)
+            if self.feed.splits > 1:
+                batches = batches.flat_map(self.feed.split)
+        return self.feed.bared(batches) if self.feed.is_bare else batches
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +27,10 @@ from tfdist.training.data_errors import (
     explain_shape_error,
 )
 from tfdist.training.feed import Feed
-from tfdist.training.given_data import GivenData, is_given_in_batches
+from tfdist.training.given_data import GivenData, as_array, is_bare_in_keras, is_given_in_batches
 from tfdist.training.given_feed import GivenFeed
 from tfdist.training.membership import Fit, membership_of
-from tfdist.training.own_steps import optimizers_of
+from tfdist.training.own_steps import optimizers_of, own_steps
 from tfdist.training.same_batches import SameBatches
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
@@ -141,7 +142,7 @@ class Runs:
             arrays, options["validation_data"] = _split(arrays, validation_split)
         batch_size = self._batch_size(options)
         shuffle = bool(options.pop("shuffle", True))
-        return self._dataset(arrays, global_batch_size=batch_size, training=shuffle)
+        return self._feed_of(arrays, batch_size, training=shuffle)
 
     def _open_validation(self, options: dict) -> None:
         """Makes feeds of what Keras takes for validation."""
@@ -172,10 +173,17 @@ class Runs:
             return x.in_record_order()
         arrays = self._arrays(x, options)
         batch_size = self._batch_size(options)
-        return self._dataset(arrays, global_batch_size=batch_size, training=False)
+        return self._feed_of(arrays, batch_size, training=False)
+
+    def _feed_of(self, arrays: tuple[Any, ...], batch_size: int, *, training: bool) -> Feed:
+        feed = self._dataset(arrays, global_batch_size=batch_size, training=training)
+        if not own_steps(self._model) or not is_bare_in_keras(None, arrays):
+            return feed
+        return dataclasses.replace(feed, is_bare=True)
 
     def _arrays(self, x: Any, options: dict) -> tuple[Any, ...]:
         """Returns (x[, y[, sample_weight]]); takes them out of ``options``."""
+        x = as_array(x)
         if not _are_arrays(x):
             raise DataError(
                 f"a model of strategy '{self._strategy_name}' must be given what strategy.dataset "
@@ -184,7 +192,7 @@ class Runs:
                 mend="Write strategy.dataset(data, global_batch_size=...), data being a folder of "
                 "shards, arrays, or a tf.data.Dataset",
             )
-        y, sample_weight = options.pop("y", None), options.pop("sample_weight", None)
+        y, sample_weight = (as_array(options.pop(name, None)) for name in ("y", "sample_weight"))
         arrays = [x] if y is None else [x, y] if sample_weight is None else [x, y, sample_weight]
         # Keras' users write several inputs or outputs as a list.
         return tuple(
@@ -210,7 +218,8 @@ class Runs:
 
     def _agree_on(self, feed: Feed) -> None:
         """Processes that disagree about the data would wait for each other for ever."""
-        check_inputs(self._model, feed.records.element_spec)
+        if not own_steps(self._model) and not self._binding.takes_body:  # They know what x is.
+            check_inputs(self._model, feed.records.element_spec)
         if feed.records.padding is not None:
             check_free_lengths(self._model, feed.records.element_spec)
         check_batches(self._model, feed)

@@ -33,6 +33,30 @@ def is_given_in_batches(x: Any) -> bool:
     return isinstance(x, (tf.data.Dataset, tf.keras.utils.Sequence, Iterator))
 
 
+def is_bare_in_keras(x: Any, batch: tuple[Any, ...]) -> bool:
+    """Whether Keras gives a step x itself, and not (x,), of what its fit is given.
+
+    Args:
+        x: what fit, evaluate or predict is given.
+        batch: (x[, y[, sample_weight]]) of it.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return not isinstance(x.element_spec, tuple)
+    return len(batch) == 1 and not tf.nest.is_nested(batch[0])
+
+
+def as_array(x: Any) -> Any:
+    """Returns lists of numbers or texts as the array that Keras makes of them; others stay."""
+    kinds = (bool, int, float, str, bytes, np.number)
+    is_list = isinstance(x, (list, tuple)) and bool(x)
+    if not is_list or not all(isinstance(leaf, kinds) for leaf in tf.nest.flatten(x)):
+        return x
+    try:
+        return _as_keras_casts(np.asarray(x))
+    except ValueError:  # Rows of several lengths.
+        return x
+
+
 @dataclass(frozen=True)
 class Given:
     """Data that gives batches.
@@ -140,6 +164,7 @@ class GivenData:
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,
             shared=collective.shares_batches,
+            is_bare=is_bare_in_keras(x, spec),
         )
 
     def _order(self) -> Any:

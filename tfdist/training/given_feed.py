@@ -143,6 +143,7 @@ class GivenFeed(Feed):
             part=self.part,
             splits=self.splits,
             shared=self.shared,
+            is_bare=self.is_bare,
         )
 
     def in_order_of_records(self, local: Sequence[Any]) -> Any:
@@ -160,6 +161,8 @@ class GivenFeed(Feed):
             batches = batches.map(self.own_share)
             if self.splits > 1:
                 batches = batches.flat_map(self.split)
+        if self.is_bare:
+            batches = self.bared(batches)
         options = tf.data.Options()
         options.autotune.enabled = False
         return batches.prefetch(2).with_options(options)

@@ -72,9 +72,24 @@ class OwnSteps:
         given = {
             name: types.MethodType(getattr(type(model), name), model) for name in own_steps(model)
         }
-        if given:
-            for name, value in self._taking(given, self._merged).items():
-                self._binding.put(model, name, value)
+        taken = self._taking(given, self._merged) if given else {}
+        if not given and type(model).compute_metrics is not tf.keras.Model.compute_metrics:
+            taken = keras_api.shown_once() | keras_api.on_results(self._merged)
+        for name, value in taken.items():
+            self._binding.put(model, name, value)
+
+    def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
+        """Returns what ``compute``, a compute_metrics of the user's own, does.
+
+        Which of its numbers are results of metrics is noted: those of all processes are shown.
+        """
+        for metric in self._model.metrics:
+            _note_results(metric)
+        running = RunningStep(self._collective, losses.part_of(share), share)
+        with step_context.within(own_step=running):
+            results = compute()
+        self._note(running, results)
+        return results
 
     def taking(self, body: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns what has Keras' fit take a user's ``body`` of a loop for the train step.
@@ -131,12 +146,15 @@ class OwnSteps:
             variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
         if not isinstance(results, dict):
             return results
+        self._note(running, results)
+        return {name: self._of_all(running, name, value) for name, value in results.items()}
+
+    def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
         self._metric_of |= {
             name: running.results[id(value)]
             for name, value in results.items()
             if id(value) in running.results
         }
-        return {name: self._of_all(running, name, value) for name, value in results.items()}
 
     def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
         """Returns a number of this replica's rows as that of the global batch."""
@@ -173,7 +191,11 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
 
 
 def _states(model: tf.keras.Model) -> list[tf.Variable]:
-    return keras_api.all_raw(v for metric in model.metrics for v in metric.variables)
+    metrics = list(model.metrics)
+    if not keras_api.IS_KERAS_3:  # Listed when it has been called, but it has its variables now.
+        shown = keras_api.loss_shown(model)
+        metrics += [shown] if all(metric is not shown for metric in metrics) else []
+    return keras_api.all_raw(v for metric in metrics for v in metric.variables)
 
 
 # What a user's step calls ------------------------------------------------------------------------

@@ -41,11 +41,18 @@ def explained(strategy_name: str) -> Iterator[None]:
     """Encloses the making of a model within a scope of tf.distribute, where Keras itself refuses.
 
     Raises:
-        ModelError: the model has a layer that keeps its state from batch to batch.
+        ModelError: the model has a layer that keeps its state from batch to batch, or metrics that
+            were made outside.
     """
     try:
         yield
     except ValueError as error:
+        if "different distribution strategy scope" in str(error):
+            raise ModelError(
+                "metrics that a model is compiled with must be made in the function that makes it",
+                received=str(error).splitlines()[0].partition(" passed to ")[0],
+                mend="Make them there, or give their names",
+            ) from error
         if "Stateful RNNs" not in str(error):
             raise
         received = f"a layer with stateful=True on strategy '{strategy_name}'"

@@ -39,6 +39,7 @@ class SharedSteps:
     """
 
     def __init__(self, binding: Binding, options: StepOptions):
+        self._binding = binding
         model = self._model = binding.model
         self._collective = binding.collective
         self._results = binding.results
@@ -124,6 +125,10 @@ class SharedSteps:
         with step_context.within(results_are_local=True):
             own_kinds = _are_keras_own(keras_api.compiled_metrics(model), model.compute_metrics)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
+            if own_results and self._binding.own_steps is not None:
+                return self._binding.own_steps.results_of(
+                    share, lambda: model.compute_metrics(x, y, y_pred, sample_weight)
+                )
             if own_kinds or own_results:
                 return model.compute_metrics(x, y, y_pred, sample_weight)
 

@@ -17,7 +17,7 @@ from tfdist.errors import ModelError
 from tfdist.training import keras_api
 from tfdist.training.binding import LOOPS
 from tfdist.training.feed import Feed
-from tfdist.training.given_data import is_given_in_batches, peeked
+from tfdist.training.given_data import as_array, is_given_in_batches, peeked
 
 # Where a model keeps what builds it.
 _PLACE = "_tfdist_build_for"
@@ -75,7 +75,8 @@ def _inputs_of(x: Any) -> tuple[Any, Any]:
     if is_given_in_batches(x):
         x, spec = peeked(x)
         return x, spec[0]
-    return x, tf.nest.map_structure(_spec_of_rows, tuple(x) if isinstance(x, list) else x)
+    given = as_array(x)
+    return x, tf.nest.map_structure(_spec_of_rows, tuple(given) if type(given) is list else given)
 
 
 def _spec_of_rows(array: Any) -> tf.TensorSpec:

@@ -26,6 +26,13 @@ def compiled_loss(model: tf.keras.Model) -> Any:
     return model._compile_loss if IS_KERAS_3 else model.compiled_loss
 
 
+def loss_shown(model: tf.keras.Model) -> Any:
+    """Returns the metric that the compiled losses of ``model``, of Keras 2, are shown by."""
+    loss = model.compiled_loss
+    # Keras 2.14 called it otherwise; its public name, metrics[0], comes with the first call.
+    return loss._total_loss_mean if hasattr(loss, "_total_loss_mean") else loss._loss_metric
+
+
 @contextlib.contextmanager
 def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
