@@ -148,6 +148,16 @@ def images():
     return compiled(inputs, L.Dense(2)(x)), rows(30, 9, 9, 3)
 
 
+def normalized():
+    """Channels whole and split; with and without each weight."""
+    inputs = keras.Input((6, 6, 3))
+    x = L.BatchNormalization(momentum=0.9, scale=False)(inputs)
+    x = L.BatchNormalization(momentum=0.8, epsilon=1e-6)(L.Conv2D(16, 3)(x))
+    x = L.BatchNormalization(momentum=0.7, center=False)(L.Conv2D(4, 1, activation="tanh")(x))
+    x = L.BatchNormalization(momentum=0.9)(L.Flatten()(x))
+    return compiled(inputs, L.Dense(2)(x)), rows(30, 6, 6, 3)
+
+
 def sequences():
     inputs = keras.Input((6, 8))
     mask = keras.Input((6, 6), dtype="bool")
@@ -235,7 +245,7 @@ def clipped():
 #: (batch, model) -> what is trained on it. A mesh with both axes does all that one with one does.
 EXACT = {
     (2, 2): (images, sequences, nested, vision, padded, clipped),
-    (1, 2): (nested, clipped),
+    (1, 2): (nested, clipped, images, normalized),
 }
 
 

@@ -66,7 +66,7 @@ def test_the_host_copy_can_be_released(results):
 @pytest.mark.parametrize(
     ("shape", "model"),
     [("2x2", m) for m in ("images", "sequences", "nested", "vision", "padded", "clipped")]
-    + [("1x2", m) for m in ("nested", "clipped")],
+    + [("1x2", m) for m in ("nested", "clipped", "images", "normalized")],
 )
 def test_layers_are_exact(shape, model, results):
     assert of(results, "exact")[f"{model} {shape}"] <= _TOLERANCE

@@ -172,3 +172,33 @@ def few_rows_in_other_schedules(strategy: Any, folder: Path) -> None:
         model, plain = both(other, make)
         assert train(other, model, plain, 9) < 1e-6, options
         assert largest(model.get_weights(), plain.get_weights()) < 1e-6, options
+
+
+@scenario
+def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) -> None:
+    import tfdist
+
+    for recompute in ("none", "blocks"):
+        other = tfdist.strategy(
+            "pipeline", stages=2, microbatches=1, batch_norm="per_microbatch", recompute=recompute
+        )
+        other.start()
+
+        def make() -> keras.Model:
+            norm = layers.BatchNormalization(momentum=0.5)
+            model = keras.Sequential(
+                [
+                    keras.Input((6, 6, 2)),
+                    layers.Conv2D(4, 3),
+                    norm,
+                    layers.Flatten(),
+                    layers.Dense(3),
+                ]
+            )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), loss)
+            return model
+
+        model, plain = both(other, make)
+        assert train(other, model, plain, 7) < 1e-5, recompute
+        assert largest(model.get_weights(), plain.get_weights()) < 1e-5, recompute

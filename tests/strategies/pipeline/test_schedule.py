@@ -8,6 +8,7 @@ import pytest
 
 from tfdist.errors import OptionError
 from tfdist.strategies.pipeline import gantt, schedule
+from tfdist.strategies.pipeline.schedule import WHOLE
 
 SHAPES = [
     (name, stages, microbatches, chunks)
@@ -55,13 +56,22 @@ def test_1f1b_keeps_few_activations_and_gpipe_all():
     assert [all_of_them.most_in_flight(stage) for stage in range(4)] == [8] * 4
 
 
-def test_at_a_barrier_all_microbatches_wait():
-    made = schedule.gpipe((0, 0, 1), 3, barriers=frozenset({1}))
-    starts = {(s.task.chunk, s.task.microbatch): s for s in made.timeline() if s.task.is_forward}
-    assert starts[1, 0].start == starts[0, 2].end == 3
-    assert starts[2, 0].start == starts[1, 0].end
-    back = {(s.task.chunk, s.task.microbatch): s for s in made.timeline() if not s.task.is_forward}
-    assert back[0, 0].start >= max(back[1, m].end for m in range(3))
+def test_a_chunk_that_takes_a_batch_whole_waits_for_all_microbatches():
+    made = schedule.gpipe((0, 1, 1, 1), 3, whole=frozenset({2}))
+    places = {(s.task.is_forward, s.task.chunk, s.task.microbatch): s for s in made.timeline()}
+    assert [place for place in places if place[1] == 2] == [(True, 2, WHOLE), (False, 2, WHOLE)]
+    whole = places[True, 2, WHOLE]
+    assert whole.start == max(places[True, 1, m].end for m in range(3)) == 4
+    assert whole.end == places[True, 3, 0].start == 7  # As long as three microbatches.
+    back = places[False, 2, WHOLE]
+    assert back.start >= max(places[False, 3, m].end for m in range(3))
+    assert places[False, 1, 0].start == back.end
+    assert [made.most_in_flight(device) for device in range(2)] == [3, 9]
+
+
+def test_a_whole_batch_has_a_letter_in_the_chart():
+    made = schedule.gpipe((0, 1), 2, whole=frozenset({1}))
+    assert gantt.text(made, width=12) == "stage 0 |01      0-1-|\nstage 1 |  w.w---    |"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Context:
         training: whether this is a training step.
         read: (weight, its mtf dimensions) -> the weight as a tensor on the mesh.
         num_rows: true rows of the batch; ``padded_rows`` counts those added to divide it evenly.
+        is_divided: whether devices hold parts of the batch, not all of it.
         seed: int64 tensor [2], new in each training step; None outside of training.
 
     Attributes:
@@ -43,12 +44,14 @@ class Context:
         read: Callable[[Any, list[Any]], Any],
         num_rows: int,
         padded_rows: int = 0,
+        is_divided: bool = True,
         seed: tf.Tensor | None = None,
     ):
         self.mesh = mesh
         self.layout = layout
         self.training = training
         self.num_rows = num_rows
+        self.is_divided = is_divided
         self.seed = seed
         self.updates: list[tuple[Any, Any]] = []
         self.losses: list[Any] = []
@@ -188,12 +191,14 @@ class Context:
         slice_number_of: Sequence[Any] | None = None,
         model_coordinate: bool = False,
         with_back: bool = False,
+        beside: Sequence[tuple[Sequence[Any], tf.DType]] = (),
     ) -> Any:
         """Runs ``fn`` on each device's slices of ``inputs``; see ``LocalOperation``.
 
         Args:
             fn: tf.Tensors -> tf.Tensor; it must not mix rows of the batch.
             dims: of the whole output.
+            beside: dims and dtype of further outputs; a tuple of all is returned then.
         """
         operation = LocalOperation(
             fn,
@@ -205,8 +210,9 @@ class Context:
             slice_number_of=None if slice_number_of is None else mtf.Shape(list(slice_number_of)),
             model_coordinate=model_coordinate,
             with_back=with_back,
+            beside=[(mtf.Shape(list(of)), kind) for of, kind in beside],
         )
-        return operation.outputs[0]
+        return tuple(operation.outputs) if beside else operation.outputs[0]
 
     def random_seed(self, slice_number: Any, number: int) -> tf.Tensor:
         """Returns the seed of one slice: equal on devices that hold the same slice."""

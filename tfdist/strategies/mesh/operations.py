@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +66,51 @@ class MeshDevices(placement_mesh_impl.PlacementMeshImpl):
         super().__init__(shape, SuffixRules(), list(devices))
         self.collectives: list[tuple[str, str, int]] = []
         self.share_memory = all("CPU" in device.upper() for device in devices)
+
+    def first_places(self, inputs: Sequence[Sequence[Any]], output: Any = None) -> list[int]:
+        """Returns for each device the first one that is given the same: it computes for both.
+
+        Where memory is not shared, each device computes by itself.
+
+        Args:
+            inputs: of each one slice, or number, for each device.
+            output: mtf.Shape of what is computed, where devices may make other slices of it.
+        """
+        if not self.share_memory:
+            return list(range(self.size))
+        keys = [
+            (
+                *(id(part) if tf.is_tensor(part) else part for part in parts),
+                *(() if output is None else self.slice_begin(output, place)),
+            )
+            for place, parts in enumerate(zip(*inputs, strict=True))
+        ]
+        return [keys.index(key) for key in keys] if inputs else [0] * self.size
+
+    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+        inputs = [
+            x.to_laid_out_tensor().tensor_list
+            if hasattr(x, "to_laid_out_tensor")
+            else [x] * self.size
+            for x in inputs
+        ]
+        results = self.run(fn, inputs, self.first_places(inputs))
+        if isinstance(results[0], tuple):
+            return tuple(self.LaidOutTensor(list(each)) for each in zip(*results, strict=True))
+        return self.LaidOutTensor(results)
+
+    def run(self, fn: Callable, inputs: Sequence[Sequence[Any]], places: Sequence[int]) -> list:
+        """Returns for each device what ``fn`` makes of its inputs on the one of its ``places``."""
+        results = {}
+        for place in dict.fromkeys(places):
+            with tf.device(self.devices[place]):
+                results[place] = fn(*(parts[place] for parts in inputs))
+        return [results[place] for place in places]
+
+    def laid_out_pcoord(self, mesh_axis: int) -> Any:
+        divisor = math.prod(dimension.size for dimension in self.shape.dims[mesh_axis + 1 :])
+        of_axis = self.shape[mesh_axis].size
+        return self.LaidOutTensor([place // divisor % of_axis for place in range(self.size)])
 
     def axis_size(self, name: str) -> int:
         return self.shape[self.axis_index(name)].size
@@ -127,6 +173,8 @@ class LocalOperation(mtf.Operation):
         with_back: whether fn also returns its gradient: a function from that of the output to those
             of the float inputs, None for those that no trained weight lies behind. Else TensorFlow
             finds it.
+        beside: (mtf.Shape, dtype) of further outputs, of which fn returns a tuple with the first;
+            no gradient goes back through them.
     """
 
     def __init__(
@@ -141,6 +189,7 @@ class LocalOperation(mtf.Operation):
         slice_number_of: Any = None,
         model_coordinate: bool = False,
         with_back: bool = False,
+        beside: Sequence[tuple[Any, tf.DType]] = (),
     ):
         super().__init__(list(inputs), name=name)
         self._fn = fn
@@ -148,13 +197,18 @@ class LocalOperation(mtf.Operation):
         self._slice_number_of = slice_number_of
         self._model_coordinate = model_coordinate
         self._with_back = with_back
-        self._outputs = [mtf.Tensor(self, output_shape, dtype)]
+        self._outputs = [
+            mtf.Tensor(self, shape, of_dtype, index=i)
+            for i, (shape, of_dtype) in enumerate([(output_shape, dtype), *beside])
+        ]
         self.float_inputs = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
-        # Filled by lower(): per device its tape and the slices of the float inputs, or its written
-        # gradient; the output; and where the loss starts at the logits behind it, their gradient.
-        self.tapes: list[tf.GradientTape] = []
-        self.backs: list[Callable] = []
-        self.input_slices: list[list[tf.Tensor]] = []
+        # Filled by lower(): for each device the one that computes for it; by place its tape and the
+        # slices of the float inputs, or its written gradient; for each device the output, and where
+        # the loss starts at the logits behind it, their gradient.
+        self.places: list[int] = []
+        self.tapes: dict[int, tf.GradientTape] = {}
+        self.backs: dict[int, Callable] = {}
+        self.input_slices: dict[int, list[tf.Tensor]] = {}
         self.output_slices: list[tf.Tensor] = []
         self.gradients_of_logits: list[tf.Tensor] = []
 
@@ -171,20 +225,18 @@ class LocalOperation(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
-        inputs = [lowering.tensors[tensor].to_laid_out_tensor() for tensor in self.inputs]
-        more = []
+        given = [lowering.tensors[tensor].to_laid_out_tensor() for tensor in self.inputs]
         if self._slice_number_of is not None:
-            more.append(devices.laid_out_slice_num(self._slice_number_of))
+            given.append(devices.laid_out_slice_num(self._slice_number_of))
         if self._model_coordinate:
-            more.append(devices.laid_out_pcoord(devices.axis_index(MODEL)))
+            given.append(devices.laid_out_pcoord(devices.axis_index(MODEL)))
+        inputs = [laid_out.tensor_list for laid_out in given]
 
-        def run_with_back(*slices: Any) -> tf.Tensor:
-            output, back = self._fn(*slices)
-            self.backs.append(back)
-            self.output_slices.append(output)
+        def run_with_back(place: int, *slices: Any) -> tf.Tensor:
+            output, self.backs[place] = self._fn(*slices)
             return output
 
-        def run(*slices: Any) -> tf.Tensor:
+        def run(place: int, *slices: Any) -> tf.Tensor:
             # One tape for each device: tf.gradients would walk the whole graph for every operation.
             own = [tf.convert_to_tensor(slices[i]) for i in self.float_inputs]
             slices = list(slices)
@@ -193,12 +245,19 @@ class LocalOperation(mtf.Operation):
                     tape.watch(tensor)
                     slices[index] = tensor
                 output = self._fn(*slices)
-            self.tapes.append(tape)
-            self.input_slices.append(own)
-            self.output_slices.append(output)
+            self.tapes[place] = tape
+            self.input_slices[place] = own
             return output
 
-        output = devices.slicewise(run_with_back if self._with_back else run, *inputs, *more)
+        self.places = devices.first_places(inputs, self.outputs[0].shape)
+        numbered = [list(range(devices.size)), *inputs]
+        made = devices.run(run_with_back if self._with_back else run, numbered, self.places)
+        if len(self.outputs) > 1:
+            made, *others = (list(slices) for slices in zip(*made, strict=True))
+            for tensor, slices in zip(self.outputs[1:], others, strict=True):
+                lowering.set_tensor_lowering(tensor, devices.LaidOutTensor(slices))
+        self.output_slices = made
+        output = devices.LaidOutTensor(made)
         axes = [devices.axis_index(axis) for axis in self.partial_over]
         if axes:
             output = LazyAllreduceSum(devices, output, axes)
@@ -221,10 +280,9 @@ class LocalGradient(mtf.Operation):
     def lower(self, lowering: Any) -> None:
         devices, forward = lowering.mesh_impl(self), self._forward
         grad_ys = lowering.tensors[self._grad_y].to_laid_out_tensor().tensor_list
-        by_device = []
-        for place, grad_y in enumerate(grad_ys):
-            with tf.device(devices.devices[place]):
-                by_device.append(self._on_device(place, grad_y))
+        # Equal on devices for which one computes: they have made the same slice of the output.
+        numbered = [list(range(devices.size)), grad_ys]
+        by_device = devices.run(self._on_device, numbered, forward.places)
         split_over = {devices.axis_index(axis) for axis in forward.partial_over}
         for tensor in [*forward.inputs, *forward.outputs]:
             split_over |= _axes_of(devices, tensor)

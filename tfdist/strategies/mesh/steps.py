@@ -100,18 +100,17 @@ class Program:
             read=self._read,
             num_rows=self.num_rows,
             padded_rows=padded_rows,
+            is_divided=devices.axis_size(BATCH) > 1,
             seed=seed,
         )
         inputs = [self.context.activation(_padded(tensor, padded_rows)) for tensor in flat]
         self.outputs = convert(model, self.context, inputs)
 
     def _read(self, variable: Any, dims: list[Any]) -> Any:
-        parts = []
-        slices = self._state.of(variable).slices
-        for device, part in zip(self._devices.devices, slices, strict=True):
-            with tf.device(device):
-                parts.append(part.read_value())
-        laid_out = self._devices.LaidOutTensor(parts)
+        weight, devices = self._state.of(variable), self._devices
+        places = weight.first_places if devices.share_memory else range(devices.size)
+        parts = devices.run(lambda part: part.read_value(), [weight.slices], places)
+        laid_out = devices.LaidOutTensor(parts)
         return mtf.import_laid_out_tensor(self._mesh, laid_out, mtf.Shape(dims))
 
     def run(self, loss_fn: Callable[[Any, list[tf.Tensor]], tf.Tensor]) -> None:

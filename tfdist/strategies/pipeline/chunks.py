@@ -23,8 +23,6 @@ class Chunk:
         device: where.
         model: inputs -> outputs, both lists.
         inputs, outputs: keys of what it reads from, and gives to, others.
-        norm: the BatchNormalization that it begins with, when its statistics are those of the
-            whole batch.
         differentiable: inputs through which gradients flow back.
         learns: whether it has to go backward at all.
     """
@@ -34,7 +32,6 @@ class Chunk:
     model: tf.keras.Model
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    norm: tf.keras.layers.BatchNormalization | None
     differentiable: frozenset[int]
     learns: bool
 
@@ -44,18 +41,12 @@ class Chunk:
         unique = {v.ref(): v for call in self.calls for v in call.layer.trainable_variables}
         return list(unique.values())
 
-    @property
-    def norm_input(self) -> int:
-        assert self.norm is not None
-        return id(self.calls[0].inputs[0])
-
 
 def make_chunks(
     calls: Sequence[Call],
     results: Sequence[Any],
     cuts: Sequence[int],
     devices: Sequence[str],
-    norm_starts: frozenset[int],
 ) -> tuple[Chunk, ...]:
     """Cuts ``calls`` into chunks.
 
@@ -63,7 +54,6 @@ def make_chunks(
         results: symbolic tensors that all calls together are to give.
         cuts: the first call of each chunk but the first one.
         devices: of each chunk.
-        norm_starts: calls with statistics of the whole batch; each begins a chunk.
     """
     starts = [0, *cuts]
     stops = [*cuts, len(calls)]
@@ -92,7 +82,6 @@ def make_chunks(
                 model=tf.keras.Model(list(read.values()), list(given.values())),
                 inputs=tuple(read),
                 outputs=tuple(given),
-                norm=own[0].layer if start in norm_starts else None,
                 differentiable=differentiable,
                 learns=learns,
             )

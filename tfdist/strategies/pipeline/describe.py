@@ -170,9 +170,9 @@ class Description:
             )
         if self.plan.measured is not None:
             parts.append(self._measurement())
-        if self.plan.norm_starts:
+        if self.plan.num_norms:
             parts.append(
-                f"All microbatches wait for each other at {len(self.plan.norm_starts)} "
+                f"Whole batches (w) go through the layers between {self.plan.num_norms} "
                 "BatchNormalization layers, whose statistics are those of the whole batch."
             )
         return "\n".join(parts)
@@ -193,7 +193,7 @@ class Description:
         equal = (
             f"{self.bubble_fraction:.1%} with equal stages (theory {self.theoretical_bubble:.1%})"
         )
-        if self.plan.norm_starts:  # Theory does not know that microbatches wait for each other.
+        if self.plan.num_norms:  # Theory does not know of whole batches.
             equal = f"{self.theoretical_bubble:.1%} without BatchNormalization"
         return (
             f"{options.schedule}, {options.stages} stages, {options.microbatches} microbatches: "
@@ -207,8 +207,8 @@ class Description:
         return [max(cost, least) for cost in costs]
 
     def _chart_costs(self) -> list[float] | None:
-        """Chunks that begin with a BatchNormalization have nothing like equal lengths."""
-        return self._costs() if self.plan.norm_starts else None
+        """Where BatchNormalizations divide a stage, its chunks have nothing like equal lengths."""
+        return self._costs() if self.plan.num_norms else None
 
 
 def _ms(cost: Cost) -> str:

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.pipeline.chunks import Chunk
-from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
 from tfdist.training.gradients import activity_losses
@@ -70,26 +69,15 @@ class Frozen:
         """Whether the features of a batch are what ``outputs`` returned."""
         return isinstance(x, Mapping) and _NAME.format(0) in x
 
-    def tensors(self, x: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        """Returns ``x`` as a list, for ``values``."""
-        return [x[name] for name in sorted(x)]
-
-    def values(self, parts: list[Microbatch]) -> dict[tuple[int, int], tf.Tensor]:
-        """Returns (key, microbatch) -> tensor for microbatches of what ``tensors`` returned."""
-        names = sorted(self._names())
+    def values(self, x: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns key -> tensor for a batch of what ``outputs`` returned."""
         values = {}
-        for number, part in enumerate(parts):
-            given = dict(zip(names, part.inputs, strict=True))
-            for position, symbol in enumerate(self._read):
-                tensor = tf.identity(given[_NAME.format(position)])
-                if self._masked[position]:
-                    with_mask(tensor, given[_MASK.format(position)])
-                values[id(symbol), number] = tensor
+        for position, symbol in enumerate(self._read):
+            tensor = tf.identity(x[_NAME.format(position)])
+            if self._masked[position]:
+                with_mask(tensor, x[_MASK.format(position)])
+            values[id(symbol)] = tensor
         return values
-
-    def _names(self) -> list[str]:
-        masks = [_MASK.format(n) for n, masked in enumerate(self._masked) if masked]
-        return [*(_NAME.format(n) for n in range(len(self._read))), *masks]
 
     def _outputs(self, inputs: list[tf.Tensor], training: bool) -> dict[str, tf.Tensor]:
         known: dict[int, tf.Tensor] = dict(

@@ -14,8 +14,8 @@ from tensorflow.python.autograph.core import ag_ctx
 
 from tfdist.strategies.pipeline import norms
 from tfdist.strategies.pipeline.chunks import Chunk
+from tfdist.strategies.pipeline.schedule import WHOLE
 from tfdist.training import randomness
-from tfdist.training.batch_statistics import local_sums
 from tfdist.training.gradients import activity_losses
 from tfdist.training.keras_api import mask_of, with_mask
 from tfdist.training.logits import Logits, logits_of
@@ -46,7 +46,8 @@ class Functions:
     Args:
         output_keys: of the model; the logits behind these outputs are kept.
         num_microbatches: see ``pay``.
-        without: chunks that are to have none.
+        recompute: whether a chunk may run twice.
+        without: chunks that are to have none: those that take a batch whole, among others.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Functions:
         *,
         training: bool,
         num_microbatches: int,
+        recompute: bool,
         without: frozenset[Chunk],
     ):
         self._output_keys = frozenset(output_keys)
         self._training = training
         self._traces = pay(num_microbatches)
+        self._recompute = recompute
         self._functions: dict[Hashable, Callable] = {}
         #: Those, and chunks that draw numbers which ``seed`` does not settle.
         self._without = set(without)
@@ -71,31 +74,34 @@ class Functions:
         number: int,
         chunk: Chunk,
         inputs: list[tf.Tensor],
+        microbatch: int,
         *,
-        total: tf.Tensor | None,
         is_real: Any,
-        seed: tuple[tf.Tensor, int] | None,
+        seed: tf.Tensor | None,
         moves: bool,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the outputs of a chunk, masks and logits attached, and the losses it adds.
 
         Args:
             number: of the chunk.
-            total: the statistics of the whole batch, where it begins with a BatchNormalization.
+            microbatch: its number, or WHOLE.
             is_real: bool, False when the microbatch is padding.
-            seed: of the step, and the number of the microbatch; None where no layer draws numbers.
-            moves: as for ``norms.microbatch``.
+            seed: of the step; None where no layer draws numbers.
+            moves: as for ``norms.of_part``.
         """
+        # One whole batch that runs once is what a BatchNormalization sees on one device.
+        is_part = microbatch != WHOLE or self._recompute
 
-        def run(inputs: list[Any], total: Any, is_real: Any, seed: Any) -> tuple[list, list]:
-            given = None if total is None else (chunk.norm, total)
+        def run(inputs: list[Any], is_real: Any, seed: Any) -> tuple[list, list]:
+            part = norms.of_part(is_real=is_real, moves=moves)
             seeded = randomness.microbatch(*seed, number) if seed else contextlib.nullcontext()
-            with norms.microbatch(total=given, is_real=is_real, moves=moves), seeded:
+            with part if is_part else contextlib.nullcontext(), seeded:
                 made = tf.nest.flatten(chunk.model(inputs, training=self._training))
             return made, activity_losses(chunk.model)
 
+        drawn = None if seed is None else (seed, max(microbatch, 0))
         if not self._traces or chunk in self._without:
-            return run(inputs, total, is_real, seed)
+            return run(inputs, is_real, drawn)
 
         def traced(inputs: list[Any], masks: list[Any], *more: Any) -> tuple[list, ...]:
             for tensor, mask in zip(inputs, masks, strict=True):
@@ -104,13 +110,13 @@ class Functions:
             return made, _masks(made), self._logits(chunk, made), activity
 
         # As a tensor, or each microbatch would have a function of its own.
-        given = None if seed is None else (seed[0], tf.constant(seed[1]))
-        arguments = inputs, _masks(inputs), total, is_real, given
+        drawn_with = None if drawn is None else (seed, tf.constant(microbatch))
+        arguments = inputs, _masks(inputs), is_real, drawn_with
         is_new = (chunk, moves) not in self._functions
         function = self._function((chunk, moves), traced)
         if is_new and _draws(function.get_concrete_function(*arguments).graph):
             self._without.add(chunk)
-            return run(inputs, total, is_real, seed)
+            return run(inputs, is_real, drawn)
         made, masks, logits, activity = function(*arguments)
         for place, key in enumerate(chunk.outputs):
             if logits[place] is not None:
@@ -127,27 +133,6 @@ class Functions:
             return []
         pairs = [(tensor, logits_of(tensor)) for tensor in made if tensor.dtype.is_floating]
         return [[one] if logits is None else [one, logits.tensor] for one, logits in pairs]
-
-    def norm_sums(self, chunk: Chunk, inputs: tf.Tensor, is_real: Any) -> tf.Tensor:
-        """Returns what a microbatch adds to the statistics that ``chunk`` begins with."""
-
-        def sums(inputs: tf.Tensor, is_real: Any) -> tf.Tensor:
-            return local_sums(chunk.norm, inputs, is_real=is_real)
-
-        return self._function((chunk, "sums"), sums)(inputs, is_real)
-
-    def back_through_sums(
-        self, chunk: Chunk, inputs: tf.Tensor, is_real: Any, of_total: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns the gradient of ``inputs`` for that of the sums."""
-
-        def back(inputs: tf.Tensor, is_real: Any, of_total: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                tape.watch(inputs)
-                sums = local_sums(chunk.norm, inputs, is_real=is_real)
-            return tape.gradient(sums, inputs, output_gradients=of_total)
-
-        return self._function((chunk, "back"), back)(inputs, is_real, of_total)
 
     def _function(self, key: Hashable, body: Callable) -> Callable:
         if not self._traces:

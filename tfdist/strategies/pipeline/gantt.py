@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tfdist.records import charts
-from tfdist.strategies.pipeline.schedule import Schedule, Slot
+from tfdist.strategies.pipeline.schedule import WHOLE, Schedule, Slot, Task
 
 _WIDTH = 100
 
@@ -14,7 +14,7 @@ def text(schedule: Schedule, costs: list[float] | None = None, width: int = _WID
     """Returns one line for each device, time from left to right.
 
     A forward pass is the number of its microbatch and dots, a backward pass the number and
-    dashes, waiting is blank. Numbers are written with their last digit.
+    dashes, waiting is blank. Numbers are written with their last digit; a whole batch is a "w".
     """
     slots = schedule.timeline(costs)
     makespan = max(slot.end for slot in slots)
@@ -38,7 +38,11 @@ def _write(line: list[str], slot: Slot, scale: float) -> None:
         return
     for column in range(start + 1, min(end, len(line))):
         line[column] = "." if slot.task.is_forward else "-"
-    line[start] = str(slot.task.microbatch % 10)
+    line[start] = _label(slot.task)[-1]
+
+
+def _label(task: Task) -> str:
+    return "w" if task.microbatch == WHOLE else str(task.microbatch)
 
 
 def draw(
@@ -72,11 +76,12 @@ def draw(
         )
         if len(slots) <= 400:
             middle = (slot.start + slot.end) / 2
-            axes.text(middle, slot.device, task.microbatch, ha="center", va="center", fontsize=8)
+            axes.text(middle, slot.device, _label(task), ha="center", va="center", fontsize=8)
     axes.set_yticks(range(schedule.num_devices), [f"stage {d}" for d in range(len(chunks_on))])
     axes.invert_yaxis()
     axes.set_xlim(0, max(slot.end for slot in slots))
-    axes.set_xlabel("time (blue: forward, green: backward; number: microbatch)")
+    whole = ", w: whole batch" if schedule.whole else ""
+    axes.set_xlabel(f"time (blue: forward, green: backward; number: microbatch{whole})")
     axes.set_title(title)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

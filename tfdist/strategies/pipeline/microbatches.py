@@ -3,62 +3,76 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.pipeline.schedule import WHOLE
+
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some rows of a global batch.
+    """Some rows of a global batch, or all of them.
 
     A microbatch that the uneven tail leaves without a row has one row of padding as inputs, and
     labels of zero rows.
 
     Attributes:
-        inputs: one tensor for each input of the model; at least one row.
         labels: ``(y, sample_weight)``, of the true rows.
         rows: int or int [], the true rows.
         of: int or int [], those of the global batch.
+        span: its first row and the one after its last, padding included; None: the whole batch.
     """
 
-    inputs: list[tf.Tensor]
     labels: tuple[Any, Any]
     rows: Any
     of: Any
+    span: tuple[Any, Any] | None
 
-    @property
+    @cached_property
     def is_real(self) -> Any:
-        return self.rows > 0
+        """Bool or bool [], False when all is padding."""
+        return True if self.span is None else self.rows > 0
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Returns the part of the global batch that this is."""
         return tf.cast(self.rows, dtype) / tf.cast(self.of, dtype)
 
+    def cut(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns its rows of a whole batch, at least one."""
+        return whole if self.span is None else whole[self.span[0] : self.span[1]]
 
-def divide(inputs: list[tf.Tensor], y: Any, sample_weight: Any, count: int) -> list[Microbatch]:
-    """Returns ``count`` microbatches, the larger ones first."""
-    of = inputs[0].shape[0]
-    if of is None:
-        of = tf.shape(inputs[0])[0]
-    return [_part(inputs, (y, sample_weight), number, count, of) for number in range(count)]
+    def true_rows(self, part: tf.Tensor) -> tf.Tensor:
+        """Returns what ``cut`` gave without the padding."""
+        return part if self.span is None else part[: self.rows]
 
 
-def _part(inputs: list[tf.Tensor], labels: Any, number: int, count: int, of: Any) -> Microbatch:
+def divide(of: Any, y: Any, sample_weight: Any, count: int) -> dict[int, Microbatch]:
+    """Returns ``count`` microbatches by number, the larger ones first, and the ``WHOLE`` batch.
+
+    Args:
+        of: int or int [], the rows of the batch.
+    """
+    parts = {number: _part((y, sample_weight), number, count, of) for number in range(count)}
+    parts[WHOLE] = Microbatch((y, sample_weight), rows=of, of=of, span=None)
+    return parts
+
+
+def _part(labels: Any, number: int, count: int, of: Any) -> Microbatch:
     if isinstance(of, int):  # Shapes stay static.
         rows = of // count + (number < of % count)
         start = number * (of // count) + min(number, of % count)
-        first, last = (start, start + rows) if rows else (0, 1)
+        span = (start, start + rows) if rows else (0, 1)
     else:
         rows = of // count + tf.cast(number < of % count, of.dtype)
         start = number * (of // count) + tf.minimum(number, of % count)
-        first = tf.where(rows > 0, start, 0)
-        last = tf.where(rows > 0, start + rows, 1)
+        span = (tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1))
     return Microbatch(
-        inputs=[tensor[first:last] for tensor in inputs],
         labels=tf.nest.map_structure(
             lambda tensor: None if tensor is None else tensor[start : start + rows], labels
         ),
         rows=rows,
         of=of,
+        span=span,
     )

@@ -1,8 +1,7 @@
 """BatchNormalization in a pipeline: statistics of the whole batch, or of each microbatch.
 
-With those of the whole batch a chunk of the model ends before each such layer; the next chunk
-begins when the sums of all microbatches are known, and is given their total. So a microbatch is
-normalized as it would be on one device.
+With those of the whole batch each such layer stands in a chunk that takes the batch whole, so it is
+called as on one device. This is about the others, and about forward passes that run once more.
 """
 
 from __future__ import annotations
@@ -18,28 +17,22 @@ from tfdist.training import batch_norm, batch_statistics, step_context
 from tfdist.training.binding import Binding
 
 
-def microbatch(
-    *,
-    total: tuple[tf.keras.layers.BatchNormalization, tf.Tensor] | None,
-    is_real: Any,
-    moves: bool,
-) -> contextlib.AbstractContextManager:
-    """Returns what encloses the forward pass of one microbatch through one chunk, in training.
+def of_part(*, is_real: Any, moves: bool) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass in training that is not the only one of its batch.
 
     Args:
-        total: the layer that the chunk begins with, and the sums of all microbatches.
         is_real: bool, False when the microbatch is padding.
-        moves: whether layers with statistics of their own microbatch move their moving ones; a
-            forward pass that is computed once more must not.
+        moves: whether layers move their moving statistics; a forward pass that is computed once
+            more must not.
     """
-    return step_context.within(microbatch_norms=(total, is_real, moves))
+    return step_context.within(microbatch_norms=(is_real, moves))
 
 
 def put_on(binding: Binding) -> None:
-    """Lets every BatchNormalization of a model follow ``microbatch``."""
+    """Lets every BatchNormalization of a model follow ``of_part``."""
     for layer in batch_norm.layers_of(binding.model):
         # A method of the layer: Keras' writer of SavedModels traces nothing else.
-        call = types.MethodType(_of_layer(_MicrobatchCall(layer)), layer)
+        call = types.MethodType(_of_layer(_PartCall(layer)), layer)
         binding.put(layer, "call", call)
 
 
@@ -58,8 +51,8 @@ def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
     )
 
 
-class _MicrobatchCall:
-    """Replaces ``layer.call``; outside of ``microbatch`` nothing changes."""
+class _PartCall:
+    """Replaces ``layer.call``; outside of ``of_part`` nothing changes."""
 
     def __init__(self, layer: tf.keras.layers.BatchNormalization):
         self._layer = layer
@@ -74,13 +67,12 @@ class _MicrobatchCall:
             return self._call_alone(inputs, training=training, mask=mask)
         if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
             raise masked_norm_error(layer)
-        given, is_real, moves = now
-        if given is not None and given[0] is layer:
-            return batch_statistics.normalized(layer, inputs, given[1])
+        is_real, moves = now
         own = batch_statistics.local_sums(layer, inputs)
-        if moves:
+        output = batch_statistics.normalized(layer, inputs, own)
+        if moves:  # Last: sums and output are around the moving mean.
             tf.cond(tf.convert_to_tensor(is_real), lambda: self._move(own), lambda: False)
-        return batch_statistics.normalized(layer, inputs, own)
+        return output
 
     def _move(self, own: tf.Tensor) -> bool:
         batch_statistics.move_statistics(self._layer, own)

@@ -9,12 +9,13 @@ import tensorflow as tf
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch
-from tfdist.training.gradients import Sums, added
-from tfdist.training.keras_api import mask_of, with_mask
+from tfdist.strategies.pipeline.schedule import WHOLE
+from tfdist.strategies.pipeline.values import Upstream, Values
+from tfdist.training.gradients import Sums
 from tfdist.training.logits import changed, logits_of
 from tfdist.training.randomness import StepSeeds
 
-Place = tuple[int, int]  # (chunk, microbatch)
+Place = tuple[int, int]  # (chunk, microbatch or WHOLE)
 
 
 class Program(Protocol):
@@ -70,11 +71,9 @@ class Recorded:
         tape: tf.GradientTape,
         inputs: dict[int, Any],
         logits: dict[int, Any],
-        total: Any,
         targets: Targets,
     ):
-        self.tape, self.inputs, self.logits = tape, inputs, logits
-        self.total, self.targets = total, targets
+        self.tape, self.inputs, self.logits, self.targets = tape, inputs, logits, targets
 
 
 class Targets:
@@ -103,15 +102,16 @@ class Forward:
 
     Args:
         chunks: as many as the schedule has.
-        values: (key, microbatch) -> what the chunks are given.
+        parts: the microbatches by number, and the WHOLE batch.
+        given: key -> what the chunks are given, for the whole batch.
     """
 
     def __init__(
         self,
         steps: Program,
         chunks: tuple[Chunk, ...],
-        parts: list[Microbatch],
-        values: dict[tuple[int, int], tf.Tensor],
+        parts: dict[int, Microbatch],
+        given: dict[int, tf.Tensor],
         *,
         training: bool,
     ):
@@ -123,13 +123,11 @@ class Forward:
         self.functions = Functions(
             steps.output_keys,
             training=training,
-            num_microbatches=len(parts),
+            num_microbatches=len(parts) - 1,
+            recompute=steps.recompute,
             without=frozenset(steps.without_function),
         )
-        #: (key, microbatch) -> tensor, on the device that made it.
-        self.values = dict(values)
-        #: chunk -> statistics of the whole batch, where it begins with a BatchNormalization.
-        self.totals: dict[int, tf.Tensor] = {}
+        self.values = Values(parts, given)
         self.recorded: dict[Place, Recorded] = {}
         self._activity: list[tf.Tensor] = []
         self._loss = steps.gradient_loss() if training else None
@@ -138,16 +136,15 @@ class Forward:
     def run(self, number: int, microbatch: int) -> None:
         chunk = self.chunks[number]
         with tf.device(chunk.device), self.turns.after_last(chunk.device):
-            total = self._total(number) if self.training and chunk.norm is not None else None
             if self.training and chunk.learns and not self.steps.recompute:
                 recorded = self.record(number, microbatch, moves=True)
                 self.recorded[number, microbatch] = recorded
                 targets = recorded.targets
             else:
                 inputs = self._inputs(chunk, microbatch)
-                targets = self._through(number, microbatch, inputs, total, moves=True)
+                targets = self._through(number, microbatch, inputs, moves=True)
         for key, tensor in targets.outputs.items():
-            self.values[key, microbatch] = tensor
+            self.values.put(key, microbatch, tensor)
         self._activity += targets.activity
         losses = [] if targets.loss is None else [targets.loss]
         self.turns.done(chunk.device, [*targets.outputs.values(), *targets.activity, *losses])
@@ -156,26 +153,17 @@ class Forward:
         """Runs a chunk such that a gradient can be taken."""
         chunk = self.chunks[number]
         inputs = self._inputs(chunk, microbatch)
-        total = tf.identity(self.totals[number]) if number in self.totals else None
         flowing = [key for key in inputs if key in chunk.differentiable]
         found = {key: logits_of(inputs[key]) for key in flowing}
         logits = {key: behind.tensor for key, behind in found.items() if behind is not None}
         with tf.GradientTape() as tape:
             tape.watch([*(inputs[key] for key in flowing), *logits.values()])
-            if total is not None:
-                tape.watch(total)
-            targets = self._through(number, microbatch, inputs, total, moves=moves)
-        return Recorded(tape, inputs, logits, total, targets)
+            targets = self._through(number, microbatch, inputs, moves=moves)
+        return Recorded(tape, inputs, logits, targets)
 
     def outputs(self) -> list[tf.Tensor]:
         """Returns the outputs of the model for the whole batch."""
-        return [
-            changed(
-                lambda *parts: tf.concat(parts, axis=0),
-                *(_true_rows(self.values[key, n], part) for n, part in enumerate(self.parts)),
-            )
-            for key in self.steps.output_keys
-        ]
+        return [self.values.outputs(key, WHOLE) for key in self.steps.output_keys]
 
     def activity_losses(self) -> list[tf.Tensor]:
         return self._activity
@@ -185,26 +173,24 @@ class Forward:
 
     def _inputs(self, chunk: Chunk, microbatch: int) -> dict[int, tf.Tensor]:
         """Brings the inputs of a chunk to its device."""
-        values = {key: self.values[key, microbatch] for key in chunk.inputs}
-        carried = {key: _carried(tensor, tf.identity(tensor)) for key, tensor in values.items()}
+        carried = {key: self.values.inputs(key, microbatch) for key in chunk.inputs}
         if chunk is self.chunks[-1] and self.training:  # The loss reads all outputs.
             for key in self.steps.output_keys:
                 if key not in chunk.outputs:
-                    tensor = self.values[key, microbatch]
-                    carried[key] = _carried(tensor, changed(tf.identity, tensor))
+                    carried[key] = self.values.outputs(key, microbatch)
         return carried
 
     def _through(
-        self, number: int, microbatch: int, inputs: dict[int, Any], total: Any, *, moves: bool
+        self, number: int, microbatch: int, inputs: dict[int, Any], *, moves: bool
     ) -> Targets:
         chunk, part = self.chunks[number], self.parts[microbatch]
         made, added_losses = self.functions.chunk(
             number,
             chunk,
             [inputs[key] for key in chunk.inputs],
-            total=total,
+            microbatch,
             is_real=part.is_real,
-            seed=None if self._step_seed is None else (self._step_seed, microbatch),
+            seed=self._step_seed,
             moves=moves,
         )
         outputs = dict(zip(chunk.outputs, made, strict=True))
@@ -216,24 +202,12 @@ class Forward:
         return Targets(outputs, loss, activity, to_reach)
 
     def _own_loss(self, part: Microbatch, known: dict[int, Any]) -> tf.Tensor:
-        y_pred = self.steps.packed([_true_rows(known[key], part) for key in self.steps.output_keys])
+        y_pred = self.steps.packed(
+            [changed(part.true_rows, known[key]) for key in self.steps.output_keys]
+        )
         y, sample_weight = part.labels
         loss = self._loss(y, y_pred, sample_weight)
         return loss if self.steps.loss_is_sum else loss * part.share(loss.dtype)
-
-    def _total(self, number: int) -> tf.Tensor:
-        """Returns the statistics of all microbatches that wait before ``chunk``."""
-        if number not in self.totals:
-            chunk = self.chunks[number]
-            sums = [
-                self.functions.norm_sums(chunk, self.norm_inputs(chunk, n), part.is_real)
-                for n, part in enumerate(self.parts)
-            ]
-            self.totals[number] = tf.add_n(sums)
-        return self.totals[number]
-
-    def norm_inputs(self, chunk: Chunk, microbatch: int) -> tf.Tensor:
-        return tf.identity(self.values[chunk.norm_input, microbatch])
 
 
 class Backward:
@@ -252,10 +226,8 @@ class Backward:
         optimizer = steps.model.optimizer
         if hasattr(optimizer, "get_scaled_loss"):
             self.scale = optimizer.get_scaled_loss(tf.ones([]))
-        self._upstream: dict[tuple[int, int], tf.Tensor] = {}
-        self._upstream_of_logits: dict[tuple[int, int], tf.Tensor] = {}
-        self._total_gradients: dict[int, Any] = {}
-        self._finished: dict[int, int] = {}
+        self._upstream = Upstream(forward.parts)
+        self._upstream_of_logits = Upstream(forward.parts)
 
     def run(self, number: int, microbatch: int) -> None:
         chunk = self._forward.chunks[number]
@@ -266,13 +238,10 @@ class Backward:
                 recorded = self._forward.record(number, microbatch, moves=False)
             else:
                 recorded = self._forward.recorded.pop((number, microbatch))
-            made = self._back(chunk, number, microbatch, recorded)
-            self._finished[number] = self._finished.get(number, 0) + 1
-            if recorded.total is not None and self._finished[number] == len(self._forward.parts):
-                made += self._back_through_statistics(chunk, number)
+            made = self._back(chunk, microbatch, recorded)
         self._forward.turns.done(chunk.device, [_dense(tensor) for tensor in made])
 
-    def _back(self, chunk: Chunk, number: int, microbatch: int, recorded: Recorded) -> list[Any]:
+    def _back(self, chunk: Chunk, microbatch: int, recorded: Recorded) -> list[Any]:
         """Adds to the gradients of variables and inputs; returns the new sums."""
         targets, seeds = self._targets(recorded.targets, microbatch)
         if not targets:
@@ -280,10 +249,9 @@ class Backward:
         flowing = [key for key in recorded.inputs if key in chunk.differentiable]
         sources = [recorded.inputs[key] for key in flowing]
         behind, logits = list(recorded.logits), list(recorded.logits.values())
-        totals = [] if recorded.total is None else [recorded.total]
         found, reached = recorded.tape.gradient(
             targets,
-            [[*sources, *logits, *totals, *chunk.variables], recorded.targets.to_reach],
+            [[*sources, *logits, *chunk.variables], recorded.targets.to_reach],
             output_gradients=seeds,
         )
         if any(all(gradient is None for gradient in each) for each in reached):
@@ -291,66 +259,32 @@ class Backward:
         of_inputs, rest = found[: len(sources)], found[len(sources) :]
         of_logits, rest = rest[: len(logits)], rest[len(logits) :]
         made = [
-            self._send(key, microbatch, gradient)
+            self._upstream.send(key, microbatch, gradient)
             for key, gradient in zip(flowing, of_inputs, strict=True)
             if gradient is not None
         ]
-        for key, gradient in zip(behind, of_logits, strict=True):
-            if gradient is not None:
-                self._upstream_of_logits[key, microbatch] = tf.convert_to_tensor(gradient)
-                made.append(self._upstream_of_logits[key, microbatch])
-        if totals:
-            of_total, rest = rest[0], rest[1:]
-            self._total_gradients[number] = added(self._total_gradients.get(number), of_total)
-            made.append(self._total_gradients[number])
+        made += [
+            self._upstream_of_logits.send(key, microbatch, gradient)
+            for key, gradient in zip(behind, of_logits, strict=True)
+            if gradient is not None
+        ]
         return made + self._gradients.add(chunk.variables, rest)
 
     def _targets(self, made: Targets, microbatch: int) -> tuple[list[Any], list[Any]]:
         """Returns what to differentiate, and the gradient that each begins with."""
-        pairs = [
-            (tensor, tf.identity(self._upstream.pop((key, microbatch))))
-            for key, tensor in made.outputs.items()
-            if (key, microbatch) in self._upstream
-        ]
-        pairs += [
-            (logits_of(tensor).tensor, tf.identity(self._upstream_of_logits.pop((key, microbatch))))
-            for key, tensor in made.outputs.items()
-            if (key, microbatch) in self._upstream_of_logits
-        ]
+        pairs = []
+        for key, tensor in made.outputs.items():
+            gradient = self._upstream.take(key, microbatch)
+            if gradient is not None:
+                pairs.append((tensor, gradient))
+            gradient = self._upstream_of_logits.take(key, microbatch)
+            if gradient is not None:
+                pairs.append((logits_of(tensor).tensor, gradient))
         losses = made.activity if made.loss is None else [made.loss, *made.activity]
         for loss in losses:
             seed = tf.ones_like(loss) if self.scale is None else tf.cast(self.scale, loss.dtype)
             pairs.append((loss, seed))
         return [target for target, _ in pairs], [seed for _, seed in pairs]
-
-    def _send(self, key: int, microbatch: int, gradient: Any) -> tf.Tensor:
-        place = (key, microbatch)
-        dense = tf.convert_to_tensor(gradient)
-        self._upstream[place] = added(self._upstream.get(place), dense)
-        return self._upstream[place]
-
-    def _back_through_statistics(self, chunk: Chunk, number: int) -> list[tf.Tensor]:
-        if chunk.norm_input not in chunk.differentiable:
-            return []
-        made = []
-        of_total = self._total_gradients.pop(number)
-        for microbatch, part in enumerate(self._forward.parts):
-            inputs = self._forward.norm_inputs(chunk, microbatch)
-            gradient = self._forward.functions.back_through_sums(
-                chunk, inputs, part.is_real, of_total
-            )
-            made.append(self._send(chunk.norm_input, microbatch, gradient))
-        return made
-
-
-def _carried(tensor: tf.Tensor, copy: tf.Tensor) -> tf.Tensor:
-    """Returns ``copy``, made on the current device; a mask that Keras attached goes along."""
-    mask = mask_of(tensor)
-    return copy if mask is None else with_mask(copy, tf.identity(mask))
-
-
-def _true_rows(tensor: tf.Tensor, part: Microbatch) -> tf.Tensor:
-    return changed(lambda whole: whole[: part.rows], tensor)
 
 
 def _dense(gradient: Any) -> tf.Tensor:

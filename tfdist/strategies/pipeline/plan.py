@@ -16,6 +16,7 @@ from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
+from tfdist.strategies.pipeline.whole_batches import with_whole_batches
 from tfdist.training.balanced_cuts import balance
 from tfdist.training.keras_api import follow_trainable, variables_in
 from tfdist.training.layer_calls import Call, Graph, crossing_bytes, normalizes
@@ -33,7 +34,7 @@ class Plan:
     Attributes:
         graph: all calls, the frozen ones first.
         cuts: the first call of each chunk but the first one.
-        norm_starts: calls that begin a chunk because their statistics are those of the batch.
+        num_norms: calls whose statistics are those of the whole batch.
         schedule: of the chunks.
         num_frozen: leading calls that are frozen.
         measured: what the calls cost; None when that is estimated.
@@ -41,7 +42,7 @@ class Plan:
 
     graph: Graph
     cuts: tuple[int, ...]
-    norm_starts: frozenset[int]
+    num_norms: int
     schedule: Schedule
     options: Options
     num_frozen: int
@@ -61,7 +62,7 @@ class Plan:
     def frozen_chunk(self, results: Sequence[Any], devices: Sequence[str]) -> Chunk:
         """Returns the frozen layers as one chunk that gives ``results``."""
         frozen = self.calls[: self.num_frozen]
-        return make_chunks(frozen, results, (), devices[:1], frozenset())[0]
+        return make_chunks(frozen, results, (), devices[:1])[0]
 
     def _chunks_without(self, leading: int, devices: Sequence[str]) -> tuple[Chunk, ...]:
         return make_chunks(
@@ -69,7 +70,6 @@ class Plan:
             self.graph.outputs,
             [cut - leading for cut in self.cuts],
             [devices[stage] for stage in self.schedule.device_of],
-            frozenset(start - leading for start in self.norm_starts),
         )
 
     def calls_of_chunk(self, chunk: int) -> tuple[Call, ...]:
@@ -200,26 +200,31 @@ def make_plan(
     cuts = named.cuts
     if cuts is None:
         cuts = _balanced(calls, options, len(named.frozen), measured)
-    norm_starts = frozenset()
+    norms = []
     if options.batch_norm == "synchronized":
-        norm_starts = frozenset(n for n, call in enumerate(calls) if normalizes(call))
+        norms = [number for number, call in enumerate(calls) if normalizes(call)]
     numbers = {
         "stages": options.stages,
         "microbatches": options.microbatches,
         "chunks_per_stage": options.chunks_per_stage,
     }
     made = schedule.make(options.schedule, **numbers)
-    if norm_starts:
+    if norms:
         if options.schedule != "gpipe":
-            layer = calls[min(norm_starts)].layer.name
+            layer = calls[norms[0]].layer.name
             raise OptionError(
                 "a model with synchronized BatchNormalization must have schedule='gpipe', where "
                 "all microbatches have gone forward before one goes backward",
                 received=f"schedule={options.schedule!r} with layer '{layer}'",
                 mend="Choose schedule='gpipe', or batch_norm='per_microbatch' (not exact)",
             )
-        made, cuts = _with_norms(cuts, norm_starts, options.microbatches)
-    return Plan(graph, cuts, norm_starts, made, options, len(named.frozen), measured)
+        made, cuts = with_whole_batches(
+            [0, *cuts, len(calls)],
+            norms,
+            microbatches=options.microbatches,
+            short_after=len(named.frozen) if options.recomputes else None,
+        )
+    return Plan(graph, cuts, len(norms), made, options, len(named.frozen), measured)
 
 
 def _balanced(
@@ -239,16 +244,6 @@ def _balanced(
         live[0] += sum(call.weight_bytes for call in calls[:num_frozen])
     cuts = balance(live, crossing[num_frozen:], options.parts)
     return tuple(cut + num_frozen for cut in cuts)
-
-
-def _with_norms(
-    cuts: tuple[int, ...], norm_starts: frozenset[int], microbatches: int
-) -> tuple[Schedule, tuple[int, ...]]:
-    """Cuts the stages also before each BatchNormalization."""
-    starts = sorted({0, *cuts, *norm_starts})
-    stages = [sum(cut <= start for cut in cuts) for start in starts]
-    barriers = frozenset(n for n, start in enumerate(starts) if start in norm_starts)
-    return schedule.gpipe(tuple(stages), microbatches, barriers), tuple(starts[1:])
 
 
 def _cost(call: Call, options: Options) -> float:

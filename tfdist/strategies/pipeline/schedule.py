@@ -13,13 +13,16 @@ from tfdist.errors import OptionError, unknown_choice
 
 NAMES = ("gpipe", "1f1b", "interleaved")
 
+#: Stands where the number of a microbatch may: all of the batch at once.
+WHOLE = -1
+
 # A backward pass multiplies two matrices where a forward pass multiplies one.
 _BACKWARD_OVER_FORWARD = 2.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """One microbatch through one chunk of the model, forward or backward."""
+    """One microbatch, or a ``WHOLE`` batch, through one chunk of the model, forward or backward."""
 
     is_forward: bool
     microbatch: int
@@ -45,15 +48,14 @@ class Schedule:
         num_microbatches: parts of a global batch.
         device_of: chunk -> device. Chunks are numbered in the order of the model.
         orders: device -> its tasks, one after the other.
-        barriers: chunks that begin only when all microbatches have left the chunk before, since
-            they begin with statistics of the whole batch.
+        whole: chunks that take a batch whole, since statistics of all of it are taken in them.
     """
 
     name: str
     num_microbatches: int
     device_of: tuple[int, ...]
     orders: tuple[tuple[Task, ...], ...]
-    barriers: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
 
     @property
     def num_devices(self) -> int:
@@ -70,7 +72,10 @@ class Schedule:
             forward_costs: chunk -> cost of one microbatch forward; a backward pass costs twice as
                 much. All chunks cost 1 when None.
         """
-        costs = forward_costs or [1.0] * self.num_chunks
+        costs = [
+            cost * self._microbatches_at_once(chunk)
+            for chunk, cost in enumerate(forward_costs or [1.0] * self.num_chunks)
+        ]
         ends: dict[Task, float] = {}
         position = [0] * self.num_devices
         free_at = [0.0] * self.num_devices
@@ -94,16 +99,25 @@ class Schedule:
 
     def _needs(self, task: Task) -> list[Task]:
         """Returns the tasks whose results ``task`` reads."""
-        chunk, everyone = task.chunk, range(self.num_microbatches)
+        chunk = task.chunk
         if task.is_forward:
-            if chunk == 0:
-                return []
-            waits_for = everyone if chunk in self.barriers else [task.microbatch]
-            return [Task(True, microbatch, chunk - 1) for microbatch in waits_for]
+            return [] if chunk == 0 else self._parts_for(task, chunk - 1)
         if chunk == self.num_chunks - 1:
             return [Task(True, task.microbatch, chunk)]
-        waits_for = everyone if chunk + 1 in self.barriers else [task.microbatch]
-        return [Task(False, microbatch, chunk + 1) for microbatch in waits_for]
+        return self._parts_for(task, chunk + 1)
+
+    def _parts_for(self, task: Task, chunk: int) -> list[Task]:
+        """Returns the tasks of a neighbouring ``chunk`` that ``task`` waits for."""
+        if chunk in self.whole:
+            needed = [WHOLE]
+        elif task.microbatch == WHOLE:
+            needed = list(range(self.num_microbatches))
+        else:
+            needed = [task.microbatch]
+        return [Task(task.is_forward, microbatch, chunk) for microbatch in needed]
+
+    def _microbatches_at_once(self, chunk: int) -> int:
+        return self.num_microbatches if chunk in self.whole else 1
 
     def bubble_fraction(self, forward_costs: Sequence[float] | None = None) -> float:
         """Returns the part of the devices' time that they wait, in [0, 1)."""
@@ -116,7 +130,8 @@ class Schedule:
         """Returns the most (microbatch, chunk) whose activations a device keeps at one time."""
         most = now = 0
         for task in self.orders[device]:
-            now += 1 if task.is_forward else -1
+            kept = self._microbatches_at_once(task.chunk)
+            now += kept if task.is_forward else -kept
             most = max(most, now)
         return most
 
@@ -176,7 +191,7 @@ def check(name: str, *, stages: int, microbatches: int, chunks_per_stage: int | 
 
 
 def gpipe(
-    device_of: tuple[int, ...], microbatches: int, barriers: frozenset[int] = frozenset()
+    device_of: tuple[int, ...], microbatches: int, whole: frozenset[int] = frozenset()
 ) -> Schedule:
     """All microbatches forward, then all backward; several chunks may follow on one device."""
     orders = []
@@ -187,10 +202,10 @@ def gpipe(
                 Task(is_forward, microbatch, chunk)
                 for is_forward, chunks in ((True, own), (False, own[::-1]))
                 for chunk in chunks
-                for microbatch in range(microbatches)
+                for microbatch in ([WHOLE] if chunk in whole else range(microbatches))
             )
         )
-    return Schedule("gpipe", microbatches, device_of, tuple(orders), barriers)
+    return Schedule("gpipe", microbatches, device_of, tuple(orders), whole)
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:

@@ -14,11 +14,10 @@ import tensorflow as tf
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
-from tfdist.strategies.pipeline.microbatches import Microbatch, divide
+from tfdist.strategies.pipeline.microbatches import divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training import step_context
-from tfdist.training.batch_statistics import move_statistics
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.keras_api import loss_anew
@@ -45,17 +44,17 @@ class PipelineSteps:
         self.schedule = schedule
         self.recompute = recompute
         self.seeds = StepSeeds(model) if is_seeded(model) else None
-        #: Chunks with an output that no gradient reaches.
-        self.without_function: set[Chunk] = set()
+        #: Chunks that run once in a step, and those with an output that no gradient reaches.
+        self.without_function = {chunks[number] for number in schedule.whole}
+        if frozen is not None:
+            self.without_function |= {frozen.chunks[number] for number in schedule.whole}
         self._frozen = frozen
         self.loss_is_sum = is_sum(model)
         self._losses: tuple[Any, Any] = (None, None)
         self.output_keys = [id(tensor) for tensor in graph.outputs]
-        # Forward alone: as soon as the chunk before has finished a microbatch.
-        self._forward_order = sorted(
-            (slot.task for slot in schedule.timeline() if slot.task.is_forward),
-            key=lambda task: (task.microbatch + task.chunk, -task.chunk),
-        )
+        self._forward_order = [slot.task for slot in schedule.timeline() if slot.task.is_forward]
+        if not schedule.whole:  # As soon as the chunk before has finished a microbatch.
+            self._forward_order.sort(key=lambda task: (task.microbatch + task.chunk, -task.chunk))
         self._device_of_layer = {
             call.layer: chunk.device for chunk in reversed(chunks) for call in chunk.calls
         }
@@ -102,10 +101,6 @@ class PipelineSteps:
             refuse_unseeded(graph, graph.get_operations())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
-        for number, total in forward.totals.items():
-            chunk = forward.chunks[number]
-            with tf.device(chunk.device):
-                move_statistics(chunk.norm, total)
         return self._metrics(x, y, sample_weight, forward, regularization)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -127,18 +122,15 @@ class PipelineSteps:
     def _forward(self, x: Any, y: Any, sample_weight: Any, *, training: bool) -> Forward:
         frozen = self._frozen
         if frozen is not None and frozen.is_output(x):
-            parts = self._divide(frozen.tensors(x), y, sample_weight)
-            return Forward(self, frozen.chunks, parts, frozen.values(parts), training=training)
-        parts = self._divide(inputs_of(self.model, x), y, sample_weight)
-        values = {
-            (id(symbol), number): tensor
-            for number, part in enumerate(parts)
-            for symbol, tensor in zip(self.model.inputs, part.inputs, strict=True)
-        }
-        return Forward(self, self.chunks, parts, values, training=training)
-
-    def _divide(self, inputs: list[tf.Tensor], y: Any, sample_weight: Any) -> list[Microbatch]:
-        return divide(inputs, y, sample_weight, self.schedule.num_microbatches)
+            chunks, given = frozen.chunks, frozen.values(x)
+        else:
+            tensors = inputs_of(self.model, x)
+            named = zip(self.model.inputs, tensors, strict=True)
+            chunks, given = self.chunks, {id(symbol): tensor for symbol, tensor in named}
+        first = next(iter(given.values()))
+        rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+        parts = divide(rows, y, sample_weight, self.schedule.num_microbatches)
+        return Forward(self, chunks, parts, given, training=training)
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the losses of weights, each on its layer's device; adds up their gradients."""

@@ -39,9 +39,9 @@ class Pipeline(OneProcessStrategy):
             rows of the dataset that was made before, or of a batch of 32: a second or more.
         recompute: "blocks" computes the activations of each part of the model once more on the way
             back instead of keeping them, Dropout and noise drawing the same numbers again; "none".
-        batch_norm: "synchronized" takes the statistics of the whole batch, which is exact but
-            makes microbatches wait for each other at each BatchNormalization; "per_microbatch"
-            does not wait, and differs from one device.
+        batch_norm: "synchronized" takes the statistics of the whole batch, which is exact, but
+            the layers between two BatchNormalizations of a stage then take batches whole;
+            "per_microbatch" divides them there too, and differs from one device.
         freeze_until: a layer, or a nested model; it and all before it are not trained, and never
             go backward.
         frozen_cache: "memory" or "disk" keeps the outputs of frozen layers for each record, so

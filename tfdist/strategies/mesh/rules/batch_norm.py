@@ -6,7 +6,7 @@ make twice as many operations to be traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +41,9 @@ def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
 
     if not context.training or not layer.trainable:
         return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
+
+    if layer.fused and rank == 4 and not context.is_divided and dtype == tf.float32:
+        return _by_kernel(context, layer, x, moving, weights)
 
     positions = 1
     for dimension in x.shape.dims[1:-1]:
@@ -77,13 +80,62 @@ def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
     # Keras' fused kernel keeps the unbiased variance; its unfused code the biased one.
     unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
 
-    def moved(old: Any, new: Any) -> tf.Tensor:
-        return old - (old - new) * (1.0 - layer.momentum)
-
     dims = moving[0].shape.dims
-    mean = context.local(lambda old, moments: moved(old, moments[0]), [moving[0], moments], dims)
+    mean = context.local(
+        lambda old, moments: _moved(layer, old, moments[0]), [moving[0], moments], dims
+    )
     variance = context.local(
-        lambda old, moments: moved(old, moments[1] * unbias), [moving[1], moments], dims
+        lambda old, moments: _moved(layer, old, moments[1] * unbias), [moving[1], moments], dims
+    )
+    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
+    return y
+
+
+def _moved(layer: Any, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    return old - (old - new) * (1.0 - layer.momentum)
+
+
+def _by_kernel(
+    context: Context, layer: Any, x: Any, moving: Sequence[Any], weights: Sequence[Any]
+) -> Any:
+    """Each device holds the whole batch: the kernel that Keras uses, for the channels it holds."""
+    options = {"epsilon": layer.epsilon, "data_format": "NHWC", "is_training": True}
+
+    def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> Any:
+        weights = list(weights)
+        gamma = weights.pop(0) if layer.gamma is not None else tf.ones_like(mean)
+        beta = weights.pop(0) if layer.beta is not None else tf.zeros_like(mean)
+        none = tf.zeros([0], mean.dtype)
+        made = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=gamma, offset=beta, mean=none, variance=none, **options
+        )
+
+        def back(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            of = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=upstream,
+                x=x,
+                scale=gamma,
+                reserve_space_1=made.reserve_space_1,
+                reserve_space_2=made.reserve_space_2,
+                reserve_space_3=made.reserve_space_3,
+                **options,
+            )
+            of_gamma = [of.scale_backprop] if layer.gamma is not None else []
+            of_beta = [of.offset_backprop] if layer.beta is not None else []
+            return [of.x_backprop, None, None, *of_gamma, *of_beta]
+
+        new_mean = _moved(layer, mean, made.batch_mean)
+        new_variance = _moved(layer, variance, made.batch_variance)  # It is the unbiased one.
+        return (made.y, new_mean, new_variance), back
+
+    kept = moving[0].shape.dims, moving[0].dtype
+    y, mean, variance = context.local(
+        normalize,
+        [x, *moving, *weights],
+        x.shape.dims,
+        name=layer.name,
+        with_back=True,
+        beside=[kept, kept],
     )
     context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
     return y
