@@ -26,6 +26,7 @@ _LONGEST_FIRST = (
     "conformance/test_conformance.py",
     "training/test_options.py",
     "training/test_fit.py",
+    "training/test_shard.py",
     "conformance/test_proof.py",
     "training/test_data_errors.py",
     "notebooks/test_notebooks.py",

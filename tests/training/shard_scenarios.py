@@ -180,6 +180,18 @@ def rates_that_callbacks_set(strategy, folder):
 
 
 @scenario
+def a_fit_within_the_scope_of_tensorflow(strategy, folder):
+    model, reference = pair(sharded(strategy), adam)
+    x, y, _ = data(16)
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with model.distribute_strategy.scope():
+        model.fit(x, y, **options)
+    reference.fit(x, y, **options)
+    assert_near(model.get_weights(), reference.get_weights())
+    assert_slots_are_divided(strategy, model, reference)
+
+
+@scenario
 def batches_by_hand_and_other_optimizers(strategy, folder):
     """An optimizer that comes back finds its slots."""
     model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))

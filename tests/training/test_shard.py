@@ -16,6 +16,8 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
+from tfdist.training.callbacks import for_process
+from tfdist.training.collective import OneProcess
 from tfdist.training.options import StepOptions
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division, buckets
 
@@ -80,6 +82,17 @@ def test_as_an_option():
         tfdist.strategy("mirrored", shard=True)
     with pytest.raises(OptionError, match=r"averaged part by part.*adasum"):
         tfdist.strategy("horovod", op="adasum", shard="optimizer")
+
+
+def test_what_saves_on_the_chief_alone_would_wait_for_the_others():
+    class Two(OneProcess):
+        num_processes = 2
+        sum = apply = distribute = None
+
+    saver = tfdist.on_chief(tf.keras.callbacks.ModelCheckpoint("best.keras"))
+    assert for_process([saver], Two()) == [saver]
+    with pytest.raises(OptionError, match=r"must run on all.*ModelCheckpoint on the chief"):
+        for_process([saver], Two(), gathers_slots=True)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,8 @@ def for_process(
         gathers_slots: whether all processes must meet where one saves the model.
 
     Raises:
-        OptionError: a callback that cannot know where in its data a fit goes on.
+        OptionError: a callback that cannot know where in its data a fit goes on, or one that would
+            wait for processes that do not have it.
     """
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
@@ -44,6 +45,14 @@ def for_process(
                 "a fit on a dataset of a strategy must go on from tfdist's own checkpoints",
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
+            )
+        is_saver = isinstance(callback, tf.keras.callbacks.ModelCheckpoint)
+        if gathers_slots and collective.num_processes > 1 and is_saver and is_on_chief(callback):
+            raise OptionError(
+                "a callback that saves a model whose slots are divided (shard='optimizer') must "
+                "run on all processes, each of which gives its part",
+                received=f"{type(callback).__name__} on the chief alone",
+                mend="Give Keras' ModelCheckpoint itself, or leave out shard",
             )
     keepers = keepers_among(callbacks)
     others = [callback for callback in callbacks if callback not in keepers]

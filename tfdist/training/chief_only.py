@@ -20,7 +20,8 @@ def on_chief(callback: Any) -> tf.keras.callbacks.Callback:
 
     For callbacks that write files, print, or tell a service of the training. One that changes the
     training, or stops it, must run on every process. On multi_worker all processes must read the
-    weights together, so one that runs on the chief alone must not read them there.
+    weights together, so one that runs on the chief alone must not read them there; nor must it save
+    a model whose slots are divided (``shard="optimizer"``).
 
     .. code-block:: python
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -220,7 +221,9 @@ class ShardedSlots:
         return [variable for variable in variables if id(variable) not in empty]
 
     def _divide(self) -> None:
-        parts = Parts(self._model, self._collective)
+        # A strategy's scope belongs to a thread, and would mirror each part on all devices.
+        with ThreadPoolExecutor(1) as apart:
+            parts = apart.submit(Parts, self._model, self._collective).result()
         self._known[id(parts.given)] = parts
         self._finalize_whole(parts.given)
 
