@@ -24,6 +24,7 @@ from tfdist.compat import prefer_keras_2
 #: Files that take longest, the longest first: workers that begin with them end together.
 _LONGEST_FIRST = (
     "conformance/test_conformance.py",
+    "habits/test_habits.py",
     "training/test_options.py",
     "training/test_fit.py",
     "training/test_shard.py",

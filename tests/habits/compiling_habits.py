@@ -115,7 +115,7 @@ def compute_metrics_of_ones_own(here: Here) -> Any:
         inputs = keras.Input((5,))
         return compiled(Own(inputs, layers.Dense(3, "softmax")(inputs)))
 
-    model, history, _ = trained(here, model_fn)
+    model, history = trained(here, model_fn)
     return model, {name: history.history[name] for name in ("loss", "accuracy")}
 
 
@@ -159,8 +159,8 @@ def an_average_of_the_weights(here: Here) -> Any:
         optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
         return classifier(optimizer=optimizer)
 
-    model, history, results = trained(here, model_fn)
-    return model, history, results
+    model, history = trained(here, model_fn)
+    return model, history
 
 
 @habit()
@@ -183,7 +183,7 @@ def a_legacy_optimizer(here: Here) -> Any:
 def with_policy(here: Here, name: str) -> Any:
     set_policy(name)
     try:
-        model, history, _ = trained(here, classifier)
+        model, history = trained(here, classifier)
     finally:
         set_policy(None)
     # Rounding is that of the policy: what has been learned is compared, and no further digit.
@@ -206,11 +206,11 @@ def mixed_bfloat16(here: Here) -> Any:
 def a_model_of_float64(here: Here) -> Any:
     keras.backend.set_floatx("float64")
     try:
-        model, history, results = trained(here, classifier, rows().astype(np.float64))
+        model, history = trained(here, classifier, rows().astype(np.float64))
         assert model.weights[0].dtype == tf.float64
     finally:
         keras.backend.set_floatx("float32")
-    return model, history, results
+    return model, history
 
 
 @habit(several="refused: without XLA")
@@ -261,7 +261,7 @@ def a_pretrained_part(here: Here) -> Any:
 
 @habit()
 def fitted_twice(here: Here) -> Any:
-    model, _, _ = trained(here, classifier)
+    model, _ = trained(here, classifier)
     return model, model.fit(batched(rows(seed=7), labels()), epochs=1, verbose=0)
 
 

@@ -172,5 +172,4 @@ def trained(here: Here, model_fn: Callable[[], Any], x: Any = None, y: Any = Non
     """Returns a model that has been trained as Keras' guides do it, and its numbers."""
     model = here.build(model_fn)
     data = batched(rows() if x is None else x, labels() if y is None else y)
-    history = model.fit(data, epochs=2, verbose=0)
-    return model, history, model.evaluate(data, return_dict=True, verbose=0)
+    return model, model.fit(data, epochs=2, verbose=0)

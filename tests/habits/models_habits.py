@@ -213,7 +213,7 @@ class Scale(layers.Layer):
 
 @habit()
 def a_layer_of_ones_own_is_saved(here: Here) -> Any:
-    model, history, _ = trained(here, lambda: classifier(Scale(0.5), layers.Dense(8, "tanh")))
+    model, history = trained(here, lambda: classifier(Scale(0.5), layers.Dense(8, "tanh")))
     path = here.save(model, "model.keras")
     again = keras.models.load_model(path, custom_objects={"Scale": Scale})
     return history, again, again.predict(rows(), verbose=0)
@@ -305,8 +305,8 @@ def a_masked_lstm(here: Here) -> Any:
 
 
 @habit()
-def a_bidirectional_gru(here: Here) -> Any:
-    return trained(here, lambda: reader(layers.Bidirectional(layers.GRU(3))), tokens())
+def a_bidirectional_rnn(here: Here) -> Any:
+    return trained(here, lambda: reader(layers.Bidirectional(layers.SimpleRNN(3))), tokens())
 
 
 @habit()

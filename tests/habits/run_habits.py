@@ -60,8 +60,9 @@ def run(program: Any, here: Here) -> dict[str, Any]:
 def main(name: str, options: str, out: str, *wanted: str) -> None:
     for file in FILES:
         importlib.import_module(f"{file}_habits")
-    if name == "plain":
+    if name in ("plain", "single"):
         tf.config.run_functions_eagerly(True)  # Nothing is traced: half the time, the same numbers.
+    if name == "plain":
         run_all(None, Path(out).with_suffix(".0.jsonl"), wanted)
         return
     with tfdist.strategy(name, **json.loads(options)) as strategy:

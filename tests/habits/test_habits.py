@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 # The first habit of a strategy waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
+pytestmark = pytest.mark.timeout(900)
 TOLERANCE = 1e-5
 _FOLDER = Path(__file__).parent
 _PROGRAM = re.compile(r"^@habit\(.*?\)\ndef (\w+)", re.MULTILINE | re.DOTALL)
@@ -51,7 +51,7 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=560,
+                timeout=880,
                 check=False,
             )
             assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

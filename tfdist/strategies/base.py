@@ -221,7 +221,13 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
             "a model must know its input shape before a strategy can build it",
             received=f"model '{model.name}', not built",
             mend="Begin it with keras.Input(shape), or call model.build(input_shape)"
-            + (", or model(keras.Input(shape))" if uses_keras_3() else ""),
+            + (", or model(keras.Input(shape))" if uses_keras_3() else "")
+            + (
+                ", or use strategy 'mirrored', 'horovod' or 'multi_worker', which build it from "
+                "data"
+                if can_be_built(model)
+                else ""
+            ),
         )
     return model
 

@@ -71,10 +71,13 @@ def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         part = step_context.current().part
         values = tf.convert_to_tensor(values)
-        if part is None or sample_weight is not None or values.shape.rank != 0:
+        if part is None or sample_weight is not None or values.shape.rank is None:
             return given(values, sample_weight=sample_weight)
+        # One number is that of the rows; of several, those of a row of padding count nothing.
+        is_real = tf.cast(part > 0, values.dtype)
+        weight = part if values.shape.rank == 0 else tf.ones_like(values) * is_real
         # Of no rows, a mean may be NaN.
-        return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=part)
+        return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
 
     update_state.counts_by_step = True
     metric.update_state = update_state

@@ -83,7 +83,7 @@ class OwnSteps:
 
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
-        for metric in self._model.metrics:
+        for metric in _metrics(self._model):
             _note_results(metric)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
@@ -132,7 +132,7 @@ class OwnSteps:
         """Runs a step whose metrics count the true rows alone; returns what it does."""
         model = self._model
         losses.as_on_one_device(model)
-        for metric in model.metrics:
+        for metric in _metrics(model):
             _note_results(metric)
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
@@ -190,12 +190,16 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
     return step
 
 
+def _metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics of ``model``, those too that Keras lists when they have been called."""
+    found = list(model.metrics)
+    if not keras_api.IS_KERAS_3:
+        found += [keras_api.loss_shown(model), *keras_api.given_metrics(model)]
+    return list({id(metric): metric for metric in found}.values())
+
+
 def _states(model: tf.keras.Model) -> list[tf.Variable]:
-    metrics = list(model.metrics)
-    if not keras_api.IS_KERAS_3:  # Listed when it has been called, but it has its variables now.
-        shown = keras_api.loss_shown(model)
-        metrics += [shown] if all(metric is not shown for metric in metrics) else []
-    return keras_api.all_raw(v for metric in metrics for v in metric.variables)
+    return keras_api.all_raw(v for metric in _metrics(model) for v in metric.variables)
 
 
 # What a user's step calls ------------------------------------------------------------------------

@@ -92,9 +92,11 @@ def refuse_xla(model: tf.keras.Model) -> None:
     keras_api.resolve_xla(model)
     if model.jit_compile:
         raise ModelError(
-            "a model whose step several devices or processes share must be compiled without XLA",
+            "a model whose step several devices or processes share must be compiled without XLA, "
+            "since TensorFlow lets replicas meet in no function that XLA compiles",
             received=f"model '{model.name}' with jit_compile=True",
-            mend="Compile it without jit_compile, or use strategy 'single'",
+            mend="Compile it without jit_compile (functions that its layers call may be "
+            "tf.function(jit_compile=True)), or use strategy 'single'",
         )
 
 

@@ -34,15 +34,22 @@ def cuts_after(named: Sequence[tuple[str, Sequence[int]]], count: int) -> tuple[
     return tuple(cuts)
 
 
-def check_enough(num_calls: int, parts: int, stages: int, name: str) -> None:
+def check_enough(
+    num_calls: int, parts: int, stages: int, name: str, whole: Sequence[str] = ()
+) -> None:
     """Raises:
     ModelError: fewer layers than parts.
+
+    Args:
+        whole: submodels of a class of their own, which no stage can have a part of.
     """
     if parts > num_calls:
         of_chunks = "" if parts == stages else f" of {parts // stages} chunks each"
         raise ModelError(
             f"a model for {stages} stages{of_chunks} must have at least {parts} layers",
-            received=f"model '{name}' with {num_calls}, where a model of its own class counts as "
-            "one",
-            mend=f"Choose at most {num_calls} stages",
+            received=f"model '{name}' with {num_calls}"
+            + (f", where {whole[0]}, of a class of its own, counts as one" if whole else ""),
+            mend="Use strategy 'mirrored', 'horovod' or 'multi_worker', which hold it whole"
+            + (f", or write {whole[0]} as a Functional model" if whole else "")
+            + (f", or choose at most {num_calls} stages" if num_calls > 1 else ""),
         )

@@ -196,7 +196,12 @@ def make_plan(
     check_model(model, calls, options.batch_norm)
     if options.recomputes:
         _refuse_other_numbers(calls)
-    cut_options.check_enough(len(calls), options.parts, options.stages, model.name)
+    whole = [
+        f"submodel '{call.name}' ({type(call.layer).__name__})"
+        for call in calls
+        if isinstance(call.layer, tf.keras.Model)
+    ]
+    cut_options.check_enough(len(calls), options.parts, options.stages, model.name, whole)
     cuts = named.cuts
     if cuts is None:
         cuts = _balanced(calls, options, len(named.frozen), measured)

@@ -33,6 +33,16 @@ def loss_shown(model: tf.keras.Model) -> Any:
     return loss._total_loss_mean if hasattr(loss, "_total_loss_mean") else loss._loss_metric
 
 
+def given_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that ``model``, of Keras 2, was compiled with as objects.
+
+    They have their variables, and Keras lists them when it has called them.
+    """
+    compiled = model.compiled_metrics
+    given = tf.nest.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
+
+
 @contextlib.contextmanager
 def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
     """Has ``other`` compute the compiled losses of ``model``."""
