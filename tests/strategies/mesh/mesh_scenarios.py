@@ -198,6 +198,48 @@ class Tokens(L.Layer):
         return tokens + self.positions(tf.range(start=0, limit=self.length + 1, delta=1))
 
 
+def recurrent():
+    """Layers with and without a mask, sequences and states from one to the other."""
+    ids = keras.Input((6,), dtype="int32")
+    x = L.Embedding(16, 16, mask_zero=True)(ids)
+    x = L.Bidirectional(L.GRU(8, return_sequences=True))(x)
+    y, *states = L.LSTM(8, return_sequences=True, return_state=True)(x)
+    z = L.LSTM(8, go_backwards=True)(L.TimeDistributed(L.Dense(8, "tanh"))(y), initial_state=states)
+    a = L.RNN(L.StackedRNNCells([L.GRUCell(4), L.SimpleRNNCell(4)]), unroll=True)(x)
+    b = L.SimpleRNN(4)(L.Masking()(L.Concatenate()([y, x])))
+    return compiled(ids, L.Dense(2)(L.Concatenate()([z, a, b]))), RNG.integers(0, 16, (30, 6))
+
+
+def masked():
+    """A mask that goes through attention and pooling, and one that reaches loss and metrics."""
+    ids = keras.Input((6,), dtype="int32")
+    x = L.Embedding(8, 16, mask_zero=True)(ids)
+    y = L.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True)
+    x = L.LayerNormalization()(L.Add()([x, y]))
+    pooled = L.Dense(4)(L.GlobalAveragePooling1D()(L.Dense(16, "gelu")(x)))
+    x = L.Dense(16, "tanh")(L.Dropout(0.0)(x)) * 1.0  # An operator ends a mask.
+    x = L.Concatenate()([x, L.RepeatVector(6)(pooled)])
+    again = L.Add()([L.Dense(2)(x), L.Embedding(8, 2, mask_zero=True)(ids)])
+    first = L.Masking()(L.Dense(2)(x))
+    return compiled(ids, L.Average()([again, first])), RNG.integers(0, 8, (30, 6))
+
+
+def reshaped():
+    """Layers that each device computes whole, images and sequences."""
+    images = keras.Input((8, 8, 3))
+    x = L.SeparableConv2D(8, 3, padding="same", activation="elu")(images)
+    x = L.UnitNormalization()(L.GroupNormalization(4)(x))
+    x = L.Conv2DTranspose(4, 3, strides=2)(L.Cropping2D(1)(x))
+    x = L.CenterCrop(6, 6)(L.Resizing(9, 9)(L.PReLU()(x)))
+    x = L.Conv3D(4, 2)(L.Reshape((6, 6, 2, 2))(x))
+    x = L.GlobalAveragePooling3D()(L.UpSampling3D()(x))
+    y = L.Reshape((12, 16))(images)
+    y = L.SeparableConv1D(8, 3)(L.UpSampling1D()(L.Conv1DTranspose(4, 3)(y)))
+    y = L.ConvLSTM1D(4, 2)(L.Reshape((13, 2, 8))(L.DepthwiseConv1D(1)(y)))
+    x = L.Concatenate()([x, L.Flatten()(y)])
+    return compiled(images, L.Dense(2)(L.Dense(16, "tanh")(x))), rows(30, 8, 8, 3)
+
+
 def vision():
     """Patches as in Keras' own example: cut by a convolution, a class token, constant positions."""
     inputs = keras.Input((8, 8, 3))
@@ -244,8 +286,8 @@ def clipped():
 
 #: (batch, model) -> what is trained on it. A mesh with both axes does all that one with one does.
 EXACT = {
-    (2, 2): (images, sequences, nested, vision, padded, clipped),
-    (1, 2): (nested, clipped, images, normalized),
+    (2, 2): (images, sequences, nested, vision, padded, clipped, recurrent, masked, reshaped),
+    (1, 2): (nested, clipped, images, normalized, masked),
 }
 
 
@@ -256,7 +298,7 @@ def exact():
         with mesh(batch, model) as strategy:
             for make in models:
                 _, x = make()
-                y = rows(30, 2)
+                y = rows(30, *make()[0].output_shape[1:])
                 report = tfdist.verify(
                     lambda make=make: make()[0], (x, y), strategy, steps=4, global_batch_size=8
                 )
@@ -428,6 +470,29 @@ def dropout():
 
 
 @scenario
+def dropout_of_rows():
+    """The features of a row lie on two devices, and drop out together."""
+
+    def dropped(_, y_pred):
+        return tf.reduce_mean(tf.cast(tf.equal(y_pred, 0), tf.float32))
+
+    def torn(_, y_pred):
+        zeros = tf.reduce_mean(tf.cast(tf.equal(y_pred, 0), tf.float32), axis=-1)
+        return tf.reduce_mean(tf.cast((zeros > 0) & (zeros < 1), tf.float32))
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(16, kernel_initializer="ones")])
+        model.add(L.Dropout(0.5, noise_shape=(None, 1)))
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[dropped, torn])
+        return model
+
+    with mesh(2, 2) as strategy:
+        ones = np.ones((64, 4), np.float32), np.ones((64, 16), np.float32)
+        history = strategy.build(model_fn).fit(*ones, batch_size=64, verbose=0).history
+        return {name: history[name][-1] for name in ("dropped", "torn")}
+
+
+@scenario
 def callbacks():
     folder = Path(tempfile.mkdtemp())
     data, held_out = (rows(30, 6), rows(30, 2)), (rows(9, 6), rows(9, 2))
@@ -467,8 +532,8 @@ def callbacks():
 # Refusals ---------------------------------------------------------------------------------------
 
 
-def sequential(*layers, shape=(6,), **options):
-    model = keras.Sequential([keras.Input(shape), *layers])
+def sequential(*layers, shape=(6,), batch_size=None, **options):
+    model = keras.Sequential([keras.Input(shape, batch_size), *layers])
     model.compile(options.pop("optimizer", "adam"), "mse", **options)
     return model
 
@@ -498,7 +563,12 @@ class Mean(keras.regularizers.Regularizer):
 @scenario
 def refusals():
     cases = {
-        "rnn": (lambda: sequential(L.LSTM(16), shape=(4, 6)), {}),
+        "rnn": (lambda: sequential(L.LSTM(16, dropout=0.5), L.Dense(16), shape=(4, 6)), {}),
+        "stateful": (
+            lambda: sequential(L.GRU(16, stateful=True), shape=(4, 6), batch_size=8),
+            {},
+        ),
+        "no layer": (lambda: sequential(L.GaussianNoise(0.1), L.Dense(16)), {}),
         "adafactor": (
             lambda: sequential(L.Dense(16), optimizer=keras.optimizers.Adafactor()),
             {},
@@ -524,7 +594,11 @@ def refusals():
             {},
         ),
         "added loss": (lambda: sequential(L.Dense(16), AddsLoss(), L.Dense(2)), {}),
-        "mask": (lambda: sequential(L.Embedding(16, 8, mask_zero=True), L.Flatten()), {}),
+        "mask": (
+            lambda: sequential(L.Masking(), L.BatchNormalization(), L.Flatten(), shape=(4, 6)),
+            {},
+        ),
+        "noise": (lambda: sequential(L.Dropout(0.5, noise_shape=(1, 6)), L.Dense(16)), {}),
         "unknown shape": (
             lambda: sequential(L.Dense(16), L.Dense(2), shape=(None, 4)),
             {},

@@ -65,8 +65,14 @@ def test_the_host_copy_can_be_released(results):
 
 @pytest.mark.parametrize(
     ("shape", "model"),
-    [("2x2", m) for m in ("images", "sequences", "nested", "vision", "padded", "clipped")]
-    + [("1x2", m) for m in ("nested", "clipped", "images", "normalized")],
+    [
+        ("2x2", model)
+        for model in (
+            *("images", "sequences", "nested", "vision", "padded", "clipped"),
+            *("recurrent", "masked", "reshaped"),
+        )
+    ]
+    + [("1x2", m) for m in ("nested", "clipped", "images", "normalized", "masked")],
 )
 def test_layers_are_exact(shape, model, results):
     assert of(results, "exact")[f"{model} {shape}"] <= _TOLERANCE
@@ -101,6 +107,12 @@ def test_dropout_draws_the_same_where_devices_hold_the_same(results):
     assert of(results, "dropout")["unequal"] == []
 
 
+def test_rows_drop_out_whole_where_the_noise_has_that_shape(results):
+    found = of(results, "dropout_of_rows")
+    assert 0.2 < found["dropped"] < 0.8
+    assert found["torn"] == 0
+
+
 @pytest.mark.parametrize(
     ("case", "dtype", "prediction", "weights"),
     [
@@ -130,7 +142,9 @@ def test_callbacks_see_what_they_see_on_one_device(results):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("rnn", ["UnsupportedLayerError", "'lstm' (LSTM)", "Use Activation"]),
+        ("no layer", ["UnsupportedLayerError", "(GaussianNoise)", "Use Activation"]),
+        ("rnn", ["(LSTM)", "draws random numbers"]),
+        ("stateful", ["(GRU)", "from batch to batch"]),
         ("adafactor", ["Adafactor", "SGD, Adam"]),
         ("nadam", ["counts its variables", "keras Nadam"]),
         ("legacy", ["Choose one of tf.keras.optimizers"]),
@@ -140,7 +154,8 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("eagerly", ["run_eagerly"]),
         ("constraint", ["constraint of dense"]),
         ("added loss", ["adds a loss"]),
-        ("mask", ["mask_zero"]),
+        ("mask", ["(BatchNormalization)", "follows a mask"]),
+        ("noise", ["noise_shape", "all rows"]),
         ("unknown shape", ["unknown dimension"]),
         ("nothing matches", ["'conv.*'", "Choose from the paths dense"]),
         ("rank", ["each dimension of dense", "which has 2"]),

@@ -57,6 +57,8 @@ class Context:
         self.losses: list[Any] = []
         #: Of the layer that is being converted; what Keras reads its weights in.
         self.compute_dtype: tf.DType | None = None
+        #: tensor on the mesh -> the mask that Keras would attach to it, bool [batch, ...].
+        self.masks: dict[Any, Any] = {}
         #: weight id -> what was looked up in it, for weights that are only looked up.
         self.look_ups: dict[int, list[Any]] = {}
         self.batch = mtf.Dimension(BATCH, num_rows + padded_rows)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.strategies.mesh import masks
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf, without_log
 from tfdist.strategies.mesh.operators import convert_operator
@@ -52,8 +53,7 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
         return convert_operator(context, layer, node, arguments, options)
     options = {name: value for name, value in options.items() if value is not None}
     training = options.pop("training", None)
-    if "mask" in options:
-        raise UnsupportedLayerError(layer, "it is called with a mask")
+    given = arguments
     before = context.training
     if training is not None:
         context.training = context.training and bool(training)
@@ -61,6 +61,7 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
         if keras_api.casts_inputs(layer):
             arguments = tf.nest.map_structure(lambda x: _autocast(context, x), arguments)
         result = _call_layer(context, layer, arguments, options)
+        masks.of_outputs(context, layer, given, result)
     _add_activity_loss(context, layer, result)
     context.training = before
     return result
@@ -68,12 +69,20 @@ def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) 
 
 def _autocast(context: Context, value: Any) -> Any:
     if isinstance(value, mtf.Tensor) and value.dtype.is_floating:
-        return context.cast(value, context.compute_dtype)
+        cast = context.cast(value, context.compute_dtype)
+        if value in context.masks:
+            context.masks[cast] = context.masks[value]
+        return cast
     return value
 
 
 def _call_layer(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
     rule = rule_of(layer)
+    mask = masks.for_call(context, layer, arguments, options)
+    if rule is not None and "mask" in inspect.signature(rule).parameters:
+        options = {**options, **({} if mask is None else {"mask": mask})}
+    elif mask is not None:
+        raise UnsupportedLayerError(layer, "it is called with a mask")
     if rule is not None:
         arguments = tf.nest.map_structure(lambda x: _on_mesh(context, layer, x), arguments)
         return rule(context, layer, *arguments, **options)
@@ -112,7 +121,9 @@ def _flat(values: Any) -> list[Any]:
 def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any:
     """Converts a layer of the user's by the layers and operators that its ``call`` uses."""
     module = type(layer).__module__
-    is_own = is_keras(module) or module.startswith("tensorflow.")
+    # Layers that models of the zoo bring along are made of others, like a user's.
+    is_own = is_keras(module) and ".applications." not in module
+    is_own = is_own or module.startswith("tensorflow.")
     if is_own or isinstance(layer, (tf.keras.Model, tf.keras.layers.RNN)):
         raise UnsupportedLayerError(layer, "it has no conversion")
     flat = _flat((arguments, options))

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import import_mesh_tensorflow
+from tfdist.training.keras_api import with_mask
 from tfdist.training.logits import Logits, logits_of
 
 mtf = import_mesh_tensorflow()
@@ -324,11 +325,13 @@ class LossBridge(mtf.Operation):
     Args:
         outputs: the outputs of the model, and scalars that belong to its loss.
         loss_fn: whole tf.Tensors of ``outputs`` -> the scalar to differentiate.
+        masks: place of an output -> the mask that Keras' losses and metrics are to find on it.
     """
 
-    def __init__(self, outputs: Sequence[Any], loss_fn: Callable):
-        super().__init__(list(outputs), name="loss")
+    def __init__(self, outputs: Sequence[Any], loss_fn: Callable, masks: dict[int, Any]):
+        super().__init__([*outputs, *masks.values()], name="loss")
         self._loss_fn = loss_fn
+        self._masks = masks
         self._outputs = [
             mtf.Tensor(self, output.shape, output.dtype, index=i)
             for i, output in enumerate(outputs)
@@ -340,9 +343,11 @@ class LossBridge(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         devices = lowering.mesh_impl(self)
-        behind = [getattr(output.operation, "logits", None) for output in self.inputs]
+        given = self.inputs[: len(self.outputs)]
+        masks = {n: lowering.export_to_tf_tensor(mask) for n, mask in self._masks.items()}
+        behind = [getattr(output.operation, "logits", None) for output in given]
         whole = []
-        for output, logits in zip(self.inputs, behind, strict=True):
+        for output, logits in zip(given, behind, strict=True):
             devices.record_gather(output, lowering.tensors[output])
             if logits is None:
                 whole.append(lowering.export_to_tf_tensor(output))
@@ -353,8 +358,10 @@ class LossBridge(mtf.Operation):
             tape.watch(whole)
             loss = self._loss_fn(
                 [
-                    tensor if logits is None else logits[0].activated(tensor)
-                    for tensor, logits in zip(whole, behind, strict=True)
+                    with_mask(
+                        tensor if logits is None else logits[0].activated(tensor), masks.get(n)
+                    )
+                    for n, (tensor, logits) in enumerate(zip(whole, behind, strict=True))
                 ]
             )
         gradients = tape.gradient(loss, whole, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -12,7 +12,7 @@ from tfdist.errors import ModelError
 _RULES: dict[type, Callable] = {}
 
 # The modules that hold the rules of Keras' own layers.
-_OWN_RULES = ("batch_norm", "dense", "images", "attention", "reshaping")
+_OWN_RULES = ("batch_norm", "dense", "images", "attention", "reshaping", "replicated")
 
 
 class UnsupportedLayerError(ModelError):

@@ -121,7 +121,9 @@ class Program:
             activity = [tf.reshape(scalar, []) for scalar in whole[num_outputs:]]
             return loss_fn(self._packed(whole[:num_outputs]), activity)
 
-        bridge = LossBridge([*self.outputs, *self.context.losses], loss_of)
+        known = self.context.masks
+        masks = {n: known[output] for n, output in enumerate(self.outputs) if output in known}
+        bridge = LossBridge([*self.outputs, *self.context.losses], loss_of, masks)
         self.gradients = self._backward(bridge) if self.context.training else {}
         self._lowering = self._lower()
 
@@ -130,7 +132,14 @@ class Program:
         return self._packed([lowering.export_to_tf_tensor(output) for output in self.outputs])
 
     def _packed(self, outputs: list[tf.Tensor]) -> Any:
-        rows = [changed(lambda whole: whole[: self.num_rows], output) for output in outputs]
+        def cut(whole: tf.Tensor) -> tf.Tensor:
+            return whole[: self.num_rows]
+
+        rows = []
+        for output in outputs:
+            mask = keras_api.mask_of(output)
+            own = changed(cut, output)
+            rows.append(own if mask is None else keras_api.with_mask(own, cut(mask)))
         return tf.nest.pack_sequence_as(keras_api.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:

@@ -22,6 +22,7 @@ from tfdist.training.keras_api.layers import (
     keep_losses_apart,
     keeps_unbiased_variance,
     layers_in,
+    makes_mask,
     merged,
     nested_inputs,
     nested_outputs,
@@ -30,6 +31,7 @@ from tfdist.training.keras_api.layers import (
     num_readers,
     random_generator,
     seeds_in,
+    takes_mask,
     variables_in,
 )
 from tfdist.training.keras_api.losses import (
@@ -158,6 +160,7 @@ __all__ = [
     "loss_divisor",
     "loss_scale_state",
     "loss_shown",
+    "makes_mask",
     "mask_of",
     "merged",
     "nested_inputs",
@@ -184,6 +187,7 @@ __all__ = [
     "shown_once",
     "step_function",
     "steps_per_execution",
+    "takes_mask",
     "trained_by",
     "uncast",
     "update_loss_scale",

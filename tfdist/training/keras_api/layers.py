@@ -96,6 +96,21 @@ def is_slicing(layer: Any) -> bool:
     return isinstance(layer, keras_source("layers.core.tf_op_layer").SlicingOpLambda)
 
 
+def takes_mask(layer: Any) -> bool:
+    """Whether Keras hands the mask of its input to the ``call`` of ``layer``."""
+    return layer._expects_mask_arg
+
+
+def makes_mask(layer: Any) -> bool | None:
+    """Whether ``layer`` makes the mask of its outputs itself; None: they have none.
+
+    False: it hands on that of its input.
+    """
+    if not layer.supports_masking:
+        return None
+    return type(layer).compute_mask is not tf.keras.layers.Layer.compute_mask
+
+
 def casts_inputs(layer: tf.keras.layers.Layer) -> bool:
     """Whether ``layer`` casts floating inputs to its compute dtype."""
     return layer._autocast

@@ -42,8 +42,9 @@ def multi_head_attention(
     biases = []
     if parts.use_bias:
         biases = [context.weight(p.bias, (heads, None)) for p in parts.projections]
-    mask = _mask(context, layer, query, value, attention_mask)
-    masks = [] if mask is None else [mask]
+    masks = _masks(context, layer, query, value, attention_mask)
+    if key is not value:
+        masks += _of_keys(context, key)
     rate = parts.dropout if context.training else 0.0
     number = context.next_random() if rate else 0
     counts = (len(given), len(weights), len(biases))
@@ -61,7 +62,7 @@ def multi_head_attention(
         given = slices[:num_given]
         kernels = slices[num_given : num_given + num_weights]
         biases = slices[num_given + num_weights :][:num_biases]
-        mask = slices[sum(counts) :]
+        masks = slices[sum(counts) :]
         projected = [
             tf.einsum("btn,nhd->bthd", given[place], kernel)
             for place, kernel in zip(places, kernels, strict=False)
@@ -71,7 +72,7 @@ def multi_head_attention(
         q, k, v = projected
         q *= 1.0 / math.sqrt(float(parts.key_dim))
         logits = tf.einsum("bshd,bthd->bhts", k, q)
-        allowed = _allowed(mask, logits, use_causal_mask)
+        allowed = _allowed(masks, logits, use_causal_mask)
         if allowed is not None:  # As Keras' Softmax layer masks.
             lowest = tf.float16.min / 2 if logits.dtype == tf.float16 else -1e9
             logits += (1.0 - tf.cast(allowed, logits.dtype)) * lowest
@@ -115,6 +116,26 @@ def _by_heads(context: Context, layer: Any) -> bool:
     return context.model > 1 and parts.num_heads % context.model == 0
 
 
+def _masks(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> list[Any]:
+    """Returns all that leave positions out, [batch or 1, targets or 1, sources or 1]."""
+    asked = _mask(context, layer, query, value, mask)
+    masks = [] if asked is None else [asked]
+    if query in context.masks:
+        dims = [*query.shape.dims[:2], context.dimension(1)]
+        masks.append(
+            context.local(lambda m: m[:, :, None], [context.masks[query]], dims, dtype=tf.bool)
+        )
+    return masks + _of_keys(context, value)
+
+
+def _of_keys(context: Context, sources: Any) -> list[Any]:
+    if sources not in context.masks:
+        return []
+    dims = [sources.shape.dims[0], context.dimension(1), sources.shape.dims[1]]
+    own = context.masks[sources]
+    return [context.local(lambda m: m[:, None], [own], dims, dtype=tf.bool)]
+
+
 def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> Any | None:
     if mask is None or isinstance(mask, mtf.Tensor):
         if mask is not None and len(mask.shape.dims) != 3:
@@ -129,9 +150,12 @@ def _mask(context: Context, layer: Any, query: Any, value: Any, mask: Any) -> An
     return context.constant(tf.broadcast_to(mask, [1, *sizes]))
 
 
-def _allowed(mask: list[tf.Tensor], logits: tf.Tensor, causal: bool) -> tf.Tensor | None:
+def _allowed(masks: list[tf.Tensor], logits: tf.Tensor, causal: bool) -> tf.Tensor | None:
     """Returns what each target may look at, bool [batch or 1, 1, targets, sources]."""
-    allowed = tf.cast(mask[0], tf.bool)[:, None] if mask else None
+    allowed = None
+    for mask in masks:
+        own = tf.cast(mask, tf.bool)[:, None]
+        allowed = own if allowed is None else allowed & own
     if causal:
         targets, sources = logits.shape[2], logits.shape[3]
         past = tf.range(targets)[:, None] >= tf.range(sources)[None]

@@ -19,8 +19,10 @@ L = tf.keras.layers
 
 
 @register_layer(L.BatchNormalization)
-def batch_normalization(context: Context, layer: Any, x: Any) -> Any:
+def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
     """Statistics of the global batch, without its padding."""
+    if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
+        raise UnsupportedLayerError(layer, "it follows a mask: use LayerNormalization")
     rank = len(x.shape.dims)
     axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
     if axis not in (rank - 1, -1, [rank - 1], [-1]) or getattr(layer, "renorm", False):

@@ -60,7 +60,8 @@ def product_and_bias(
 
 
 @register_layer(L.TimeDistributed)
-def time_distributed(context: Context, layer: Any, x: Any) -> Any:
+def time_distributed(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
+    """A Dense has no use for the mask."""
     if type(layer.layer) is not L.Dense:
         raise UnsupportedLayerError(layer, "it is not around a Dense")
     if layer.layer.compute_dtype != layer.compute_dtype:
@@ -71,10 +72,6 @@ def time_distributed(context: Context, layer: Any, x: Any) -> Any:
 @register_layer(L.Embedding)
 def embedding(context: Context, layer: Any, ids: Any) -> Any:
     """The vocabulary is split: each device looks up the ids it holds, and the rest are zeros."""
-    if layer.mask_zero:
-        raise UnsupportedLayerError(
-            layer, "mask_zero=True, whose mask is not carried on to the layers that need it"
-        )
     axes = context.layout.asked_for(layer.embeddings)
     if axes is None:
         axes = (MODEL if context.layout.can_split(layer.input_dim) else None, None)
@@ -115,8 +112,6 @@ def _looked_up(context: Context, layer: Any, found: Any) -> Any:
 
 @register_layer(L.Dropout)
 def dropout(context: Context, layer: Any, x: Any) -> Any:
-    if layer.noise_shape is not None:
-        raise UnsupportedLayerError(layer, "it has a noise_shape")
     if layer.seed is not None:
         raise UnsupportedLayerError(
             layer, "it has a seed of its own, which belongs into tf.keras.utils.set_random_seed"
@@ -124,15 +119,23 @@ def dropout(context: Context, layer: Any, x: Any) -> Any:
     if not context.training or not layer.rate:
         return x
     number = context.next_random()
+    dims = x.shape.dims
+    repeated = [i for i, size in enumerate(layer.noise_shape or []) if size == 1 < dims[i].size]
+    if 0 in repeated:
+        raise UnsupportedLayerError(layer, "its noise_shape gives all rows the same noise")
+    # Devices that hold parts of what the same noise is for draw the same.
+    drawn = dims[:-1] if len(dims) - 1 in repeated else dims
 
     def drop(x: tf.Tensor, slice_number: Any) -> tf.Tensor:
-        return drop_out(x, layer.rate, context.random_seed(slice_number, number))
+        seed = context.random_seed(slice_number, number)
+        shape = [1 if i in repeated else size for i, size in enumerate(x.shape)]
+        return drop_out(x, layer.rate, seed, shape)
 
-    return context.local(drop, [x], x.shape.dims, name=layer.name, slice_number_of=x.shape.dims)
+    return context.local(drop, [x], dims, name=layer.name, slice_number_of=drawn)
 
 
-def drop_out(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
-    keep = tf.random.stateless_uniform(tf.shape(x), seed) >= rate
+def drop_out(x: tf.Tensor, rate: float, seed: tf.Tensor, shape: Any = None) -> tf.Tensor:
+    keep = tf.random.stateless_uniform(tf.shape(x) if shape is None else shape, seed) >= rate
     return tf.where(keep, x / tf.cast(1 - rate, x.dtype), tf.zeros([], x.dtype))
 
 

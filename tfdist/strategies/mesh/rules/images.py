@@ -85,7 +85,6 @@ def depthwise_convolution(context: Context, layer: Any, x: Any) -> Any:
 @register_layer(
     L.AveragePooling1D,
     L.AveragePooling2D,
-    L.GlobalAveragePooling1D,
     L.GlobalAveragePooling2D,
     L.GlobalMaxPooling1D,
     L.GlobalMaxPooling2D,
@@ -103,6 +102,19 @@ def each_channel(context: Context, layer: Any, x: Any) -> Any:
     ]
     output = context.dimensions(list(sizes), split_last=last_is_split(x))
     return context.local(layer.call, [x], output, name=layer.name)
+
+
+@register_layer(L.GlobalAveragePooling1D)
+def average_over_time(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
+    """x: [batch, time, channels]; mask: [batch, time]."""
+    if mask is None:
+        return each_channel(context, layer, x)
+    _channels_last(layer)
+    sizes = [1, x.shape.dims[-1].size][0 if layer.keepdims else 1 :]
+    output = context.dimensions(sizes, split_last=last_is_split(x))
+    return context.local(
+        lambda x, mask: layer.call(x, mask=mask), [x, mask], output, name=layer.name
+    )
 
 
 def _channels_last(layer: Any) -> None:

@@ -31,8 +31,8 @@ def elementwise(context: Context, layer: Any, x: Any) -> Any:
     return context.local(layer.call, [x], x.shape.dims, name=layer.name)
 
 
-@register_layer(L.Flatten, L.Permute, L.RepeatVector, L.Reshape, L.Softmax)
-def each_row(context: Context, layer: Any, x: Any) -> Any:
+@register_layer(L.Flatten, L.Masking, L.Permute, L.RepeatVector, L.Reshape, L.Softmax)
+def each_row(context: Context, layer: Any, x: Any, mask: Any = None) -> Any:
     """Layers of each row by itself, whose last dimension is brought together."""
     if isinstance(layer, L.Softmax):
         axes = layer.axis if isinstance(layer.axis, (tuple, list)) else [layer.axis]
@@ -43,6 +43,9 @@ def each_row(context: Context, layer: Any, x: Any) -> Any:
         1:
     ]
     output = context.dimensions(list(sizes))
+    if mask is not None:  # Only Softmax is given one.
+        mask = context.whole(mask)
+        return context.local(layer.call, [x, mask], output, name=layer.name)
     return context.local(layer.call, [x], output, name=layer.name)
 
 
