@@ -376,6 +376,30 @@ def losses_of_ones_own_that_do_not_divide_are_refused(strategy, folder):
 
 
 @scenario
+def layers_that_mix_rows_are_named(strategy, folder):
+    """Beside BatchNormalization, whose statistics some engines read from all processes."""
+
+    class MeanOfBatch(layers.Layer):
+        def call(self, x):
+            return x - tf.reduce_mean(x, 0, keepdims=True)
+
+    def model_fn():
+        hidden = [layers.Dense(4), layers.BatchNormalization(), MeanOfBatch(name="mixes")]
+        model = keras.Sequential([keras.Input((5,)), *hidden, layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    model = strategy.build(model_fn)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for _ in range(2):
+            model.fit(strategy.dataset(data(), global_batch_size=8), epochs=1, verbose=0)
+    told = said.getvalue().count("warning: layer 'mixes' looks at several rows")
+    is_divided = strategy.num_replicas > 1
+    assert told == int(is_divided and strategy.topology.is_chief)
+
+
+@scenario
 def losses_that_couple_rows_are_named(strategy, folder):
     def spread(y, y_pred):
         return -tf.math.reduce_variance(y_pred, axis=0)

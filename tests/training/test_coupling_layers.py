@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
+import tfdist
 from tfdist.training.coupling import coupling_layers_of, explained
 from tfdist.training.coupling_layers import own_layers, parted
 
@@ -34,6 +35,13 @@ class Counting(layers.Layer):
 class OfTraining(layers.Layer):
     def call(self, x, training=False):
         return x - tf.reduce_mean(x, 0) if training else x
+
+
+class OfAllReplicas(layers.Layer):
+    """Is given the rows of all replicas, in a step of one's own."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(tfdist.all_gather(x), 0)
 
 
 class OfRows(layers.Layer):
@@ -71,6 +79,7 @@ def of(*middle) -> keras.Model:
         ((layers.Lambda(summed, name="a"),), ["a"]),
         ((Counting(), OfRows()), []),
         ((Noisy(),), []),
+        ((OfAllReplicas(),), []),
         ((Breaks(),), []),
         # Those of Keras are known.
         ((layers.BatchNormalization(), layers.Dropout(0.5)), []),

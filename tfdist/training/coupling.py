@@ -64,13 +64,6 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     return []
 
 
-def warn(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
-    """Prints one line when something of ``model`` couples rows."""
-    found = explained(model, element_spec)
-    if found:
-        print(f"tfdist: warning: {'; '.join(found)}", flush=True)
-
-
 def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     """Returns a clause for each thing of ``model`` that couples rows."""
     return [

@@ -19,6 +19,8 @@ from tfdist.compat import is_keras
 from tfdist.training.keras_api import layers_in, raw
 from tfdist.training.losses import own_functions
 
+# What a layer calls that is given the rows of all replicas.
+_ASKS_ALL = {"all_gather", "all_reduce", "allgather", "allreduce", "_allgather", "_allreduce"}
 # Of the largest output. Another order of summation is 1e-6 of it.
 _TOLERANCE = 1e-3
 
@@ -37,16 +39,20 @@ class Parted:
 
 
 def own_layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-    """Returns the layers of ``model``, itself among them, that a user has written."""
+    """Returns the layers of ``model``, itself among them, that a user has written.
+
+    Not those that ask all replicas themselves.
+    """
     return [layer for layer in layers_in(model) if _is_own(layer)]
 
 
 def _is_own(layer: Any) -> bool:
     if isinstance(layer, tf.keras.layers.Lambda):
         return True
-    return not is_keras(type(layer).__module__) and "call" in own_functions(
-        layer, tf.keras.layers.Layer
-    )
+    if is_keras(type(layer).__module__):
+        return False
+    used = own_functions(layer, tf.keras.layers.Layer)
+    return "call" in used and not any(_ASKS_ALL & names for names in used.values())
 
 
 def parted(

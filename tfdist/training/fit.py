@@ -412,8 +412,11 @@ class Runs:
         if self._check is not None:
             self._check(model)
         compilation = self._binding.times_compiled
-        if self._divides and self._collective.is_chief and self._tried != compilation:
-            coupling.warn(model, feed.records.element_spec)
+        if self._divides and begun_at is None and self._tried != compilation:
+            # On all processes: what a user's layer or loss does may need them all.
+            found = coupling.explained(model, feed.records.element_spec)
+            if found and self._collective.is_chief:
+                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
             self._tried = compilation
         restores = any(keeper.resume for keeper in keepers_among(callbacks))
         with self._binding.begun_slots(restores):
