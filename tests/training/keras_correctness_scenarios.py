@@ -251,13 +251,13 @@ def of_rnn(make: Callable[[], Any], **options: Any) -> keras.Model:
 @scenario
 def gru(strategy, folder):
     model_fn = lambda: of_rnn(lambda: layers.GRU(4))  # noqa: E731
-    compare(strategy, model_fn, *words(), refused=_UNKNOWN_TO_A_MESH)
+    compare(strategy, model_fn, *words())
 
 
 @scenario
 def lstm(strategy, folder):
     model_fn = lambda: of_rnn(lambda: layers.LSTM(4))  # noqa: E731
-    compare(strategy, model_fn, *words(), refused=_UNKNOWN_TO_A_MESH)
+    compare(strategy, model_fn, *words())
 
 
 @scenario
@@ -270,7 +270,7 @@ def lstm_in_mixed_precision(strategy, folder):
         finally:
             keras.mixed_precision.set_global_policy(before)
 
-    compare(strategy, model_fn, *words(), refused=_UNKNOWN_TO_A_MESH, tolerance=2e-3)
+    compare(strategy, model_fn, *words(), tolerance=2e-3)
 
 
 @scenario
@@ -278,5 +278,5 @@ def lstm_that_keeps_its_state(strategy, folder):
     model_fn = lambda: of_rnn(  # noqa: E731
         lambda: layers.LSTM(4, stateful=True), rows=GLOBAL_BATCH_SIZE
     )
-    refused = dict.fromkeys(("mirrored", "horovod", "pipeline"), "(?i)state") | _UNKNOWN_TO_A_MESH
+    refused = dict.fromkeys(("mirrored", "horovod", "pipeline", "mesh"), "(?i)state")
     compare(strategy, model_fn, *words(), refused=refused)
