@@ -85,7 +85,12 @@ def test_it_is_shown_with_its_options(run):
     assert "ninth" in run("-m", "tfdist", "train", "--help").stdout
     assert "one device, said louder" in run("-m", "tfdist", "options").stdout
     options = json.loads(run("-m", "tfdist", "options", "ninth", "--json").stdout)
-    assert options[0] == {"name": "loudness", "default": 1, "meaning": "how loud it is, in dB."}
+    assert options[0] == {
+        "name": "loudness",
+        "type": "int",
+        "default": 1,
+        "meaning": "how loud it is, in dB.",
+    }
     assert "warmup_epochs" in [option["name"] for option in options]
 
 

@@ -42,11 +42,11 @@ def test_mixed_precision(name, tmp_path):
     Job(_FILE, tmp_path, "mirrored", options, only=_OF_FLOAT16, env=_KERAS_3).check(name)
 
 
-@pytest.mark.parametrize("options", [{"recompute": "blocks"}])
+@pytest.mark.parametrize("options", [{"recompute": "blocks"}, {"shard": "optimizer"}])
 def test_what_needs_keras_2_is_refused(options, tmp_path):
     name = "losses_of_layers_stay_with_their_replica"
     job = Job(_FILE, tmp_path, "single", options, only=(name,), env=_KERAS_3)
     with pytest.raises(
-        AssertionError, match=f"recompute must have a model of Keras 2.*{VARIABLE}=1"
+        AssertionError, match=f"recompute and shard must have a model of Keras 2.*{VARIABLE}=1"
     ):
         job.check(name)
