@@ -168,7 +168,7 @@ class _LostError(BaseException):
 def test_an_overwriting_that_was_killed_leaves_one_whole_training(monkeypatch):
     """Before each request of it that changes something, as if the machine had gone then."""
     # The order of requests is the same in memory, and each is a millisecond.
-    monkeypatch.setattr(uploads_module, "_SCHEMES", ("memory",))
+    monkeypatch.setattr(uploads_module, "WRITABLE", ("memory",))
     for allowed in range(40):
         url = f"memory://bucket/run-{allowed}"
         with training(url=url) as uploads:

@@ -33,6 +33,7 @@ from typing import Any
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import MissingObjectError, Store
+from tfdist.records.buckets.urls import WRITABLE
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
 from tfdist.training import checkpoint_files
 from tfdist.training.folder_lock import FolderLock
@@ -41,7 +42,6 @@ _STAGE = ".tfdist-new-"
 _LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"
 # What a resumed training reads, or may leave as it is.
 _TO_GO_ON = ("config.json", "history.csv", "best.keras")
-_SCHEMES = ("s3", "gs", "gcs")
 _BEAT_S = 60.0
 # A mark that has not been written for so long is that of a training which was lost.
 _LOST_AFTER_S = 5 * _BEAT_S
@@ -337,7 +337,7 @@ def uploading(
     Raises:
         WriteError: the training is well, and not all of it could be taken there.
     """
-    if url.split(":")[0] not in _SCHEMES:
+    if url.split(":")[0] not in WRITABLE:
         raise OptionError(
             "--output must be a folder, or a URL that begins with s3:// or gs://", received=url
         )

@@ -12,9 +12,9 @@ from pathlib import Path
 from tfdist.errors import OptionError, TfdistError, WriteError
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
+from tfdist.records.buckets.urls import WRITABLE
 from tfdist.training import checkpoint_files
 
-_SCHEMES = ("s3", "gs", "gcs")
 _LAST_TRIES = 3
 _BETWEEN_TRIES_S = 2.0
 
@@ -33,7 +33,7 @@ class BucketCheckpoints:
     """
 
     def __init__(self, url: str):
-        if url.split(":")[0] not in _SCHEMES:
+        if url.split(":")[0] not in WRITABLE:
             raise OptionError(
                 "the directory of Checkpoints must be a folder, or a URL that begins with s3:// or "
                 "gs://",

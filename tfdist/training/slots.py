@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,11 +27,7 @@ def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
         return slot
 
     optimizer.jit_compile = False  # XLA does not compile across logical devices.
-    optimizer.add_variable_from_reference = add_and_record
-    try:
-        optimizer.build(list(variables))
-    finally:
-        del optimizer.add_variable_from_reference
+    _build(optimizer, variables, add_and_record)
     return slots
 
 
@@ -50,12 +46,17 @@ def build_empty(optimizer: Any, variables: Sequence[Any]) -> list[tf.Variable]:
         slots.append(slot)
         return slot
 
-    optimizer.add_variable_from_reference = add_and_free
+    _build(optimizer, variables, add_and_free)
+    return slots
+
+
+def _build(optimizer: Any, variables: Sequence[Any], add: Callable[..., Any]) -> None:
+    """Builds ``optimizer``, which makes each of its slots by ``add``."""
+    optimizer.add_variable_from_reference = add
     try:
         optimizer.build(list(variables))
     finally:
         del optimizer.add_variable_from_reference
-    return slots
 
 
 def set_value(variable: tf.Variable, value: Any) -> None:
