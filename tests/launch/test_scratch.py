@@ -97,6 +97,12 @@ def test_a_users_own_files_stay(traces, own_folder):
     assert len(list(folder.iterdir())) == 2
 
 
+def only_the_users_are_left(folders: set[Path], token: str) -> bool:
+    """Says whether one folder is left, with the files that the two ranks kept."""
+    left = [[path.name for path in folder.iterdir()] for folder in folders if folder.exists()]
+    return len(left) == 1 and [name.startswith(token) for name in left[0]] == [True, True]
+
+
 def test_the_next_job_removes_what_a_lost_one_has_left(traces, own_folder):
     """Its launcher and its guard killed together, and all ranks."""
     with start(traces.token, "WAIT", "KEEP") as job:
@@ -121,9 +127,8 @@ def test_the_next_job_removes_what_a_lost_one_has_left(traces, own_folder):
     foreign.mkdir()
     (foreign / "tfdist-x").touch()
     deadline = time.monotonic() + 20  # The last process that holds a folder may end a little later.
-    while sum(folder.exists() for folder in folders) > 1 and time.monotonic() < deadline:
+    while not only_the_users_are_left(folders, traces.token) and time.monotonic() < deadline:
         scratch.Scratch().close()
         time.sleep(0.2)
-    (left,) = (folder for folder in folders if folder.exists())
-    assert [path.name.startswith(traces.token) for path in left.iterdir()] == [True, True]
+    assert only_the_users_are_left(folders, traces.token)
     assert (foreign / "tfdist-x").exists()
