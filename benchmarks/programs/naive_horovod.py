@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import horovod.tensorflow.keras as hvd
 import tensorflow as tf
 
+from benchmarks.programs.horovod_keras import hvd
 from benchmarks.programs.workload import (
     ROWS_PER_REPLICA,
     Stopwatch,

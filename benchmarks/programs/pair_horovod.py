@@ -19,7 +19,7 @@ from benchmarks.programs.workload import (
 
 steps, pairs = map(int, sys.argv[1:])
 with tfdist.strategy("horovod") as strategy:
-    import horovod.tensorflow.keras as hvd
+    from benchmarks.programs.horovod_keras import hvd
 
     global_batch_size = ROWS_PER_REPLICA * hvd.size()
     images, labels = arrays(steps * global_batch_size)

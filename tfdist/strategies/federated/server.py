@@ -16,7 +16,6 @@ from tfdist.strategies.federated.model import ClientModel, TracedStep
 from tfdist.strategies.federated.optimizers import learning_rate_of
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.process import build_process
-from tfdist.training import by_hand
 from tfdist.training.collective import Saving
 
 tff = import_tensorflow_federated()
@@ -98,8 +97,7 @@ class Server:
         variables = self._model.trainable_variables
         if self._options.algorithm == "fedsgd":
             gradients = [tf.convert_to_tensor(gradient) for gradient in trainable]
-            with by_hand.training():
-                self._model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            self._model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return
         for variable, value in zip(variables, trainable, strict=True):
             variable.assign(value)

@@ -169,11 +169,11 @@ class Federated(OneProcessStrategy):
         import tensorflow as tf
 
         from tfdist.strategies.federated import batch_norm
-        from tfdist.strategies.federated.fit import FederatedFit, refuse_one_batch
+        from tfdist.strategies.federated.fit import FederatedFit
         from tfdist.strategies.federated.server import Server
         from tfdist.strategies.single import Alone
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding, Engine
+        from tfdist.training.binding import Binding
 
         assert self._engine is not None, "start() comes first"
         model = (
@@ -196,10 +196,9 @@ class Federated(OneProcessStrategy):
         check_model(model, self._options)
         server = Server(self._engine, self._options, model, statistics)
         binding = Binding(model, Alone(server.saving()))
-        fit = FederatedFit(binding, server, self._options, self.dataset).fit
         return assemble(
             binding,
-            engine=Engine(loops={"fit": fit, "train_on_batch": refuse_one_batch}),
+            engine=FederatedFit(binding, server, self._options, self.dataset).engine(),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
