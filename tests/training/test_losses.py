@@ -9,7 +9,9 @@ import tensorflow as tf
 from tensorflow import keras
 
 from tfdist.errors import ModelError
+from tfdist.strategies.single import Alone
 from tfdist.training import losses
+from tfdist.training.binding import Binding
 
 
 def built(kind: type[keras.Model], **options) -> keras.Model:
@@ -50,9 +52,10 @@ def test_whether_the_compiled_loss_is_shown(kind, uses):
 
 def test_a_compilation_is_taken_over_once_and_stays_keras_for_others(tmp_path):
     model = built(Plain, loss="mse", metrics=["mae"])
-    losses.as_on_one_device(model)
+    binding = Binding(model, Alone())
+    losses.as_on_one_device(binding)
     taken = model.compiled_loss
-    losses.as_on_one_device(model)
+    losses.as_on_one_device(binding)
     assert model.compiled_loss is taken
     model.fit([[1.0, 2.0]], [[1.0]], verbose=0)
     assert [metric.name for metric in model.metrics] == ["loss", "mae"]
@@ -64,7 +67,8 @@ def test_a_compilation_is_taken_over_once_and_stays_keras_for_others(tmp_path):
 def test_a_number_counts_as_the_part_of_the_batch_that_it_is_of():
     model = built(Plain, loss="mse")
     model.shown = keras.metrics.Mean(name="shown")
-    losses.as_on_one_device(model)
+    binding = Binding(model, Alone())
+    losses.as_on_one_device(binding)
     for part, value in ((0.75, 2.0), (0.25, 6.0), (0.0, float("nan"))):
         with losses.counted_as(tf.constant(part)):
             model.shown.update_state(value)
@@ -81,7 +85,8 @@ def test_a_number_counts_as_the_part_of_the_batch_that_it_is_of():
 def test_a_metric_of_rows_is_left_as_it_is():
     model = built(Plain, loss="mse")
     model.distance = keras.metrics.MeanAbsoluteError()
-    losses.as_on_one_device(model)
+    binding = Binding(model, Alone())
+    losses.as_on_one_device(binding)
     with losses.counted_as(tf.constant(0.5)):
         model.distance.update_state([[1.0], [2.0]], [[3.0], [2.0]])
     assert float(model.distance.result()) == 1

@@ -70,7 +70,7 @@ def assemble(
     refuse_on_keras_3(is_elastic=is_elastic, options=options)
     if options.shards and (is_elastic or collective.num_replicas > 1):
         refuse_undivided(model, is_elastic=is_elastic)
-        binding.sharded = ShardedSlots(model, collective)
+        binding.sharded = ShardedSlots(binding)
         binding.when_compiled(lambda: refuse_undivided(model, is_elastic=is_elastic))
     if is_elastic:
         refuse_late_slots(model)
@@ -121,8 +121,8 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
         model, "replicas that divide them" if shares else "microbatches or a second pass"
     )
     warn_of_padding(model, is_chief=collective.is_chief)
-    keras_api.keep_losses_apart(model)
-    keras_api.draw_by_replica(model)
+    for owner, name, value in (*keras_api.losses_apart(model), *keras_api.draws_by_replica(model)):
+        binding.put(owner, name, value)
     for name, program in keras_api.building_nothing_from_data().items():
         binding.put(model, name, program)
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
@@ -150,7 +150,7 @@ def _watch_loops_by_hand(binding: Binding, by_hand: str | ModelError | None) -> 
             else f"each of the {replicas} ranks trains a model of its own"
         )
     if by_hand is not None:
-        watch = Watch(by_hand, is_chief=collective.is_chief)
+        watch = Watch(binding, by_hand)
         watch.over(model.optimizer)
         binding.when_compiled(lambda: watch.over(model.optimizer))
 

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import IS_KERAS_3
 
@@ -38,12 +39,11 @@ class Watch:
 
     Args:
         consequence: what that means on this strategy; an error where it cannot be.
-        is_chief: whether this process speaks.
     """
 
-    def __init__(self, consequence: str | ModelError, *, is_chief: bool):
+    def __init__(self, binding: Binding, consequence: str | ModelError):
+        self._binding = binding
         self._consequence = consequence
-        self._is_chief = is_chief
         self._has_warned = False
 
     def over(self, optimizer: Any) -> None:
@@ -63,7 +63,7 @@ class Watch:
             return getattr(type(self), method)(self, *args, **options)
 
         # Bound, so that a copy of the optimizer applies its own.
-        setattr(optimizer, method, types.MethodType(apply, optimizer))
+        self._binding.put(optimizer, method, types.MethodType(apply, optimizer))
 
     def notice(self) -> None:
         if _running or self._has_warned:
@@ -71,7 +71,7 @@ class Watch:
         if isinstance(self._consequence, ModelError):
             raise self._consequence
         self._has_warned = True
-        if self._is_chief:
+        if self._binding.collective.is_chief:
             print(
                 "tfdist: warning: gradients must be applied by model.fit or model.train_on_batch "
                 "to be distributed, but model.optimizer.apply_gradients was called outside of "

@@ -33,7 +33,7 @@ def share_loss(binding: Binding) -> None:
     def loss(labels: Any, *args: Any, **options: Any) -> Any:
         if not getattr(binding.model, _TRAINS_ON_IT):
             return given(labels, *args, **options)
-        _count_as_told(keras_api.loss_shown(binding.model))
+        _count_as_told(binding, keras_api.loss_shown(binding.model))
         return _by_positions(given(labels, *args, **options), labels)
 
     binding.put(binding.model, _LOSS, tf.autograph.experimental.do_not_convert(loss))
@@ -60,7 +60,7 @@ def _by_positions(loss: tf.Tensor, labels: Any) -> tf.Tensor:
     return loss * tf.math.divide_no_nan(tf.math.divide_no_nan(own, of_all), part)
 
 
-def _count_as_told(metric: tf.keras.metrics.Mean) -> None:
+def _count_as_told(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
     """Has the metric of the loss count as the step says, which Keras does not ask."""
     given = metric.update_state
     if getattr(given, "counts_as_told", False):
@@ -72,4 +72,4 @@ def _count_as_told(metric: tf.keras.metrics.Mean) -> None:
         return given(values, sample_weight=sample_weight if told is None else told)
 
     update_state.counts_as_told = True
-    metric.update_state = update_state
+    binding.put(metric, "update_state", update_state)

@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.training import keras_api, step_context
+from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
 
 _MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
@@ -49,10 +50,11 @@ class AsOnOneDevice:
         return loss if loss is None or replicas == 1 else loss * replicas
 
 
-def as_on_one_device(model: tf.keras.Model) -> None:
-    """Lets the losses and metrics of ``model`` know what a step owns; once for each compilation."""
+def as_on_one_device(binding: Binding) -> None:
+    """Lets losses and metrics of a model know what a step owns; once for each compilation."""
+    model = binding.model
     if not keras_api.IS_KERAS_3 and not isinstance(model.compiled_loss, AsOnOneDevice):
-        model.compiled_loss = AsOnOneDevice(model.compiled_loss)
+        binding.put(model, "compiled_loss", AsOnOneDevice(model.compiled_loss))
     compiled = {id(metric) for metric in keras_api.row_counters(model)}
     for metric in model.metrics:
         mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
@@ -60,10 +62,10 @@ def as_on_one_device(model: tf.keras.Model) -> None:
             isinstance(metric, mean) and type(metric).update_state is mean.update_state
         )
         if is_told_numbers and id(metric) not in compiled:
-            _count_by_step(metric)
+            _count_by_step(binding, metric)
 
 
-def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
+def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
     given = metric.update_state
     if getattr(given, "counts_by_step", False):
         return
@@ -80,7 +82,7 @@ def _count_by_step(metric: tf.keras.metrics.Mean) -> None:
         return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
 
     update_state.counts_by_step = True
-    metric.update_state = update_state
+    binding.put(metric, "update_state", update_state)
 
 
 def part_of(share: tf.Tensor) -> tf.Tensor:

@@ -84,7 +84,7 @@ class OwnSteps:
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
         for metric in _metrics(self._model):
-            _note_results(metric)
+            _note_results(self._binding, metric)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
@@ -111,7 +111,7 @@ class OwnSteps:
         batch, share = data
         _refuse_unknown_optimizers()
         for optimizer in optimizers_of(self._model):
-            _share_gradients(optimizer)
+            _share_gradients(self._binding, optimizer)
         with (
             shared_step(is_real=share[0] > 0),
             step_context.within(replica=self._replica),
@@ -131,9 +131,9 @@ class OwnSteps:
     def _counted(self, step: Callable[[Any], Any], batch: Any, share: tf.Tensor) -> Any:
         """Runs a step whose metrics count the true rows alone; returns what it does."""
         model = self._model
-        losses.as_on_one_device(model)
+        losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
-            _note_results(metric)
+            _note_results(self._binding, metric)
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
@@ -205,7 +205,7 @@ def _states(model: tf.keras.Model) -> list[tf.Variable]:
 # What a user's step calls ------------------------------------------------------------------------
 
 
-def _share_gradients(optimizer: Any) -> None:
+def _share_gradients(binding: Binding, optimizer: Any) -> None:
     """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
     given = getattr(optimizer, _APPLY)
     if getattr(given, "adds_up", False):
@@ -218,7 +218,7 @@ def _share_gradients(optimizer: Any) -> None:
         gradients, variables = _pairs(optimizer, args, options)
         return step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
 
-    _mark(optimizer, _APPLY, shared, "adds_up")
+    binding.put(optimizer, _APPLY, _marked(shared, "adds_up"))
 
 
 def _refuse_unknown_optimizers() -> None:
@@ -226,7 +226,7 @@ def _refuse_unknown_optimizers() -> None:
     for kind in _OPTIMIZERS:
         given = getattr(kind, _APPLY, None)
         if given is not None and not hasattr(given, "refuses"):
-            _mark(kind, _APPLY, _refusing(given), "refuses")
+            setattr(kind, _APPLY, _marked(_refusing(given), "refuses"))
 
 
 def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,11 +243,11 @@ def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(given)(apply)
 
 
-def _mark(owner: Any, method: str, function: Callable[..., Any], mark: str) -> None:
-    """Puts ``function`` in the place of a method, which autograph leaves as it is."""
+def _marked(function: Callable[..., Any], mark: str) -> Callable[..., Any]:
+    """Returns what takes the place of a method, and autograph leaves as it is."""
     function = tf.autograph.experimental.do_not_convert(function)
     setattr(function, mark, True)
-    setattr(owner, method, function)
+    return function
 
 
 def _pairs(optimizer: Any, args: tuple, options: dict) -> tuple[list[Any], list[Any]]:
@@ -275,7 +275,7 @@ def _weighted(gradient: Any, step: RunningStep) -> Any:
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
-def _note_results(metric: Any) -> None:
+def _note_results(binding: Binding, metric: Any) -> None:
     """Has a user's step know which of the numbers that it returns are results of metrics."""
     given = metric.result
     if getattr(given, "notes", False):
@@ -289,7 +289,7 @@ def _note_results(metric: Any) -> None:
             step.kept.append(value)
         return value
 
-    _mark(metric, "result", result, "notes")
+    binding.put(metric, "result", _marked(result, "notes"))
 
 
 # What it cannot be -------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import early_variables, keras_api
+from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division
 from tfdist.training.slots import build_empty, build_on, set_value
@@ -150,9 +151,10 @@ def _twin_of(optimizer: Any) -> Any:
 class ShardedSlots:
     """The parts of the slots of a model's optimizer, and of others that it had before."""
 
-    def __init__(self, model: tf.keras.Model, collective: Collective):
-        self._model = model
-        self._collective = collective
+    def __init__(self, binding: Binding):
+        self._binding = binding
+        self._model = binding.model
+        self._collective = binding.collective
         self._known: dict[int, Parts] = {}
         self._depth = 0
         self._empty: list[tf.Variable] = []
@@ -245,7 +247,7 @@ class ShardedSlots:
             with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
                 finalize(weights)
 
-        optimizer.finalize_variable_values = finalize_whole
+        self._binding.put(optimizer, "finalize_variable_values", finalize_whole)
 
     def bytes_of_each(self) -> list[int]:
         """Returns the bytes of the slots that each replica of this process holds."""

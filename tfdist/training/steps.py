@@ -52,7 +52,7 @@ class SharedSteps:
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
-        losses.as_on_one_device(model)  # It may have been compiled anew.
+        losses.as_on_one_device(self._binding)  # It may have been compiled anew.
         batch, share = self._batch(data)
         count = self._options.accumulate_steps
         valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
@@ -101,7 +101,7 @@ class SharedSteps:
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._batch(data)
-        losses.as_on_one_device(self._model)
+        losses.as_on_one_device(self._binding)
         with losses.counted_as(losses.part_of(share)):
             y_pred = self._model(x, training=False)
             x, y, y_pred, sample_weight = _true_rows(share[0], x, y, y_pred, sample_weight)

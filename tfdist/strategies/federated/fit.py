@@ -98,7 +98,7 @@ class FederatedFit:
             rounds = RoundFeed.of(feed)
             check_inputs(self._model, rounds.records.element_spec)
             check_labels(self._model, rounds.records.element_spec)
-            self._server.prepare(feed)
+            self._server.prepare(self._binding, feed)
             if validation_data is not None:
                 options["validation_data"] = self._validation(validation_data)
             self._feed, self._records = feed, []

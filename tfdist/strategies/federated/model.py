@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
 from tfdist.training import early_variables
+from tfdist.training.binding import Binding
 from tfdist.training.losses import as_on_one_device, counted_as
 from tfdist.training.metrics import state_of
 
@@ -31,18 +32,19 @@ class TracedStep:
     """The forward pass, loss and metrics of a compiled model on a batch, as one traced function.
 
     Args:
-        model: the user's model, built and compiled.
+        binding: of the user's model, built and compiled.
         batch_spec: of a batch: an OrderedDict of x, y, perhaps w, and the slot.
 
     Raises:
         ModelError: the model holds a state that is not a variable, such as a lookup table.
     """
 
-    def __init__(self, model: tf.keras.Model, batch_spec: OrderedDict):
+    def __init__(self, binding: Binding, batch_spec: OrderedDict):
+        model = binding.model
         self.batch_spec = batch_spec
         make_metrics(model, batch_spec)
 
-        as_on_one_device(model)
+        as_on_one_device(binding)
 
         @tf.function(input_signature=[batch_spec], autograph=False)
         def step(batch: OrderedDict) -> tuple[tf.Tensor, tf.Tensor]:

@@ -16,6 +16,7 @@ from tfdist.strategies.federated.model import ClientModel, TracedStep
 from tfdist.strategies.federated.optimizers import learning_rate_of
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.process import build_process
+from tfdist.training.binding import Binding
 from tfdist.training.collective import Saving
 
 tff = import_tensorflow_federated()
@@ -47,14 +48,14 @@ class Server:
         #: Rounds that have updated the weights, in all fits.
         self.num_rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def prepare(self, feed: ClientFeed) -> None:
-        """Builds the process for these clients, unless it is built."""
+    def prepare(self, binding: Binding, feed: ClientFeed) -> None:
+        """Builds the process of the model for these clients, unless it is built."""
         # A cohort that is drawn client by client may be all of them.
         num_slots = len(feed.clients.ids) if self._options.is_private else feed.num_replicas
         key = (repr(feed.batch_spec), num_slots, feed.num_replicas)
         if key == self._key:
             return
-        step = TracedStep(self._model, feed.batch_spec)
+        step = TracedStep(binding, feed.batch_spec)
 
         def model_fn() -> ClientModel:
             return ClientModel(step, num_slots, self._statistics)

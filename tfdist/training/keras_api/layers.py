@@ -189,15 +189,21 @@ def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
     return [generator.state.value for generator in _generators_in(model)]
 
 
-def draw_by_replica(model: tf.keras.Model) -> None:
+#: What is to be put in the place of an attribute: its owner, its name, and the value.
+Replacement = tuple[Any, str, Any]
+
+
+def draws_by_replica(model: tf.keras.Model) -> list[Replacement]:
     """Has the layers of ``model`` draw other random numbers on each replica of a step.
 
     The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
     all replicas.
     """
-    for generator in _generators_in(model):
-        if "next" not in vars(generator):
-            generator.next = _by_replica(generator.next)
+    return [
+        (generator, "next", _by_replica(generator.next))
+        for generator in _generators_in(model)
+        if "next" not in vars(generator)
+    ]
 
 
 def _generators_in(model: tf.keras.Model) -> list[Any]:
@@ -218,16 +224,19 @@ def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return next_seed
 
 
-def keep_losses_apart(model: tf.keras.Model) -> None:
+def losses_apart(model: tf.keras.Model) -> list[Replacement]:
     """Has the losses that layers add belong to the thread of the replica that added them.
 
     Keras 3 keeps them in a list of the layer, and empties that when a replica begins its forward
     pass. Replicas that wait for each other within it would take each other's for their own.
     """
-    if IS_KERAS_3:
-        for layer in layers_in(model):
-            if not isinstance(layer._losses, _OfThread):
-                layer._losses = _OfThread()
+    if not IS_KERAS_3:
+        return []
+    return [
+        (layer, "_losses", _OfThread())
+        for layer in layers_in(model)
+        if not isinstance(layer._losses, _OfThread)
+    ]
 
 
 class _OfThread:
