@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +17,12 @@ from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, refuse_keras_3
 from tfdist.errors import DataError, DivergedError, OptionError
+from tfdist.runs.files import write_json
 from tfdist.runs.settings import Settings
 from tfdist.strategies import REGISTRY
 
 if TYPE_CHECKING:
+    from tfdist.runs.epoch_rows import EpochRows
     from tfdist.strategies.base import Strategy
 
 # Files beside the script that a serving container runs, and their names in model.tar.gz.
@@ -164,7 +164,7 @@ def _train(
 
     feed = dataset("train", True)
     is_chief = strategy.topology.is_chief
-    lines = _lines(feed.num_records, feed.steps_per_epoch, is_chief)
+    lines = _lines(feed.records_per_epoch, feed.callback_steps, is_chief)
     # Those of tfdist's own alone: the model's file is all that a container has of the user's.
     wished = wishes.callbacks(
         config, strategy, feed.callback_steps, lambda: container.model_dir, contextlib.nullcontext
@@ -180,7 +180,7 @@ def _train(
             f"replicas={strategy.num_replicas} records={feed.num_records} "
             f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
         )
-    history = model.fit(
+    model.fit(
         feed,
         epochs=options.epochs,
         validation_data=dataset("validation", False),
@@ -188,11 +188,10 @@ def _train(
         class_weight=wishes.class_weight(config),
         verbose=0,
     )
-    loss = history.history.get("loss", [0.0])[-1]
-    if not math.isfinite(loss):  # On every process: it is the whole job's.
+    if lines.diverged is not None:  # On every process: it is the whole job's.
         raise DivergedError(
             "the loss of a training must stay finite",
-            received=f"{loss} in the last epoch",
+            received=f"{lines.diverged['loss']} in the last epoch",
             mend="Lower the learning rate, clip the gradients, or look for such values in the data",
         )
     weights = model.get_weights()  # On every process: it may gather.
@@ -200,7 +199,7 @@ def _train(
     if is_chief:
         try:
             _write_model(model_fn, weights, options, container, code_folder)
-            _write_json(container.output_data_dir / "history.json", lines.rows)
+            write_json(container.output_data_dir / "history.json", lines.new_rows)
         except Exception as error:
             problem = error
     # No rank leaves before the model is there: the first one to leave may end the others.
@@ -211,38 +210,19 @@ def _train(
         raise OptionError("rank 0 must write the model", received="an error there")
 
 
-def _lines(records: int, steps: int, is_chief: bool) -> Any:
+def _lines(records: int, steps: int, is_chief: bool) -> EpochRows:
     """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
 
     It ends a training whose loss is no number any more: no instance is paid for to go on.
     """
-    import tensorflow as tf
+    from tfdist.runs.epoch_rows import EpochRows
 
-    class Lines(tf.keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows: list[dict[str, float]] = []
-
-        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-            self._begun_at = self._trained_at = time.perf_counter()
-            self._batches = 0
-
-        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-            self._trained_at = time.perf_counter()
-            self._batches = batch + 1
-
-        def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-            seconds = self._trained_at - self._begun_at
-            row = {"epoch": epoch + 1, **{k: float(v) for k, v in (logs or {}).items()}}
-            row["seconds"] = seconds
-            row["samples_per_s"] = records * self._batches / steps / seconds
-            self.rows.append(row)
+    class Lines(EpochRows):
+        def keep(self, row: dict[str, float]) -> None:
             if is_chief:
                 _say(metric_line(row))
-            if not math.isfinite(row.get("loss", 0.0)):
-                self.model.stop_training = True
 
-    return Lines()
+    return Lines(records, steps, stop_on_nan=True)
 
 
 def _say(line: str) -> None:
@@ -273,7 +253,7 @@ def _write_model(
     about = container.model_dir / "tfdist"
     about.mkdir(exist_ok=True)
     manifest.save(about)
-    _write_json(about / "model.json", saved_model.describe(plain, manifest.schema))
+    write_json(about / "model.json", saved_model.describe(plain, manifest.schema))
     for file, target in _SERVING_FILES.items():
         (container.model_dir / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(code_folder / file, container.model_dir / target)
@@ -299,7 +279,3 @@ def _write_tflite(plain: Any, kind: str, container: Container) -> None:
     data = container.source("train", topology.current())
     quantize = "none" if kind == "float32" else kind
     _exporter()(plain, container.model_dir / "model.tflite", quantize=quantize, data=data)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -15,6 +14,7 @@ from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
 from tfdist.runs import feeding, ranks, wishes
+from tfdist.runs.epoch_rows import EpochRows
 from tfdist.runs.files import read_history, write_history, write_json
 from tfdist.runs.folder import RunFolder
 
@@ -22,46 +22,30 @@ tf = import_tensorflow()
 _EVENT_INTERVAL_S = 0.2
 
 
-class _Report(tf.keras.callbacks.Callback):
+class _Report(EpochRows):
     """Tells the command how far this rank is; the chief also keeps the history.
 
-    Attributes:
-        new_rows: an epoch's results each.
-        diverged: the last row, where it ended the training: its loss is no finite number.
+    Args:
+        wait: measures how long steps wait for data.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        strategy: Any,
-        records: int,
-        steps: int,
-        stop_on_nan: bool,
-        wait: Any,
-    ):
-        super().__init__()
+    def __init__(self, folder: RunFolder, strategy: Any, wait: Any, *of_rows: int, **options: bool):
+        super().__init__(*of_rows, **options)
         self._wait = wait
-        self._stop_on_nan = stop_on_nan
-        self.diverged: dict[str, float] | None = None
         self._folder = folder
         self._strategy = strategy
-        self._records = records
-        self._steps = steps
         self._told_at = 0.0
         self._epoch = 0
         self._has_tested = False
-        self.new_rows: list[dict[str, float]] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._epoch = epoch
         self._wait.take()
-        self._begun_at = self._trained_at = time.perf_counter()
-        self._batches = 0
+        super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._trained_at = time.perf_counter()
-        self._batches = batch + 1
-        self._tell(batch + 1, samples_per_s=round(self._speed(), 1))
+        super().on_train_batch_end(batch, logs)
+        self._tell(batch + 1, samples_per_s=round(self.speed(), 1))
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # The first one traces.
@@ -71,31 +55,18 @@ class _Report(tf.keras.callbacks.Callback):
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._tell(None)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        seconds = self._trained_at - self._begun_at
-        row = {
-            "epoch": epoch + 1,
-            **{name: float(value) for name, value in (logs or {}).items()},
-            "seconds": round(seconds, 4),
-            "samples_per_s": round(self._speed(), 1),
-        }
+    def more(self, batches: int, seconds: float) -> dict[str, float]:
         waited = self._wait.take()
-        if waited is not None:
-            row["data_wait"] = round(min(1.0, waited * self._batches / seconds), 4)
-        self.new_rows.append(row)
+        if waited is None:
+            return {}
+        return {"data_wait": round(min(1.0, waited * batches / seconds), 4)}
+
+    def keep(self, row: dict[str, float]) -> None:
         if self._strategy.topology.is_chief:  # Perhaps after another one, whose rows are there.
             before = read_history(self._folder.history)
-            rows = [*(row for row in before if row["epoch"] <= epoch), row]
+            rows = [*(other for other in before if other["epoch"] < row["epoch"]), row]
             write_history(self._folder.history, rows)
         emit({"event": "epoch", "row": row})
-        if self._stop_on_nan and not math.isfinite(row["loss"]):  # The whole job's: all stop.
-            self.diverged = row
-            self.model.stop_training = True
-
-    def _speed(self) -> float:
-        """Returns the records of a second of this epoch."""
-        trained = self._records * self._batches / self._steps
-        return trained / (self._trained_at - self._begun_at)
 
     def _tell(self, step: int | None, **more: float) -> None:
         now = time.perf_counter()
@@ -197,10 +168,10 @@ def train(config: dict[str, Any]) -> None:
         report = _Report(
             folder,
             strategy,
+            wait,
             feed.records_per_epoch,
             feed.callback_steps,
-            config["stop_on_nan"],
-            wait,
+            stop_on_nan=config["stop_on_nan"],
         )
         checkpoints = tfdist.Checkpoints(
             folder.checkpoints,

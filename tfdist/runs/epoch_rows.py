@@ -1,0 +1,69 @@
+"""What the epochs of a training led to: a row each, as its history and CloudWatch's lines show."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tfdist.compat import import_tensorflow
+
+tf = import_tensorflow()
+
+
+class EpochRows(tf.keras.callbacks.Callback):
+    """Keeps the numbers of each epoch, its seconds without those of its validation, its speed.
+
+    Args:
+        records: that an epoch computes on.
+        steps: of an epoch, as callbacks are told of them.
+        stop_on_nan: whether to end a training whose loss is no finite number any more.
+
+    Attributes:
+        new_rows: one for each epoch.
+        diverged: the last row, where it ended the training.
+    """
+
+    def __init__(self, records: int, steps: int, *, stop_on_nan: bool):
+        super().__init__()
+        self._records = records
+        self._steps = steps
+        self._stop_on_nan = stop_on_nan
+        self.new_rows: list[dict[str, float]] = []
+        self.diverged: dict[str, float] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._begun_at = self._trained_at = time.perf_counter()
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._trained_at = time.perf_counter()
+        self._batches = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        seconds = self._trained_at - self._begun_at
+        row = {
+            "epoch": epoch + 1,
+            **{name: float(value) for name, value in (logs or {}).items()},
+            "seconds": round(seconds, 4),
+            "samples_per_s": round(self.speed(), 1),
+            **self.more(self._batches, seconds),
+        }
+        self.new_rows.append(row)
+        self.keep(row)
+        loss = row.get("loss", 0.0)
+        if self._stop_on_nan and not math.isfinite(loss):  # The whole job's: all processes stop.
+            self.diverged = row
+            self.model.stop_training = True
+
+    def speed(self) -> float:
+        """Returns the records of a second of this epoch."""
+        trained = self._records * self._batches / self._steps
+        return trained / (self._trained_at - self._begun_at)
+
+    def more(self, batches: int, seconds: float) -> dict[str, float]:
+        """Returns what else a row has, of an epoch of so many batches and seconds."""
+        return {}
+
+    def keep(self, row: dict[str, float]) -> None:
+        """Tells and writes a row."""
+        raise NotImplementedError
