@@ -39,6 +39,14 @@ def test_numbers_and_truth_values(texts, expected):
     assert kind(*texts) == expected
 
 
+def test_numbers_that_look_like_codes_are_told():
+    for texts in (("01234", "7"), ("01234", "7", "")):
+        cells = find_kind(Written(texts))
+        assert cells.values.tolist()[:2] == [1234, 7]
+        assert "begin with 0, which is lost" in cells.notes[0]
+    assert find_kind(Written(("0", "7"))).notes == find_kind(Written(("0.5", "7"))).notes == ()
+
+
 def test_decimal_commas():
     assert kind("1,5", "2", ",5", "-1,25e2", comma=True) == ("number", [1.5, 2, 0.5, -125])
     assert kind("1.234,5", "2", comma=True)[0] == "text"

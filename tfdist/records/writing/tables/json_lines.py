@@ -15,6 +15,11 @@ from tfdist.records.writing.tables.table import Complaint, Table, Values
 from tfdist.records.writing.text_files import read_text
 
 _MUST = "be a JSON object"
+_ONCE = "have each key once"
+
+
+class _TwiceError(Exception):
+    """A key that an object has twice, of which Python would take the last."""
 
 
 def read_json_lines(path: Path) -> Table:
@@ -36,8 +41,11 @@ def read_json_lines(path: Path) -> Table:
         if not content.strip():
             continue
         try:
-            found = json.loads(content)
+            found = json.loads(content, object_pairs_hook=_with_each_key_once)
             flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
+        except _TwiceError as error:
+            bad.append(Complaint(line, f"'{error}' twice", _ONCE))
+            continue
         except (ValueError, RecursionError) as error:
             bad.append(Complaint(line, f"an error ({error})", _MUST))
             continue
@@ -49,7 +57,7 @@ def read_json_lines(path: Path) -> Table:
             continue
         is_nested |= any(isinstance(value, dict) for value in found.values())
         if twice:
-            bad.append(Complaint(line, f"'{twice[0]}' twice", "have each key once"))
+            bad.append(Complaint(line, f"'{twice[0]}' twice", _ONCE))
             continue
         objects.append(flat)
         lines.append(line)
@@ -68,6 +76,14 @@ def read_json_lines(path: Path) -> Table:
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def _flattened(item: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -95,10 +95,17 @@ def _of_one_kind(
     else:
         if kind == INTEGER and not all(_INT64.min <= v <= _INT64.max for v in values):
             kind = NUMBER
-        found = np.array([_DTYPES[kind](value) for value in values], _DTYPES[kind])
+        found = np.array([_as(_DTYPES[kind], value) for value in values], _DTYPES[kind])
     whole = np.zeros(len(missing), found.dtype)
     whole[rows] = found
     return Cells(kind, whole, missing, bad, notes)
+
+
+def _as(dtype: type, value: Any) -> Any:
+    try:
+        return dtype(value)
+    except OverflowError:  # A whole number of hundreds of digits: as text it is infinite, too.
+        return np.inf if value > 0 else -np.inf
 
 
 def _is_missing(value: Any) -> bool:
