@@ -123,6 +123,22 @@ def test_values_of_python(values, expected):
     assert (cells.kind, cells.values.tolist()) == expected
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[1, -(2**63), 2**63 - 1], [1, 2.5, 2**53 + 1], [1.5, float("nan")], [2**64, 1], [2**64, 0.5]],
+)
+def test_numbers_alone_are_as_those_of_numpy(values):
+    """The quick way has the result of the other, which numbers of NumPy take."""
+    quick = find_kind(Values(values))
+    slow = find_kind(
+        Values([np.float64(v) if isinstance(v, float) else v for v in values] + [None])
+    )
+    assert quick.kind == slow.kind
+    assert quick.values.dtype == slow.values.dtype
+    assert quick.values.tolist() == slow.values.tolist()[:-1]
+    assert quick.missing.tolist() == slow.missing.tolist()[:-1]
+
+
 def test_values_that_are_of_no_kind():
     with pytest.raises(DataError, match="found a dict"):
         find_kind(Values([{"a": 1}]))
