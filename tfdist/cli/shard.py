@@ -153,7 +153,7 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     "--resume",
     is_flag=True,
     help="Go on with what a run that was ended has kept in OUT.unfinished: the shards that are "
-    "missing are written.",
+    "missing are written.  Of streams nothing is kept: they begin anew.",
 )
 @click.option(
     "--overwrite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from io import BytesIO
 from pathlib import Path
@@ -354,6 +355,15 @@ def test_options_that_cannot_hold(tmp_path):
     with pytest.raises(OptionError, match="a text file with a name in each line"):
         adopt(tmp_path, classes=tmp_path / "nowhere.txt")
     assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_name_that_no_manifest_can_hold_is_refused(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff"))
+    folder.mkdir()
+    write(folder / "a.tfrecord", [example(x=[0.5], label=n) for n in range(3)])
+    with pytest.raises(DataError, match=r"a shard must be a file name.*udcff"):
+        adopt(tmp_path)
+    assert contents(tmp_path).keys() == {"a.tfrecord"}
 
 
 def test_progress_is_that_of_the_bytes(tmp_path):

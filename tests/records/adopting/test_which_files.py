@@ -53,6 +53,14 @@ def test_numbers_are_ordered_as_numbers_and_others_are_left_aside(tmp_path):
     assert files.aside == ("README",)
 
 
+def test_folders_behind_links_are_looked_into_once(tmp_path):
+    made(tmp_path / "elsewhere", "train-0.tfrecord")
+    made(tmp_path / "data", "val.tfrecord")
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "data")
+    assert find_files(tmp_path / "data").names == ("train/train-0.tfrecord", "val.tfrecord")
+
+
 def test_patterns(tmp_path):
     files = made(tmp_path, "p-0.data.tfrecord", "p-1.data.tfrecord", "sub/q.tfrecord")
     splits, notes = divide(files, {"train": "p-0*", "validation": "q*"}, None)

@@ -77,6 +77,24 @@ def test_what_was_written_anew_is_fetched_anew(s3_server):
     assert not np.array_equal(rows(f"{url}/train"), old)
 
 
+def test_where_records_begin_is_fetched_too(s3_server, folder):
+    """Records of one layout need no such file; without it in the bucket they are read as well."""
+    put()
+    rows(f"{BUCKET}/data/train")
+    assert "manifest.offsets" not in fetched(folder)
+    texts = np.array([f"{'long ' * (n % 5)}text {n}" for n in range(40)])
+    write((texts, np.arange(40) % 2), f"{BUCKET}/texts", split="train=1", num_shards=2)
+    rows(f"{BUCKET}/texts/train")
+    (copy,) = folder.glob("*/manifest.offsets")
+    key = "texts/manifest.offsets"
+    whole = s3_server.get_object(Bucket="bucket", Key=key)["Body"].read()
+    assert copy.read_bytes() == whole
+    copy.unlink()
+    s3_server.delete_object(Bucket="bucket", Key=key)
+    rows(f"{BUCKET}/texts/train")
+    assert not copy.exists()
+
+
 def test_a_file_that_was_cut_here_is_fetched_again(folder):
     url = put()
     whole = rows(f"{url}/train")
@@ -144,6 +162,35 @@ def test_a_source_in_a_bucket(s3_server, tmp_path, folder):
     with pytest.raises(DataError, match=r"s3://bucket/none.csv must be a folder or an object"):
         write(f"{BUCKET}/none.csv", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_source_in_a_bucket_is_gone_on_with_while_it_is_the_same(s3_server, tmp_path, folder):
+    table = "a,note,label\n" + "".join(f"{n},word {n},{n % 3}\n" for n in range(80))
+    source, out = f"{BUCKET}/table.csv", tmp_path / "out"
+    options = {"split": "train=1", "num_shards": 4}
+
+    def end(done, _total):
+        if done > 40:
+            raise KeyboardInterrupt
+
+    def stored(text):
+        s3_server.put_object(Bucket="bucket", Key="table.csv", Body=text.encode())
+
+    stored(table)
+    write(source, tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        write(source, out, **options, progress=end)
+    kept = tmp_path / "out.unfinished" / "shards" / "train-00000-of-00004.tfrecord"
+    before = kept.stat().st_ino
+    stored(table.replace("word 7,", "word 9,"))
+    with pytest.raises(DataError, match="as it was when the run began"):
+        write(source, out, **options, resume=True)
+    stored(table)
+    write(source, out, **options, resume=True)
+    assert (out / kept.name).stat().st_ino == before
+    for path in (tmp_path / "whole").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert [path for path in folder.iterdir() if path.name.startswith(".scratch")] == []
 
 
 def test_files_of_others_are_adopted_there(s3_server, tmp_path, folder):

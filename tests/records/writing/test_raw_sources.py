@@ -31,6 +31,14 @@ def test_digits():
     assert all_rows(columns)["image"].max() == 16
 
 
+@pytest.mark.parametrize("role", ["label", "sample_weight"])
+def test_targets_and_weights_that_float32_cannot_hold(role):
+    values = np.array([0.5, 1e39])
+    parts = (values,) if role == "label" else (np.zeros(2), values)
+    with pytest.raises(DataError, match=f"array '{role}' .* float32 can hold, but found 1e\\+39"):
+        read_raw((np.zeros((2, 3)), *parts))
+
+
 class TestCsv:
     def test_text_labels_become_sorted_classes(self, tmp_path):
         columns = read_raw(write_csv(tmp_path, CSV))

@@ -20,6 +20,9 @@ from tfdist.records import write
 from tfdist.records.writing import column_shards
 from tfdist.records.writing.images import files as image_files
 from tfdist.records.writing.journal import Journal
+from tfdist.records.writing.listing import listing_of
+from tfdist.records.writing.shard_files import staging_folder
+from tfdist.records.writing.streams import writer as stream_writer
 from tfdist.records.writing.unfinished import Unfinished
 
 OPTIONS = {"label": "label", "num_shards": 4, "split": "train=1"}
@@ -200,8 +203,6 @@ def test_there_must_be_something_to_go_on_with(tmp_path, table):
     out = tmp_path / "out"
     with pytest.raises(DataError, match="Leave it out, to begin"):
         write(table, out, **OPTIONS, resume=True)
-    with pytest.raises(OptionError, match="must go with a source in files"):
-        write(np.zeros((80, 2)), out, resume=True)
     with pytest.raises(OptionError, match="on this machine, but found s3://bucket/out"):
         write(table, "s3://bucket/out", resume=True)
     with pytest.raises(OptionError, match="resume and overwrite must not go together"):
@@ -212,6 +213,85 @@ def test_there_must_be_something_to_go_on_with(tmp_path, table):
         with pytest.raises(DataError, match=r"no unfinished\.json of it"):
             write(table, out, **OPTIONS, **options)
     assert files_of(tmp_path / "out.unfinished") == {"mine": b"x"}
+
+
+def _in_memory(kind, number=0):
+    """Records of each kind of column, of which ``number`` is one value."""
+    texts = np.array([f"text {n % 7}" for n in range(80)], object)
+    texts[40] += str(number)
+    if kind == "texts":
+        return {"a": texts, "b": np.arange(80.0)}, np.arange(80) % 3
+    if kind == "ragged":
+        return [[n] * (1 + n % 4) if n != 40 else [n + number] for n in range(80)], np.arange(80)
+    if kind == "dicts":
+        return [{"x": np.full(3, n, np.float32), "label": n % 3 + number} for n in range(80)]
+    x = np.arange(240, dtype=np.float32).reshape(80, 3)
+    x[40, 1] += number
+    return x, np.arange(80) % 3
+
+
+@pytest.mark.parametrize("kind", ["arrays", "texts", "ragged", "dicts"])
+def test_what_is_in_memory_is_gone_on_with_while_it_is_the_same(tmp_path, kind, capsys):
+    options = {"num_shards": 4, "split": "train=1"}
+    write(_in_memory(kind), tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        write(_in_memory(kind), tmp_path / "out", **options, progress=_end_at(40))
+    kept = files_of(tmp_path / "out.unfinished" / "shards")
+    with pytest.raises(DataError, match=r"found others\. Give the same in the same order"):
+        write(_in_memory(kind, 1), tmp_path / "out", **options, resume=True)
+    assert files_of(tmp_path / "out.unfinished" / "shards") == kept
+    write(_in_memory(kind), tmp_path / "out", **options, resume=True)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert "went on with what was kept, 2 whole shards" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_what_nothing_is_kept_of_begins_anew_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    note = "nothing was kept of an earlier run: this one began anew"
+
+    def stream():
+        return iter(_in_memory("dicts"))
+
+    with pytest.raises(KeyboardInterrupt):
+        write(stream, tmp_path / "stream", progress=_end_at(40))
+    assert list(tmp_path.iterdir()) == []
+    write(stream, tmp_path / "stream", resume=True)
+    assert capsys.readouterr().out.count(note) == 1
+    write(tmp_path / "stream", tmp_path / "anew", resume=True)
+    assert capsys.readouterr().out.count(note) == 1
+    write(_in_memory("arrays"), tmp_path / "arrays", resume=True)
+    assert capsys.readouterr().out.count(note) == 1
+    # A stream that was short when it was ended, and is so no more.
+    monkeypatch.undo()
+    with pytest.raises(KeyboardInterrupt):
+        write(stream, tmp_path / "grown", progress=_end_at(40))
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    with pytest.raises(DataError, match=r"of which nothing is kept\. Begin anew with --overwrite"):
+        write(stream, tmp_path / "grown", resume=True)
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    def left(name, seconds_ago):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train-00000").write_bytes(b"x")
+        for path in (folder / "train-00000", folder):
+            os.utime(path, (time.time() - seconds_ago,) * 2)
+        return folder
+
+    killed = left(f".out-{'a' * 32}", 100)
+    others = [
+        left(f".out-{'b' * 32}", 5),  # So young that it may be locked in a moment.
+        left(f".other-{'c' * 32}", 100),
+        left(".out-mine", 100),
+    ]
+    with staging_folder(tmp_path / "out") as running:
+        os.utime(running, (time.time() - 100,) * 2)
+        with staging_folder(tmp_path / "out"):
+            assert running.exists()  # It is locked.
+            assert not killed.exists()
+    assert all((folder / "train-00000").exists() for folder in others)
 
 
 def test_mistakes_leave_nothing_and_full_disks_what_is_done(tmp_path, table, monkeypatch):
@@ -238,7 +318,8 @@ def test_only_one_process_goes_on(tmp_path, table):
     ended(table, tmp_path / "out")
     said = {"resume": True, "overwrite": False}
     with contextlib.suppress(OptionError):
-        Unfinished(tmp_path / "out", [table], {"seed": 9}, **said)  # Refused, so it holds nothing.
+        # Refused, so it holds nothing.
+        Unfinished(tmp_path / "out", [str(table)], listing_of([table]), {"seed": 9}, **said)
     open_here = os.open(tmp_path / "out.unfinished", os.O_RDONLY)
     fcntl.flock(open_here, fcntl.LOCK_EX)
     with pytest.raises(InUseError, match="one process at a time"):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,11 +142,12 @@ _SLOW_WRITE = """
 import sys, time
 import numpy as np
 from tfdist.records import write
+from tfdist.records.writing.streams import writer
+writer.HEAD_BYTES = 200
 def progress(done, total):
     print(done, flush=True)
     time.sleep(0.2)
-x = np.zeros((20000, 1000), np.uint8)
-write((x, np.zeros(20000)), sys.argv[1], progress=progress, workers=2)
+write(((x, 0) for x in np.zeros((20000, 1000), np.uint8)), sys.argv[1], progress=progress)
 """
 
 
@@ -153,7 +155,7 @@ write((x, np.zeros(20000)), sys.argv[1], progress=progress, workers=2)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_a_signal_leaves_nothing(tmp_path, number, code):
+def test_a_signal_leaves_nothing_of_a_stream(tmp_path, number, code):
     process = subprocess.Popen(
         [sys.executable, "-c", _SLOW_WRITE, str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -248,6 +250,20 @@ def test_clients_that_cannot_be(tmp_path, options, error, message):
     with pytest.raises(error, match=message):
         write(arrays(), tmp_path / "data", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_no_manifest_can_hold_are_refused_before_anything_is_written(tmp_path):
+    source = tmp_path / "in"
+    for name in (b"a", b"b\xff"):
+        folder = os.path.join(os.fsencode(source), name)
+        os.makedirs(folder)
+        Path(os.fsdecode(folder), "a.txt").write_text("x")
+    with pytest.raises(DataError, match=r"must be text of UTF-8, but found .*udcff"):
+        write(source, tmp_path / "data", num_shards=1, split="train=1")
+    (source / "t.csv").write_text('day,"sales\nof it",label\n1,two,0\n2,one,1\n')
+    with pytest.raises(DataError, match=r"letters that can be shown, but found 'sales\\nof it'"):
+        write(source / "t.csv", tmp_path / "data", num_shards=1, split="train=1")
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_skew_needs_class_ids(tmp_path):

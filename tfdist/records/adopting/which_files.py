@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.format.files import walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
 
@@ -66,7 +67,7 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
 
 def _of_folder(folder: Path) -> Files:
     names, aside = [], []
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in walk(folder):
         folders[:] = [name for name in folders if name[0] != "."]
         for name in files:
             path = Path(root, name).relative_to(folder).as_posix()

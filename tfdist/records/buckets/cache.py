@@ -30,6 +30,7 @@ FOLDER_VARIABLE = "TFDIST_CACHE"
 BOUND_VARIABLE = "TFDIST_CACHE_GB"
 _DEFAULT_GB = 50
 _MANIFEST = "manifest.json"
+_OFFSETS = "manifest.offsets"
 # Of the folder of the cache, what is no copy of anything: see ``working_place``.
 _WORKING = "runs"
 _SECONDS_BETWEEN_LINES = 5.0
@@ -182,8 +183,24 @@ def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
         missing = {file: wanted for file, wanted in files.items() if not (folder / file).is_file()}
         _make_room(folder, sum(size for size, _ in files.values()), url)
         _fetch_all(url, folder, missing)
+        _fetch_offsets(url, folder, manifest)
         _write(folder / _MANIFEST, manifest)
     return folder
+
+
+def _fetch_offsets(url: str, folder: Path, manifest: bytes) -> None:
+    """Fetches where each record begins, where an epoch that begins in its middle needs that.
+
+    It is a help to reading, which does without it as well: so where it cannot be had, nothing is
+    said.
+    """
+    path, before = folder / _OFFSETS, folder / _MANIFEST
+    if not before.is_file() or before.read_bytes() != manifest:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(DataError, ValueError, TypeError, KeyError, RecursionError):
+        said = json.loads(manifest)
+        if said["layout"] is None and said["compression"] == "none" and not path.is_file():
+            _fetch(Store(url), folder, _OFFSETS, None, lambda _: None)
 
 
 def _remove_changed(folder: Path, files: dict[str, _Wanted]) -> None:
@@ -210,7 +227,7 @@ def _fetch(
     store: Store,
     folder: Path,
     name: str,
-    wanted: _Wanted,
+    wanted: _Wanted | None,
     progress: Callable[[int], None],
 ) -> None:
     path = folder / name
@@ -220,8 +237,8 @@ def _fetch(
     temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:
         store.fetch(name, temporary, progress)
-        size, checksum = wanted
         found = temporary.stat().st_size
+        size, checksum = wanted or (found, None)
         if found != size:
             raise DataError(f"{store.url}/{name} must have {size} bytes", received=f"{found} bytes")
         if checksum is not None and _checksum(temporary) != checksum:

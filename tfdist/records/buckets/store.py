@@ -60,8 +60,9 @@ class Store:
         with self._told(""):
             found = self._files.find(self._root, detail=True)
         start = len(self._root.rstrip("/")) + 1
-        sizes = {path[start:]: info["size"] or 0 for path, info in found.items()}
-        return {name: size for name, size in sizes.items() if name and name[-1] != "/"}
+        # A root that is a file is found too, by some packages without its size.
+        below = {path[start:]: info for path, info in found.items() if path[start:]}
+        return {name: info["size"] or 0 for name, info in below.items() if name[-1] != "/"}
 
     def fetch(self, name: str, path: Path, progress: Callable[[int], None]) -> None:
         """Copies an object into a file.

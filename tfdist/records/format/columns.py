@@ -194,7 +194,7 @@ def _column(
         raise DataError(
             f"each record of array '{name}' must have values", received=f"shape {array.shape}"
         )
-    numbers = _plain(numbers, role, is_scalar=shape == ())
+    numbers = _plain(name, numbers, role, is_scalar=shape == ())
     if numbers.dtype.name not in RAW_DTYPES:
         raise DataError(
             f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
@@ -265,9 +265,11 @@ def _check_present(name: str, array: np.ndarray, ends: np.ndarray | None) -> Non
             )
 
 
-def _plain(array: np.ndarray, role: str, *, is_scalar: bool) -> np.ndarray:
+def _plain(name: str, array: np.ndarray, role: str, *, is_scalar: bool) -> np.ndarray:
     """Returns the array in this machine's byte order; labels and weights in the dtypes of fit."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if role in ("label", "weight") and array.dtype == np.float64:
+        _check_float32(name, array)
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
@@ -275,6 +277,19 @@ def _plain(array: np.ndarray, role: str, *, is_scalar: bool) -> np.ndarray:
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array
+
+
+def _check_float32(name: str, array: np.ndarray) -> None:
+    """Raises DataError for a number that would be infinite as float32, and is not."""
+    for _, chunk in chunks(array):
+        with np.errstate(invalid="ignore"):
+            is_beyond = (np.abs(chunk) > np.finfo(np.float32).max) & np.isfinite(chunk)
+        if is_beyond.any():
+            raise DataError(
+                f"every value of array '{name}' must be one that float32 can hold",
+                received=f"{chunk[is_beyond][0]:g}",
+                mend="Scale the values",
+            )
 
 
 def _storage(array: np.ndarray, *, is_scalar: bool) -> tuple[str, str]:

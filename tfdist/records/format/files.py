@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +15,19 @@ from crc32c import crc32c
 _CHUNK_BYTES = 1 << 20
 # A file written so lately may be written again without a change of its time.
 _YOUNG_NS = 1_000_000_000
+
+
+def walk(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields what ``os.walk`` does, of folders behind links too, and of each folder once."""
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # A link to a folder above has no end.
+            folders.clear()
+            continue
+        seen.add(real)
+        yield place, folders, files
+
 
 Identity = tuple[int, int, int, int]  # device, inode, bytes, time of the last change
 

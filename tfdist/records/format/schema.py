@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -202,7 +203,10 @@ class Feature:
             raise DataError("a feature of the schema must be a JSON object", received=repr(value))
         name = value.get("name")
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise DataError("a feature of the schema must have a name", received=repr(name))
+            raise DataError(
+                "a feature of the schema must have a name of letters that can be shown",
+                received=repr(name),
+            )
         for key, known in (("encoding", ENCODINGS), ("role", ROLES)):
             if value.get(key) not in known:
                 raise DataError(
@@ -347,6 +351,20 @@ class Schema:
         if not isinstance(value, list):
             raise DataError("the schema must be a list of features", received=repr(value))
         return cls(tuple(Feature.from_json(item) for item in value))
+
+    def checked(self) -> Schema:
+        """Returns the same. Raises DataError where a manifest could not give it back."""
+        text = json.dumps(self.to_json(), ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            # Bytes in the names of files that are no UTF-8 are halves of letters to Python.
+            raise DataError(
+                "names of features, columns and classes must be text of UTF-8",
+                received=repr(text[max(0, error.start - 20) : error.end]),
+                mend="Rename the folder or the column",
+            ) from None
+        return self.from_json(json.loads(text))
 
 
 def _one_or_dict(features: Sequence[Feature], tensors: Mapping[str, Any]) -> Any:

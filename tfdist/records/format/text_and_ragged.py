@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,17 +80,18 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
     except ValueError:  # Lists of unequal lengths.
         array = np.empty(len(values), object)
         array[:] = list(values)
-    if array.dtype.kind in "SU":
+    if array.dtype.kind in "SU" and hasattr(values, "dtype"):
         return TextColumn(array)
+    if array.dtype.kind in "SU":  # NumPy makes text of numbers beside text.
+        array = np.array(values, object)
     if array.dtype.kind != "O":
         return array
     if all(isinstance(value, (str, bytes)) for value in array.flat):
         return TextColumn(array)
     if array.ndim == 1 and all(_is_list(value) for value in array):
         return _of_lists(name, array)
-    odd = next(
-        (n, value) for n, value in enumerate(array.flat) if not isinstance(value, (str, bytes))
-    )
+    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
+    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), others[0])
     raise DataError(
         f"array '{name}' must hold numbers, or text, or an array for each record",
         received=f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}",

@@ -20,6 +20,7 @@ from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.format.offsets import write_offsets
 from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
+from tfdist.records.writing.content import content_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes
 from tfdist.records.writing.shard_files import (
@@ -58,8 +59,12 @@ def write_columns(
         owned = _deal(columns, partition, next(iter(rows.values())), options.clients, options.seed)
         counts = _num_shards(columns, rows, None)
         plan = _plan(rows, counts, options.compression, owned)
-    with said_of(out):
-        whole = {} if run is None else run.whole(_fingerprint(columns, plan))
+    whole = {}
+    if run is not None:
+        # Files are known by their sizes and times; of what is in memory nothing else tells.
+        content = "" if run.is_of_files else content_of(columns)
+        with said_of(out):
+            whole = run.whole(_fingerprint(columns, plan) + content)
     options.tell(columns if run is None else replace(columns, notes=[*columns.notes, *run.notes]))
     with said_of(out), _place(out, run, whole) as place, stop_on_sigterm():
         infos = _write_shards(place, columns, plan, options)

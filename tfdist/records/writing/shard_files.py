@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import signal
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,6 +21,9 @@ from tfdist.errors import DataError
 
 GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
+# What changed later may be another machine's, whose locks are not seen everywhere, or be locked in
+# a moment.
+_OLD_S = 60
 SUFFIX = {"none": ".tfrecord", "gzip": ".tfrecord.gz"}
 
 Progress = Callable[[int, "int | None"], None]
@@ -25,10 +31,15 @@ Progress = Callable[[int, "int | None"], None]
 
 @contextlib.contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
-    """Gives a folder beside ``out`` that becomes ``out`` at the end, or vanishes on any error."""
+    """Gives a folder beside ``out`` that becomes ``out`` at the end, or vanishes on any error.
+
+    Such folders of processes that were killed are removed.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left(out)
     folder = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
     folder.mkdir()
+    lock = _lock(folder)
     try:
         yield folder
         # Replaces an empty folder in one step; fails when another writer was faster.
@@ -36,6 +47,37 @@ def staging_folder(out: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_left(out: Path) -> None:
+    """Removes the folders beside ``out`` whose process is gone."""
+    name = re.compile(rf"\.{re.escape(out.name)}-[0-9a-f]{{32}}")
+    for folder in [path for path in out.parent.iterdir() if name.fullmatch(path.name)]:
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        with contextlib.suppress(OSError):
+            changed = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if time.time() - changed > _OLD_S:
+                shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Returns the lock of a folder, which ends with this process; None where it cannot be had."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # Another's, or a file system without locks.
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 @contextlib.contextmanager

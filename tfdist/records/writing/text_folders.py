@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.format.files import walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import left_out
 from tfdist.records.writing.text_files import decoded
@@ -45,7 +45,7 @@ class _Found:
 def holds_texts(folder: Path) -> bool:
     """Whether most of the files in the folders of a folder are .txt: some are looked at of each."""
     texts = others = 0
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if Path(place) == folder:
             continue

@@ -26,7 +26,7 @@ from tfdist.errors import DataError, InUseError, OptionError
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.writing.journal import Journal
-from tfdist.records.writing.listing import Listing, listing_of
+from tfdist.records.writing.listing import Listing
 from tfdist.records.writing.shard_files import said_of
 
 SUFFIX = ".unfinished"
@@ -50,14 +50,17 @@ _PASSING = (
 class Unfinished:
     """What an ended run left of OUT, or what this one will leave if it is ended.
 
-    Nothing is on the disk before something is worth keeping.
+    Nothing is on the disk before something is worth keeping. Files are known by their sizes and
+    times; what is in memory is part of the plan.
 
     Args:
         out: the folder that the shards are to become.
-        files: those of the source; all that tells whether it is still the same.
+        names: of the source's files, or its URL; none of what is in memory.
+        listing: of these files, as they are now.
         said: the options that decide what is written, as JSON.
         resume: whether to go on with what is there.
         overwrite: whether to remove what is there.
+        may_begin: whether to begin where there is nothing to go on with.
 
     Attributes:
         out, folder: OUT, and OUT.unfinished.
@@ -74,15 +77,17 @@ class Unfinished:
     def __init__(
         self,
         out: Path,
-        files: Sequence[str | Path],
+        names: Sequence[str],
+        listing: Listing,
         said: Mapping[str, Any],
         *,
         resume: bool,
         overwrite: bool,
+        may_begin: bool = False,
     ):
         self.folder = out.with_name(out.name + SUFFIX)
         self.out = out
-        self._is_begun, self.is_resumed = False, resume
+        self._is_begun = self.is_resumed = False
         self._lock: int | None = None
         self._beginning = threading.Lock()
         self.notes: list[str] = []
@@ -90,8 +95,8 @@ class Unfinished:
         self._now = {
             "format": _FORMAT,
             "written_by": f"tfdist {__version__}",
-            "files": [os.path.abspath(path) for path in files],
-            "listing": asdict(listing_of(files)),
+            "files": list(names),
+            "listing": asdict(listing),
             "options": json.loads(json.dumps(said, default=str)),
         }
         if os.path.lexists(self.folder):
@@ -102,6 +107,8 @@ class Unfinished:
             except BaseException:
                 self._release()
                 raise
+        elif resume and may_begin:
+            self.notes.append("nothing was kept of an earlier run: this one began anew")
         elif resume:
             raise DataError(
                 "--resume must find the shards of a run that was ended",
@@ -109,6 +116,11 @@ class Unfinished:
                 mend="Leave it out, to begin",
             )
         self._done = Journal(self.folder / _DONE)
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether files tell that the source is the same."""
+        return bool(self._now["files"])
 
     def looked_at(self, what: str) -> Journal:
         """Returns the journal of images, or masks, that were looked at: ``images.files``."""
@@ -142,9 +154,11 @@ class Unfinished:
         if self._now.setdefault("plan", digest) != digest:
             raise DataError(
                 "--resume must find the records that the run which was ended found",
-                received="others, in the same files",
+                received="others" + (", in the same files" if self.is_of_files else ""),
                 mend="Other versions of packages may read them otherwise: begin anew with "
-                "--overwrite",
+                "--overwrite"
+                if self.is_of_files
+                else "Give the same in the same order, or begin anew with --overwrite",
             )
         if not self.is_resumed:
             return {}
@@ -231,7 +245,7 @@ class Unfinished:
         if resume:
             self._check_options(state)
             self._check_source(state)
-            self._now, self._is_begun = state, True
+            self._now, self._is_begun, self.is_resumed = state, True, True
         elif overwrite:
             shutil.rmtree(self.folder)
             self._release()
@@ -300,7 +314,7 @@ class Unfinished:
     def _check_source(self, state: Mapping[str, Any]) -> None:
         now, was = Listing(**self._now["listing"]), Listing(**state["listing"])
         if self._now["files"] != state["files"]:
-            received = f"{', '.join(self._now['files'])} where it had {', '.join(state['files'])}"
+            received = f"{_named(self._now['files'])} where it had {_named(state['files'])}"
         elif now != was:
             same = (now.files, now.bytes) == (was.files, was.bytes)
             received = "files of other sizes or times" if same else f"{now} where there were {was}"
@@ -324,6 +338,10 @@ class _BegunJournal(Journal):
         with said_of(self._run.out):
             self._run.begin()
             super().add(entry)
+
+
+def _named(files: Sequence[str]) -> str:
+    return ", ".join(files) or "data in memory"
 
 
 def _counted(shards: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError
+from tfdist.records.buckets.urls import url_of
 from tfdist.records.clients.dealing import Partition, check_num_clients, parse_partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import Manifest
@@ -17,8 +18,9 @@ from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
+from tfdist.records.writing.listing import Listing, listing_of
 from tfdist.records.writing.options import WriteOptions, cores
-from tfdist.records.writing.places import on_this_machine
+from tfdist.records.writing.places import check_kept, on_this_machine
 from tfdist.records.writing.raw_sources import DIGITS, check_no_table, owned_columns, read_raw
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.shard_files import Progress, said_of, stop_on_sigterm
@@ -30,6 +32,7 @@ from tfdist.records.writing.shard_folders import (
 )
 from tfdist.records.writing.streams.sources import open_stream
 from tfdist.records.writing.streams.stream import Stream
+from tfdist.records.writing.streams.tar_files import is_tar
 from tfdist.records.writing.streams.writer import (
     HEAD_BYTES,
     Head,
@@ -40,7 +43,6 @@ from tfdist.records.writing.streams.writer import (
 from tfdist.records.writing.unfinished import Unfinished
 
 
-@on_this_machine
 def write(
     source: Any,
     out: str | Path,
@@ -69,7 +71,7 @@ def write(
     labels: str | Path | None = None,
     masks: str | Path | None = None,
     skip_bad: bool = False,
-    resume: bool | None = False,
+    resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     opened: Callable[[Columns], None] | None = None,
@@ -124,7 +126,8 @@ def write(
         skip_bad: whether rows, texts and images that cannot be read, and images that lack a row or
             a mask, are left out, which is told.
         resume: whether to go on with what a run that was ended has kept in ``out``.unfinished, of
-            the same source with the same options. None: nothing of this one is kept if it is ended.
+            the same source with the same options. Of streams that do not fit into memory, and of
+            shards, nothing is kept: they begin anew.
         overwrite: whether to remove that, and begin anew. What is finished is never replaced.
         progress: called with (records written, records in all) now and then, from any thread; of a
             stream whose length is not known with None for all.
@@ -136,10 +139,10 @@ def write(
 
     Raises:
         OptionError: an option that cannot hold.
-        DataError: a source that cannot be written, a folder that is not empty, or nothing to go on
-            with. ``out`` is never there before it is complete. Where the source is in files, and
-            no stream, what was written before Ctrl-C, SIGTERM, a kill or a full disk stays in
-            ``out``.unfinished for ``resume``; of all else nothing is left.
+        DataError: a source that cannot be written, a folder that is not empty, or no files' shards
+            to go on with. ``out`` is never there before it is complete. What was written before
+            Ctrl-C, SIGTERM, a kill or a full disk stays in ``out``.unfinished for ``resume``, but
+            for streams, shards and URLs to write to, of which nothing is left.
         InUseError: another process is writing the folder.
     """
     # All that decides what is written: who goes on must ask for the same.
@@ -151,7 +154,7 @@ def write(
 
     def as_read(schema: Schema) -> Schema:
         read_in = {} if write_resized else {"resize": resize, "fit": fit}
-        return with_readings(schema, **read_in, color=color)
+        return with_readings(schema, **read_in, color=color).checked()
 
     dealt = _check_clients(clients, partition, num_shards)
     options = WriteOptions(
@@ -167,10 +170,9 @@ def write(
         opened=opened,
         as_read=as_read,
     )
-    out = Path(out).resolve()
-    _check_free(out, source)
     if resume and overwrite:
         raise OptionError("resume and overwrite must not go together", mend="Leave one out")
+    is_kept = check_kept(out, is_asked=resume or overwrite)
     asked = Asked(
         label=label,
         inputs=inputs,
@@ -193,29 +195,31 @@ def write(
         decode=decode,
         workers=cores() if workers is None else workers,
     )
-    shards = find_shards(source)
-    is_kept = resume is not None and shards is None and isinstance(source, (str, os.PathLike))
-    if resume and not is_kept:
-        raise _not_resumable(source)
-    files = []
-    if is_kept:
-        files = [path for path in (source, labels, masks) if path not in (None, DIGITS)]
-    # Also where nothing will be kept: what another run has left there is told.
-    with said_of(out):
-        run = Unfinished(out, files, said, resume=bool(resume), overwrite=overwrite)
-    if shards is not None:
-        images.check_unused(source)
-        check_no_table(source, asked)
-        return _write_shards_anew(
-            shards,
-            out,
-            options,
-            {"label, inputs and drop": asked.names_columns, "batched": batched is not None},
-        )
-    if not is_kept:
-        return _write_records(source, out, options, asked, images, batched, None)
-    with stop_on_sigterm(), run.kept_if_ended():
-        return _write_records(source, out, options, asked, images, batched, run)
+    with on_this_machine(source, out) as (here, folder):
+        folder = folder.resolve()
+        _check_free(folder, here)
+        shards = find_shards(here)
+        # Also where nothing will be kept: what another run has left there is told.
+        with said_of(folder):
+            run = Unfinished(
+                folder,
+                *_known_by(source, here, [labels, masks]),
+                said,
+                resume=resume,
+                overwrite=overwrite,
+                may_begin=shards is not None or _is_read_once(here),
+            )
+        with stop_on_sigterm(), run.kept_if_ended():
+            if shards is None:
+                kept = run if is_kept else None
+                return _write_records(here, folder, options, asked, images, batched, kept)
+            images.check_unused(here)
+            check_no_table(here, asked)
+            refused = {
+                "label, inputs and drop": asked.names_columns,
+                "batched": batched is not None,
+            }
+            return _write_shards_anew(shards, folder, options, refused, run.notes)
 
 
 def _as_json(value: Any) -> Any:
@@ -226,12 +230,26 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def _not_resumable(source: Any) -> OptionError:
-    return OptionError(
-        "resume must go with a source in files whose shards are written one after the other",
-        received=f"{source!r:.60}, which is none",
-        mend="Leave it out, to begin anew",
-    )
+def _known_by(
+    source: Any, here: Any, beside: Sequence[str | Path | None]
+) -> tuple[list[str], Listing]:
+    """Returns the names of the files that a source is in, and how they lie there.
+
+    Args:
+        here: where the source is on this machine: a copy, where it was fetched.
+        beside: further files of it.
+    """
+    if not isinstance(source, (str, os.PathLike)) or source == DIGITS:
+        return [], listing_of([])
+    others = [path for path in beside if path is not None]
+    url = url_of(source)
+    listing = listing_of([here, *others], are_copies=url is not None)
+    return [url or os.path.abspath(source), *map(os.path.abspath, others)], listing
+
+
+def _is_read_once(source: Any) -> bool:
+    """Whether a run that writes it may have kept nothing, however it was ended."""
+    return not isinstance(source, (str, os.PathLike)) or is_tar(Path(source))
 
 
 def _write_records(
@@ -256,16 +274,25 @@ def _write_records(
     if head.is_whole:
         return write_columns(owned_columns(head.columns(), asked.client), out, options, run)
     if run is not None and run.is_resumed:
-        raise _not_resumable(source)
+        raise DataError(
+            "--resume must find the records that the run which was ended found",
+            received=f"a stream of more than {HEAD_BYTES >> 20} MB, of which nothing is kept",
+            mend="Begin anew with --overwrite",
+        )
+    stream.notes += run.notes if run is not None else []
     return _write_stream(stream, head, out, options)
 
 
 def _write_shards_anew(
-    source: ShardFolder, out: Path, options: WriteOptions, refused: Mapping[str, bool]
+    source: ShardFolder,
+    out: Path,
+    options: WriteOptions,
+    refused: Mapping[str, bool],
+    notes: Sequence[str],
 ) -> Manifest:
     refuse_for_shards({**options.needing_all_records(), **refused})
-    if options.opened is not None:
-        options.opened(source.columns())
+    columns = source.columns()
+    options.tell(replace(columns, notes=(*columns.notes, *notes)))
     with said_of(out):
         return write_shards_anew(source, out, options)
 

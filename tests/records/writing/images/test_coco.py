@@ -127,3 +127,24 @@ def test_what_does_not_fit_is_told_at_once(tmp_path):
     (tmp_path / "annotations" / "instances_train2017.json").write_text("[1]")
     with pytest.raises(DataError, match="must hold COCO's images"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "told"),
+    [
+        ("categories", {"id": 1, "name": "car"}, "category 3"),
+        ("categories", {"id": [1], "name": "car"}, "category 3"),
+        ("images", {"id": 2, "file_name": "x.jpg", "height": 4, "width": 4}, "image 3"),
+        ("images", {"file_name": "x.jpg", "height": 4, "width": 4}, "image 3"),
+        ("annotations", annotation([1], 1, [0, 0, 1, 1]), "annotation 1"),
+        ("annotations", annotation(1, 1, [4, 4, -2, 2]), "annotation 1"),
+        ("annotations", annotation(1, 1, [4, 4, 400, 2]), "annotation 1"),
+    ],
+)
+def test_what_is_not_of_one_thing_alone(tmp_path, name, entry, told):
+    """An id that comes twice would give boxes to another image, or another name."""
+    value = save(tmp_path, "train", 1, [annotation(3, 1, [0, 0, 4, 4])])
+    value[name] = [*value[name], entry]
+    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(value))
+    with pytest.raises(DataError, match=rf"1 that are not: instances_train\.json: {told}\.$"):
+        opened(tmp_path)

@@ -195,6 +195,12 @@ class TestBadFiles:
     def test_without_decoding_only_headers_count(self, photos):
         assert opened(photos, skip_bad=True, decode=False).num_records == 6
 
+    def test_a_link_to_itself_is_named(self, tmp_path):
+        save(tmp_path / "photos/a/1.png")
+        (tmp_path / "photos/a/me.png").symlink_to("me.png")
+        with pytest.raises(DataError, match=r"me\.png: Too many levels of symbolic links"):
+            write(tmp_path / "photos", tmp_path / "out")
+
     def test_none_is_left(self, tmp_path):
         save(tmp_path / "c/a.png").write_bytes(b"no image")
         with pytest.raises(DataError, match=r"1 that cannot: .*c/a\.png: is no image"):
@@ -305,6 +311,15 @@ class TestLabels:
             ("note", "dropped"),
         )
 
+    def test_text_is_as_it_is_written(self, photos):
+        """Between quotes a line may end; and what Python alone reads as a number is none."""
+        rows = "".join(f'{name}.png,"two\nlines {name}",1_{n}\n' for n, name in enumerate("abcd"))
+        (photos / "labels.csv").write_text("file,said,code\n" + rows)
+        columns = opened(photos, labels="labels.csv")
+        labels = {f.name: f.classes for f in columns.schema.of_role("label")}
+        assert labels["said"] == tuple(f"two\nlines {name}" for name in "abcd")
+        assert labels["code"] == ("1_0", "1_1", "1_2", "1_3")
+
     def test_one_column_is_the_label_and_others_divide(self, photos, tmp_path):
         path = tmp_path / "beside.csv"
         path.write_text("id,split,kind,owner\na,train,x,1\nb,train,y,2\nc,val,x,1\nd,train,y,3\n")
@@ -402,6 +417,11 @@ class TestLabels:
                     )
                 ),
                 "'b' holds lists of 2 and 3 numbers, 'c' holds int and list",
+            ),
+            (
+                "l.csv",
+                "file,score\na.png,0.5\nb.png,inf\nc.png,1\nd.png,1\n",
+                "label 'score' must be finite, but found inf",
             ),
             ("none.csv", None, r"none\.csv, which is no file"),
         ],

@@ -82,3 +82,15 @@ def test_an_archive_that_ends_early(tmp_path):
     source.write_bytes(source.read_bytes()[:3000])
     with pytest.raises(DataError, match="must be a whole"):
         write(source, tmp_path / "data")
+
+
+def test_an_archive_that_was_cut_between_two_files_is_told(tmp_path, capsys):
+    source = save(tmp_path / "a.tar", {f"{n}.txt": b"x" for n in range(9)})
+    write(source, tmp_path / "whole")
+    assert "cut" not in capsys.readouterr().out
+    source.write_bytes(source.read_bytes()[: 6 * 1024])
+    manifest = write(source, tmp_path / "data")
+    assert sum(split.records for split in manifest.splits.values()) == 6
+    assert "a.tar lacks the mark that ends an archive: it may have been cut" in (
+        capsys.readouterr().out
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
 import sys
 
 import numpy as np
@@ -72,12 +73,37 @@ def test_missing_values_are_told_by_row(tmp_path):
         read_raw(save(tmp_path, "parquet"))
 
 
+def test_whole_numbers_beyond_int64_are_rounded(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    largest = pa.array([2**64 - 1, 2**53 + 1, 5], pa.uint64())
+    parquet.write_table(pa.table({"a": largest, "y": [0, 1, 0]}), tmp_path / "t.parquet")
+    classes = pa.array([3, 1, 3], pa.uint64())
+    parquet.write_table(pa.table({"a": [0.5, 1, 2], "y": classes}), tmp_path / "c.parquet")
+    assert read_raw(tmp_path / "c.parquet").schema.class_label.dtype == "int64"
+    columns = read_raw(tmp_path / "t.parquet")
+    found = columns.block(np.arange(3))["features"][:, 0]
+    np.testing.assert_array_equal(found, np.float32([2**64, 2**53, 5]))
+    assert columns.notes == ("whole numbers beyond 16,777,216 are rounded to float32: 'a'",)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
 def test_no_such_file(tmp_path, kind):
     path = tmp_path / f"t.{kind}"
     path.write_bytes(b"no table, but bytes")
     with pytest.raises(DataError, match=f"a {kind} file that pyarrow reads"):
         read_raw(path)
+
+
+def test_in_a_process_of_its_own(tmp_path):
+    """Where nobody else has imported any part of pyarrow."""
+    path = save(tmp_path, "parquet")
+    arguments = ["shard", str(path), str(tmp_path / "out"), "--missing", "mean"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):

@@ -83,6 +83,10 @@ def test_rows_that_are_not_whole_are_counted_with_their_lines(tmp_path):
     assert [(item.line, item.what) for item in table.bad] == [(3, "1"), (7, "3")]
 
 
+def test_names_that_pandas_has_counted(tmp_path):
+    assert read(tmp_path, ",0,1,2\n0,5.1,3,0\n").names == ("Unnamed: 0", "0", "1", "2")
+
+
 def test_a_text_of_a_megabyte(tmp_path):
     limit = csv.field_size_limit()
     table = read(tmp_path, f"a,b\n{'x' * 1_000_000},2\n")
@@ -101,6 +105,7 @@ def test_the_first_column_may_have_no_name(tmp_path):
         ("a,a\n1,2\n", "each once, but found a, a"),
         ("a,,b\n1,2,3\n", "must name each column"),
         ("a,b\n", "rows below its header"),
+        ("5.1,3,0\n4.9,2,1\n", "name each column, but found numbers alone: 5.1, 3, 0"),
         ('a,b\n"1,2\n', "comma-separated table, but found an error: unexpected end of data"),
         ('a;b\n1;2\n"1;2\n', "semicolon-separated"),
         (b"a,b\n\0,2\n", "must be text, but found bytes of value 0"),

@@ -58,6 +58,25 @@ def test_all_bad_lines_are_told_at_once(tmp_path):
     assert [n for n in columns.notes if "2 rows are left out as bad" in n and "line 2, 4" in n]
 
 
+def test_a_key_that_comes_twice_is_told(tmp_path):
+    path = write(tmp_path, '{"a": 1, "y": 0}\n{"a": 2, "a": 3, "y": 1}\n{"u": {"b": 1, "b": 2}}\n')
+    with pytest.raises(DataError, match=r"each key once, but found 'a' twice in line 2; 'b' twice"):
+        read_raw(path)
+
+
+def test_values_that_are_not_of_one_kind_within_a_list(tmp_path):
+    for value, odd in (('[1, "s"]', "int 1 as value 0"), ("[2, null]", "NoneType None as value 1")):
+        path = write(tmp_path, f'{{"a": {value}, "y": 0}}\n' * 3)
+        with pytest.raises(DataError, match=f"must hold numbers, or text, .* but found {odd}"):
+            read_raw(path)
+
+
+def test_a_whole_number_of_hundreds_of_digits(tmp_path):
+    path = write(tmp_path, f'{{"a": -{10**400}, "y": 0}}\n{{"a": 1, "y": 1}}\n')
+    with pytest.raises(DataError, match="'-inf, beyond float32' in line 1, column 'a'"):
+        read_raw(path)
+
+
 def test_a_key_that_an_object_lacks_is_missing(tmp_path):
     path = write(tmp_path, '{"a": 1, "y": 0}\n{"y": 1}\n{"a": null, "y": 1}\n')
     with pytest.raises(DataError, match=r"no value in line 2, column 'a' \(2 missing"):

@@ -39,6 +39,14 @@ def test_numbers_and_truth_values(texts, expected):
     assert kind(*texts) == expected
 
 
+def test_numbers_that_look_like_codes_are_told():
+    for texts in (("01234", "7"), ("01234", "7", "")):
+        cells = find_kind(Written(texts))
+        assert cells.values.tolist()[:2] == [1234, 7]
+        assert "begin with 0, which is lost" in cells.notes[0]
+    assert find_kind(Written(("0", "7"))).notes == find_kind(Written(("0.5", "7"))).notes == ()
+
+
 def test_decimal_commas():
     assert kind("1,5", "2", ",5", "-1,25e2", comma=True) == ("number", [1.5, 2, 0.5, -125])
     assert kind("1.234,5", "2", comma=True)[0] == "text"
@@ -113,6 +121,22 @@ def test_text_by_order_keeps_words_for_nothing():
 def test_values_of_python(values, expected):
     cells = find_kind(Values(values))
     assert (cells.kind, cells.values.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, -(2**63), 2**63 - 1], [1, 2.5, 2**53 + 1], [1.5, float("nan")], [2**64, 1], [2**64, 0.5]],
+)
+def test_numbers_alone_are_as_those_of_numpy(values):
+    """The quick way has the result of the other, which numbers of NumPy take."""
+    quick = find_kind(Values(values))
+    slow = find_kind(
+        Values([np.float64(v) if isinstance(v, float) else v for v in values] + [None])
+    )
+    assert quick.kind == slow.kind
+    assert quick.values.dtype == slow.values.dtype
+    assert quick.values.tolist() == slow.values.tolist()[:-1]
+    assert quick.missing.tolist() == slow.missing.tolist()[:-1]
 
 
 def test_values_that_are_of_no_kind():

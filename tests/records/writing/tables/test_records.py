@@ -129,8 +129,12 @@ class TestOptions:
         assert columns.notes[0].startswith("'my text' is a name that no input of Keras can have")
 
     def test_whole_numbers_that_float32_rounds_are_told(self, tmp_path):
-        columns = read(tmp_path, "a,y\n16777217,0\n2,1\n")
-        assert columns.notes == ("whole numbers beyond 16,777,216 are rounded to float32: 'a'",)
+        for large in ("16777217", "-9223372036854775808", "100000000000000000001"):
+            columns = read(tmp_path, f"a,b,y\n{large},0.5,0\n2,3,1\n")
+            note = "whole numbers beyond 16,777,216 are rounded to float32: 'a'"
+            assert columns.notes == (note,)
+        columns = read(tmp_path, "a,y\n1,100000000000000000000\n2,100000000000000000001\n")
+        assert columns.notes == (note.replace("'a'", "'y'"),)
 
 
 class TestMissing:
@@ -235,6 +239,25 @@ class TestBadRows:
         assert "2 rows are left out as bad" in columns.notes[0]
         assert columns.left_out == {"bad row": 2}
         assert "line 4, 6" in columns.notes[0]
+
+    @pytest.mark.parametrize("role", ["a", "y", "sample_weight"])
+    def test_numbers_that_float32_cannot_hold(self, tmp_path, role):
+        lines = ["a,y,sample_weight", *(f"{n}.5,{n}.5,1.5" for n in range(5)), "1,1,1"]
+        number = lines[0].split(",").index(role)
+        for row, value in ((2, "1e39"), (4, "-inf")):
+            values = lines[row].split(",")
+            values[number] = value
+            lines[row] = ",".join(values)
+        with pytest.raises(DataError) as caught:
+            read(tmp_path, lines)
+        assert f"'1e+39, beyond float32' in line 3, column '{role}'" in str(caught.value)
+        assert f"'-inf, beyond float32' in line 5, column '{role}'" in str(caught.value)
+        assert rows(read(tmp_path, lines, skip_bad=True))["features"].tolist() == [
+            [0.5],
+            [2.5],
+            [4.5],
+            [1],
+        ]
 
     def test_nothing_is_left(self, tmp_path):
         with pytest.raises(DataError, match="1 in line 2"):

@@ -19,6 +19,8 @@ from tfdist.records.wording import listed
 
 FILE, SPLIT, BOXES, KINDS, CROWD = "file_name", "split", "boxes", "kinds", "crowd"
 FOLDER = "annotations"
+# Boxes may end a little outside of their image.
+MOST_RELATIVE = 1.5
 _BAD_SHOWN = 20
 
 
@@ -81,7 +83,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     if wrong:
         raise DataError(
             f"every annotation of {paths[0].parent} must be of one of its images and categories, "
-            "with a box",
+            "each with an id of its own, and have a box in its image",
             received=f"{len(wrong):,} that are not: {listed(wrong, _BAD_SHOWN)}",
         )
     return found
@@ -90,36 +92,39 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
 def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[str]) -> None:
     kinds: dict[Any, str] = {}
     for number, category in enumerate(_list(value, "categories")):
-        if isinstance(category, dict) and isinstance(category.get("name"), str):
-            kinds[category.get("id")] = category["name"]
+        if _is_new(category, kinds) and isinstance(category.get("name"), str):
+            kinds[category["id"]] = category["name"]
         else:
             wrong.append(f"{path.name}: category {number}")
     found.kinds.update(kinds.values())
     split = _split_of(path)
     rows: dict[Any, tuple[dict[str, Any], tuple[int, int]]] = {}
     for number, image in enumerate(_list(value, "images")):
-        size = _size(image)
+        size = _size(image) if _is_new(image, rows) else None
         if size is None:
             wrong.append(f"{path.name}: image {number}")
             continue
         row = {FILE: image[FILE], SPLIT: split, BOXES: [], KINDS: [], CROWD: []}
-        rows[image.get("id")] = row, size
+        rows[image["id"]] = row, size
         found.rows.append(row)
-        found.places.append(f"{path.name}, image {image.get('id')}")
+        found.places.append(f"{path.name}, image {image['id']}")
         found.sizes.append(size)
     for number, annotation in enumerate(_list(value, "annotations")):
         box = annotation.get("bbox") if isinstance(annotation, dict) else None
-        if not _is_box(box) or annotation.get("image_id") not in rows:
-            wrong.append(f"{path.name}: annotation {number}")
-            continue
-        if annotation.get("category_id") not in kinds:
+        if (
+            not _is_box(box)
+            or _id(annotation, "image_id") not in rows
+            or _id(annotation, "category_id") not in kinds
+        ):
             wrong.append(f"{path.name}: annotation {number}")
             continue
         row, (height, width) = rows[annotation["image_id"]]
         left, top, wide, high = box
-        row[BOXES].append(
-            [top / height, left / width, (top + high) / height, (left + wide) / width]
-        )
+        relative = [top / height, left / width, (top + high) / height, (left + wide) / width]
+        if max(map(abs, relative)) > MOST_RELATIVE:
+            wrong.append(f"{path.name}: annotation {number}")
+            continue
+        row[BOXES].append(relative)
         row[KINDS].append(kinds[annotation["category_id"]])
         row[CROWD].append(int(bool(annotation.get("iscrowd", 0))))
         found.has_masks |= bool(annotation.get("segmentation"))
@@ -128,6 +133,16 @@ def _add(found: Annotations, path: Path, value: Mapping[str, Any], wrong: list[s
 def _list(value: Mapping[str, Any], name: str) -> list[Any]:
     items = value.get(name)
     return items if isinstance(items, list) else []
+
+
+def _id(item: Mapping[str, Any], name: str = "id") -> int | str | None:
+    found = item.get(name)
+    return found if isinstance(found, (int, str)) else None
+
+
+def _is_new(item: Any, known: Mapping[Any, Any]) -> bool:
+    """Whether it is an object with an id that no other has."""
+    return isinstance(item, dict) and _id(item) is not None and _id(item) not in known
 
 
 def _split_of(path: Path) -> str | None:
@@ -146,4 +161,5 @@ def _size(image: Any) -> tuple[int, int] | None:
 def _is_box(box: Any) -> bool:
     if not isinstance(box, list) or len(box) != 4:
         return False
-    return all(type(each) in (int, float) and math.isfinite(each) for each in box)
+    is_finite = all(type(each) in (int, float) and math.isfinite(each) for each in box)
+    return is_finite and min(box[2:]) >= 0

@@ -18,7 +18,7 @@ from tfdist.records.format.splits import SPLITS
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
-from tfdist.records.writing.images.coco import annotation_files
+from tfdist.records.writing.images.coco import MOST_RELATIVE, annotation_files
 from tfdist.records.writing.images.files import Header, ImageFiles, read_headers
 from tfdist.records.writing.images.notes import notes_of_files, notes_of_folders, notes_of_masks
 from tfdist.records.writing.images.options import ImageOptions
@@ -27,8 +27,6 @@ from tfdist.records.writing.images.search import FoundImage, find_images
 from tfdist.records.writing.roles import Asked
 
 _BAD_SHOWN = 20
-# Boxes may end a little outside of their image.
-_MOST_RELATIVE = 1.5
 # More of them are named by their path below the folder.
 _WHOLE_PATHS = 3
 
@@ -247,7 +245,7 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
         if options.fit != "stretch":
             raise refuse_boxes(name, options.fit)
         most = max((float(boxes.max()) for boxes in column if len(boxes)), default=0.0)
-        if most > _MOST_RELATIVE:
+        if most > MOST_RELATIVE:
             raise DataError(
                 f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "
                 "as boxes are not moved",

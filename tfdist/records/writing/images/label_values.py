@@ -146,12 +146,18 @@ def _scalars(feature: str, name: str, values: Sequence[Any]) -> LabelColumn:
     texts = [str(value).strip() for value in values]
     if all(isinstance(value, bool) for value in values):
         return _dense(feature, name, np.array(values, np.int64))
-    for dtype in (np.int64, np.float32):
+    # Python reads 1_000 as a number, and hardly another program does.
+    for dtype, read in ((np.int64, int), (np.float64, float)) if "_" not in "".join(texts) else ():
         try:
-            numbers = np.array([int(text) if dtype is np.int64 else float(text) for text in texts])
-            return _dense(feature, name, numbers.astype(dtype))
+            numbers = np.array([read(text) for text in texts], dtype)
         except (ValueError, OverflowError):
             continue
+        if not np.isfinite(numbers).all():
+            raise DataError(
+                f"each number of label '{name}' must be finite",
+                received=f"{numbers[~np.isfinite(numbers)][0]}",
+            )
+        return _dense(feature, name, numbers)
     classes, ids = np.unique(texts, return_inverse=True)
     return _dense(feature, name, ids.astype(np.int64), classes.tolist())
 

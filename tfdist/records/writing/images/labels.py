@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -153,10 +154,10 @@ def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
 
 
 def _csv_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int], list[str]]:
-    lines = text.splitlines()
-    header = lines[0] if lines else ""
+    header = next(iter(text.splitlines()), "")
     separator = max(",;\t", key=header.count)
-    reader = csv.reader(lines, delimiter=separator)
+    # Not lines: a value between quotes may go on in the next one.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     names = [name.strip() for name in next(reader, [])]
     rows, numbers, wrong = [], [], []
     for row in reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_END_BYTES = 1024
 _IMAGES = ("jpg", "jpeg", "png")
 # What the parts are called where their files have nothing but an extension.
 _NAMES = {"jpg": "image", "jpeg": "image", "png": "image", "cls": "label", "txt": "text"}
@@ -55,6 +57,8 @@ def from_tar(path: Path, asked: Asked) -> Stream:
         if skipped:
             kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
             notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
+        if not _has_its_end(path):
+            notes.append(f"{path} lacks the mark that ends an archive: it may have been cut")
 
     return Stream(
         kind="tar",
@@ -66,6 +70,15 @@ def from_tar(path: Path, asked: Asked) -> Stream:
         roles=structure.roles,
         notes=notes,
     )
+
+
+def _has_its_end(path: Path) -> bool:
+    """Whether an archive ends with two empty blocks; one that is packed cannot be cut unseen."""
+    if path.suffix.lower() != ".tar":
+        return True
+    with open(path, "rb") as file:
+        file.seek(-min(_END_BYTES, path.stat().st_size), os.SEEK_END)
+        return file.read() == bytes(_END_BYTES)
 
 
 def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:

@@ -67,24 +67,34 @@ def _read_ipc(path: Path, pyarrow: Any, ipc: Any) -> Any:
 
 def _column(pyarrow: Any, column: Any) -> Cells | Values:
     """Returns a column: typed where numpy has the type, else value by value."""
-    types, compute = pyarrow.types, pyarrow.compute
-    kind = column.type
+    types, kind = pyarrow.types, column.type
     missing = np.asarray(column.is_null().to_numpy(), bool)
     if types.is_boolean(kind):
         values = np.asarray(column.fill_null(False).to_numpy(), bool)
         return Cells(BOOLEAN, values, missing)
+    if kind == pyarrow.uint64() and _fits_int64(pyarrow, column):
+        kind = pyarrow.int64()
     if types.is_integer(kind) and kind != pyarrow.uint64():
         return Cells(INTEGER, column.fill_null(0).to_numpy().astype(np.int64), missing)
     if types.is_floating(kind) or types.is_decimal(kind) or types.is_integer(kind):
-        values = np.asarray(column.cast(pyarrow.float64()).fill_null(np.nan).to_numpy(), float)
+        as_floats = column.cast(pyarrow.float64(), safe=False)  # Whole numbers may be rounded.
+        values = np.asarray(as_floats.fill_null(np.nan).to_numpy(), float)
         return Cells(NUMBER, values, missing | np.isnan(values))
     if types.is_timestamp(kind) or types.is_date(kind):
         whole = column.cast(pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
         micros = whole.cast(pyarrow.int64()).fill_null(0).to_numpy()
         return Cells(DATE, micros // 1_000_000, missing, notes=_fractions(micros % 1_000_000))
     if types.is_dictionary(kind):
-        column = compute.cast(column, kind.value_type)
+        column = column.cast(kind.value_type)
     return Values(column.to_pylist())
+
+
+def _fits_int64(pyarrow: Any, column: Any) -> bool:
+    try:
+        column.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return False
+    return True
 
 
 def _fractions(rest: np.ndarray) -> tuple[str, ...]:

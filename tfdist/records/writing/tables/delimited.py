@@ -98,7 +98,23 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
             f"the first line of {path} must name each column, each once",
             received=", ".join(names) or "an empty line",
         )
+    numbers = [name for name in names if name != UNNAMED]
+    # pandas counts columns that have no names.
+    if all(map(_is_number, numbers)) and numbers != list(map(str, range(len(numbers)))):
+        raise DataError(
+            f"the first line of {path} must name each column",
+            received=f"numbers alone: {', '.join(names):.60}",
+            mend="Write names above the rows",
+        )
     return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _find_separator(text: str, kind: str) -> str:

@@ -15,6 +15,11 @@ from tfdist.records.writing.tables.table import Complaint, Table, Values
 from tfdist.records.writing.text_files import read_text
 
 _MUST = "be a JSON object"
+_ONCE = "have each key once"
+
+
+class _TwiceError(Exception):
+    """A key that an object has twice, of which Python would take the last."""
 
 
 def read_json_lines(path: Path) -> Table:
@@ -31,13 +36,17 @@ def read_json_lines(path: Path) -> Table:
     bad: list[Complaint] = []
     names: dict[str, None] = {}
     is_nested = False
+    decoder = json.JSONDecoder(object_pairs_hook=_with_each_key_once)
     # Not splitlines: what Unicode calls a line's end may stand within a string.
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
         try:
-            found = json.loads(content)
+            found = decoder.decode(content)
             flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
+        except _TwiceError as error:
+            bad.append(Complaint(line, f"'{error}' twice", _ONCE))
+            continue
         except (ValueError, RecursionError) as error:
             bad.append(Complaint(line, f"an error ({error})", _MUST))
             continue
@@ -47,9 +56,9 @@ def read_json_lines(path: Path) -> Table:
         if "\\ud" in content.lower() and not _is_utf_8(found):
             bad.append(Complaint(line, "half a letter (a lone surrogate)", "be text of UTF-8"))
             continue
-        is_nested |= any(isinstance(value, dict) for value in found.values())
+        is_nested |= _has_objects(found)
         if twice:
-            bad.append(Complaint(line, f"'{twice[0]}' twice", "have each key once"))
+            bad.append(Complaint(line, f"'{twice[0]}' twice", _ONCE))
             continue
         objects.append(flat)
         lines.append(line)
@@ -70,8 +79,18 @@ def read_json_lines(path: Path) -> Table:
     )
 
 
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
 def _flattened(item: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the values by their paths, with a dot between keys, and paths that come twice."""
+    if not _has_objects(item):
+        return dict(item), []
     flat: dict[str, Any] = {}
     twice: list[str] = []
     for name, value in item.items():
@@ -81,6 +100,10 @@ def _flattened(item: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         twice += [] if inner is None else [f"{name}.{path}" for path in inner[1]]
         flat |= found
     return flat, twice
+
+
+def _has_objects(item: Mapping[str, Any]) -> bool:
+    return dict in map(type, item.values())
 
 
 def _is_utf_8(value: Any) -> bool:

@@ -33,6 +33,10 @@ _DTYPES = {NUMBER: np.float64, BOOLEAN: bool, DATE: np.int64}
 _WORDS = {NUMBER: "numbers", DATE: "dates"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
+_LIKE_CODES = (
+    "has numbers that begin with 0, which is lost: if they are codes, say --text or --categories",
+)
+
 #: What texts are, None for what is not of the kind; and notes of it.
 _Read = tuple[list[Any], tuple[str, ...]]
 
@@ -115,7 +119,9 @@ def _whole_or_not(values: np.ndarray, texts: Sequence[str], missing: np.ndarray)
         is_whole = bool((values == np.floor(values)).all())
     if is_whole:
         try:
-            return Cells(INTEGER, np.array([int(text) for text in texts], np.int64), missing)
+            whole = np.array([int(text) for text in texts], np.int64)
+            are_codes = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
+            return Cells(INTEGER, whole, missing, notes=_LIKE_CODES if are_codes else ())
         except (ValueError, OverflowError):  # 1.0, or beyond int64.
             pass
     return Cells(NUMBER, values, missing)
@@ -140,5 +146,5 @@ def _placed(
             placed[row], texts[row] = value, text
     if kind == NUMBER:
         found = _whole_or_not(placed, texts, missing)
-        kind, placed = found.kind, found.values
+        kind, placed, notes = found.kind, found.values, (*notes, *found.notes)
     return Cells(kind, placed, missing, bad, notes)

@@ -41,6 +41,9 @@ def kind_of_values(values: Sequence[Any], is_text: bool = False) -> Cells:
     Raises:
         DataError: values that are neither numbers, text, dates, nor lists.
     """
+    quick = None if is_text else _only_numbers(values)
+    if quick is not None:
+        return quick
     missing = np.array([_is_missing(value) for value in values], bool)
     rows = np.flatnonzero(~missing)
     present = [values[row] for row in rows]
@@ -72,6 +75,22 @@ def kind_of_values(values: Sequence[Any], is_text: bool = False) -> Cells:
     return _of_one_kind(str(most), [values[row] for row in good], good, missing, bad)
 
 
+def _only_numbers(values: Sequence[Any]) -> Cells | None:
+    """Returns a column that has nothing but Python's numbers; None for any other: the quick way."""
+    types = set(map(type, values))
+    if not types or not types <= {int, float}:
+        return None
+    try:
+        numbers = np.array(values, np.int64 if types == {int} else np.float64)
+    except OverflowError:
+        return None
+    missing = np.isnan(numbers)
+    if missing.all():
+        return None
+    numbers[missing] = 0
+    return Cells(INTEGER if types == {int} else NUMBER, numbers, missing)
+
+
 def _of_one_kind(
     kind: str, values: list[Any], rows: list[int], missing: np.ndarray, bad: dict[int, str]
 ) -> Cells:
@@ -95,10 +114,17 @@ def _of_one_kind(
     else:
         if kind == INTEGER and not all(_INT64.min <= v <= _INT64.max for v in values):
             kind = NUMBER
-        found = np.array([_DTYPES[kind](value) for value in values], _DTYPES[kind])
+        found = np.array([_as(_DTYPES[kind], value) for value in values], _DTYPES[kind])
     whole = np.zeros(len(missing), found.dtype)
     whole[rows] = found
     return Cells(kind, whole, missing, bad, notes)
+
+
+def _as(dtype: type, value: Any) -> Any:
+    try:
+        return dtype(value)
+    except OverflowError:  # A whole number of hundreds of digits: as text it is infinite, too.
+        return np.inf if value > 0 else -np.inf
 
 
 def _is_missing(value: Any) -> bool:

@@ -16,6 +16,7 @@ FEATURES = "features"
 MOST_CATEGORIES = 1000
 # Whole numbers up to here are exact in float32.
 _EXACT = 1 << 24
+_ROUNDED = f"whole numbers beyond {_EXACT:,} are rounded to float32: "
 _CLASSES_IN_DOUBT = 20
 # The names that an input of Keras can have.
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -82,8 +83,12 @@ class Packed:
             self.classes[feature] = ("false", "true")
         elif cells.kind == LISTS:
             self.labels[feature] = values.tolist()
+        elif cells.kind == NUMBER:
+            self.labels[feature] = values.astype(np.float32)
+            if _is_rounded(values):
+                self.notes.append(_ROUNDED + f"'{name}'")
         else:
-            self.labels[feature] = values.astype(np.float32) if cells.kind == NUMBER else values
+            self.labels[feature] = values
 
     def all_inputs(self) -> dict[str, object]:
         """Returns the inputs, that of all numbers first."""
@@ -101,14 +106,18 @@ class Packed:
         for place, (name, values) in enumerate(self.numbers.items()):
             with np.errstate(over="ignore"):
                 features[:, place] = values
-            if values.dtype == np.int64 and np.abs(values).max() > _EXACT:
+            if _is_rounded(values):
                 rounded.append(f"'{name}'")
         if rounded:
-            self.notes.append(
-                f"whole numbers beyond {_EXACT:,} are rounded to float32: {', '.join(rounded)}"
-            )
+            self.notes.append(_ROUNDED + ", ".join(rounded))
         self.columns = {FEATURES: tuple(self.numbers), **self.columns}
         return {FEATURES: features, **self.inputs}
+
+
+def _is_rounded(values: np.ndarray) -> bool:
+    """Whether values are whole numbers, and one is too large for float32 to be exact."""
+    is_whole = values.dtype == np.int64 or bool((values == np.floor(values)).all())
+    return is_whole and max(-float(values.min()), float(values.max())) > _EXACT
 
 
 def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> bool:

@@ -21,6 +21,7 @@ from tfdist.records.writing.tables.table import (
     DATE,
     EMPTY,
     INTEGER,
+    NUMBER,
     NUMERIC,
     Cells,
     Table,
@@ -149,6 +150,8 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
                 mend=error.mend,
             ) from None
         column, found = table.columns[name], cells[name]
+        if found.kind == NUMBER:
+            cells[name] = found = _bad_beyond_float32(found)
         if name == roles.client and name not in roles.labels:
             cells[name] = replace(find_kind(column, is_text=True), missing=found.missing)
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
@@ -163,6 +166,14 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
             received=cells[roles.weight].kind,
         )
     return cells
+
+
+def _bad_beyond_float32(cells: Cells) -> Cells:
+    """Returns the numbers, of which those are bad that would be infinite as what is written."""
+    with np.errstate(invalid="ignore"):
+        is_beyond = ~cells.missing & (np.abs(cells.values) > np.finfo(np.float32).max)
+    bad = {row: f"{cells.values[row]:g}, beyond float32" for row in np.flatnonzero(is_beyond)}
+    return replace(cells, bad={**cells.bad, **bad}) if bad else cells
 
 
 def _kept_rows(
