@@ -31,6 +31,7 @@ from tfdist.training.given_data import GivenData, as_array, is_bare_in_keras, is
 from tfdist.training.given_feed import GivenFeed
 from tfdist.training.membership import Fit, membership_of
 from tfdist.training.own_steps import optimizers_of, own_steps
+from tfdist.training.read_ahead import ReadAhead
 from tfdist.training.same_batches import SameBatches
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
@@ -151,6 +152,7 @@ class Runs:
         rows = options.pop("validation_batch_size", None)
         if is_given_in_batches(data):
             own = {"steps": steps, "batch_size": rows}
+            own |= ReadAhead.among(options)
             options["validation_data"] = self._given.feed(data, own, "steps")
             return
         own = {"validation_steps": steps}
