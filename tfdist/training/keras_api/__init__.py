@@ -33,6 +33,7 @@ from tfdist.training.keras_api.layers import (
     seeds_in,
     takes_mask,
     variables_in,
+    vocabularies_in,
 )
 from tfdist.training.keras_api.losses import (
     ask_whether_undivided,
@@ -196,4 +197,5 @@ __all__ = [
     "variables_of",
     "with_mask",
     "without_decay",
+    "vocabularies_in",
 ]
