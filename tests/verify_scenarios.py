@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -68,7 +71,12 @@ def a_layer_that_mixes_rows_is_the_cause(strategy, folder):
     """Layers that would draw, but at a rate of 0, are not named."""
     quiet = (lambda: layers.Dropout(0.0), lambda: layers.GaussianNoise(0.0))
     model_fn = model_of(dense, *quiet, lambda: MeanOfBatch(name="mixes"))
-    report = tfdist.verify(model_fn, DATA, strategy, steps=4, global_batch_size=12, explain=True)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        report = tfdist.verify(
+            model_fn, DATA, strategy, steps=4, global_batch_size=12, explain=True
+        )
+    assert said.getvalue().count("tfdist: warning") == 1, said.getvalue()
     assert not report.exact
     assert report.is_explained
     [cause] = report.causes

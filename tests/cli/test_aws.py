@@ -52,12 +52,17 @@ def test_the_script_beside_the_configuration_does_the_same():
 
 
 def test_what_aws_would_refuse_is_named(tfdist):
-    code, out, err = tfdist(
+    command = (
         *("aws", "pipeline", "--dry-run", *CONFIG, *MODEL),
         *("--set", "registration.instance_types=[ml.c5.large]"),
     )
+    code, out, err = tfdist(*command)
     assert code == 1
-    assert json.loads(out)
+    told = json.loads(tfdist(*command, "--json")[1].splitlines()[-1])
+    assert (told["event"], told["exit_code"]) == ("end", 1)
+    names = [[step["Name"] for step in of["Steps"]] for of in (told["definition"], json.loads(out))]
+    assert names[0] == names[1]
+    assert "'ml.c5.large'" in told["problems"][0]
     assert "Register-RegisterModel.InferenceSpecification" in err
     assert "'ml.c5.large'" in err
     assert "valid" not in err
@@ -197,8 +202,11 @@ def test_upload_and_its_second_time(tfdist, tmp_path):
         code, out, err = tfdist("aws", *arguments)
         assert code == 0, err
         assert "s3://tfdist-example/digits/data: 5 files sent" in out
-        _, out, _ = tfdist("aws", *arguments)
-        assert "0 files sent (0.00 MB), 5 were there already" in out
+        _, out, err = tfdist("aws", *arguments, "--json")
+        assert "0 files sent (0.00 MB), 5 were there already" in err
+    first, *_, last = map(json.loads, out.splitlines())
+    assert (first["event"], first["verb"]) == ("start", "aws upload")
+    assert (last["event"], last["sent"], last["kept"]) == ("end", 0, 5)
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
@@ -220,14 +228,15 @@ def test_a_higher_threshold_refuses_it(run_cli, tmp_path):
     changes = ("evaluation.threshold=0.999", "training.epochs=1", "training.strategy=single")
     settings = [text for change in changes for text in ("--set", change)]
     done = run_cli(
-        *("aws", "rehearse", *CONFIG, *MODEL, *settings, "--set", "data={folder: d}"),
+        *("aws", "rehearse", *CONFIG, *MODEL, *settings, "--set", "data={folder: d}", "--json"),
         cwd=tmp_path,
         timeout_s=_TIMEOUT_S - 20,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("Upload (moto): Succeeded. 7 files")
-    assert "does not hold: Refuse" in lines[-3]
-    assert lines[-2].startswith("Refuse (Fail, ")
-    assert lines[-2].endswith("accuracy.value is below 0.999")
-    assert lines[-1] == "execution: Failed"
+    assert "Upload (moto): Succeeded. 7 files" in done.stderr
+    start, *_, decided, refused, end = map(json.loads, done.stdout.splitlines())
+    assert (start["event"], start["verb"]) == ("start", "aws rehearse")
+    assert "does not hold: Refuse" in decided["detail"]
+    assert [refused[name] for name in ("event", "name", "kind")] == ["stage", "Refuse", "Fail"]
+    assert refused["detail"].endswith("accuracy.value is below 0.999")
+    assert (end["exit_code"], end["problems"], end["status"]) == (1, [], "Failed")

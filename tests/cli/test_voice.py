@@ -17,12 +17,17 @@ def events(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def within(command: click.Command) -> list[click.Command]:
+    inner = getattr(command, "commands", {}).values()
+    return [command, *(each for one in inner for each in within(one))]
+
+
 @pytest.mark.parametrize("verb", main._VERBS)
 def test_every_verb_has_them(verb):
-    command = main.tfdist.get_command(click.Context(main.tfdist), verb)
-    names = [name for param in command.params for name in param.opts]
-    for name in ("--quiet", "--verbose", "--json"):
-        assert names.count(name) == 1
+    for command in within(main.tfdist.get_command(click.Context(main.tfdist), verb)):
+        names = [name for param in command.params for name in param.opts]
+        for name in ("--quiet", "--verbose", "--json"):
+            assert names.count(name) == 1, command.name
 
 
 def test_events_on_stdout_and_words_on_stderr(tfdist, shards):

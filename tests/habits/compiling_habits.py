@@ -43,6 +43,14 @@ def metrics_that_are_made_elsewhere(here: Here) -> Any:
     return trained(here, lambda: classifier(loss="mse", metrics=[recall]), None, one_hot())
 
 
+@habit(mirrored="refused: must be made where it was built")
+def metrics_of_a_later_compile(here: Here) -> Any:
+    model = here.build(classifier)
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    model.compile(keras.optimizers.SGD(0.1), loss, [keras.metrics.SparseCategoricalAccuracy()])
+    return model, model.fit(batched(rows(), labels()), verbose=0)
+
+
 @habit()
 def a_loss_function_of_ones_own(here: Here) -> Any:
     def focal(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -87,7 +95,10 @@ def metrics_of_ones_own(here: Here) -> Any:
     def spread(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         return tf.math.reduce_std(y_pred, axis=-1)
 
-    return trained(here, lambda: classifier(metrics=[Confidence(), spread]))
+    def of_a_batch(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.reduce_max(y_pred, axis=-1))
+
+    return trained(here, lambda: classifier(metrics=[Confidence(), spread, of_a_batch]))
 
 
 @habit()

@@ -129,7 +129,9 @@ class Batches(keras.utils.Sequence):
 def a_sequence(here: Here) -> Any:
     model = here.build(classifier)
     history = model.fit(Batches(), epochs=2, verbose=0)
-    return model, history, model.predict(Batches(), verbose=0)
+    ahead = {"workers": 2, "max_queue_size": 3, "verbose": 0}
+    again = model.fit(Batches(), epochs=2, validation_data=Batches(), shuffle=False, **ahead)
+    return model, history, again, model.predict(Batches(), **ahead)
 
 
 @habit(several=OWN_BATCHES)

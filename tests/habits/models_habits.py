@@ -161,6 +161,33 @@ def a_loss_that_a_layer_adds(here: Here) -> Any:
 
 
 @habit()
+def the_only_loss_is_what_a_layer_adds(here: Here) -> Any:
+    """As one number of a batch, and as one of each row, which Keras trains on the sum of."""
+
+    class Adds(layers.Layer):
+        def __init__(self, axes: Any):
+            super().__init__()
+            self.axes = axes
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            self.add_loss(tf.reduce_mean(tf.square(x), self.axes))
+            return x
+
+    def model_fn(axes: Any) -> keras.Model:
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, Adds(axes)(layers.Dense(3)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    found = []
+    for axes in (None, 1):
+        model = here.build(lambda axes=axes: model_fn(axes))
+        data = batched(rows())
+        found += [model, model.fit(data, validation_data=data, epochs=2, verbose=0)]
+    return found
+
+
+@habit()
 def a_loss_that_a_functional_model_adds(here: Here) -> Any:
     def model_fn() -> keras.Model:
         inputs = keras.Input((5,))
@@ -209,6 +236,68 @@ class Scale(layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"start": self.start}
+
+
+class Centered(layers.Layer):
+    """Takes off a running mean, kept as Keras' BatchNormalization keeps its own."""
+
+    def build(self, shape: Any) -> None:
+        self.center = self.add_weight(
+            "center",
+            (shape[-1],),
+            initializer="zeros",
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        centered = x - self.center
+        if training:
+            self.center.assign(0.9 * self.center + 0.1 * tf.reduce_mean(x, 0))
+        return centered
+
+
+@habit()
+def a_running_mean_of_ones_own(here: Here) -> Any:
+    return trained(here, lambda: classifier(layers.Dense(8, "tanh"), Centered()))
+
+
+class Plain(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return self.compute_metrics(x, y, y_pred, None)
+
+
+@habit()
+def a_running_mean_in_a_step_of_ones_own(here: Here) -> Any:
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((5,))
+        return compiled(Plain(inputs, layers.Dense(3, "softmax")(Centered()(inputs))))
+
+    return trained(here, model_fn)
+
+
+class Counted(layers.Layer):
+    """Counts rows, in a variable as Keras makes one unless it is told more."""
+
+    def build(self, shape: Any) -> None:
+        self.rows = self.add_weight("rows", (), initializer="zeros", trainable=False)
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if training:
+            self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        return x
+
+
+@habit(mirrored="refused: must say how replicas share it")
+def a_state_that_no_replica_may_write(here: Here) -> Any:
+    model, history = trained(here, lambda: classifier(Counted(), layers.Dense(8)))
+    return [weight.numpy() for weight in model.trainable_weights], history
 
 
 @habit()

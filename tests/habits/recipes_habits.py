@@ -191,6 +191,42 @@ def compiled_loss_in_a_step_of_ones_own(here: Here) -> Any:
     return trained(here, model_fn)
 
 
+class Accumulating(keras.Model):
+    """Gradients of two batches, for one update."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.step = tf.Variable(0, trainable=False)
+        zeros = [tf.zeros_like(variable) for variable in self.trainable_variables]
+        self.kept = [tf.Variable(zero, trainable=False) for zero in zeros]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.step.assign_add(1)
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign_add(gradient)
+        tf.cond(self.step % 2 == 0, self.update, lambda: None)
+        return self.compute_metrics(x, y, y_pred, None)
+
+    def update(self) -> None:
+        self.optimizer.apply_gradients(zip(self.kept, self.trainable_variables, strict=True))
+        for kept in self.kept:
+            kept.assign(tf.zeros_like(kept))
+
+
+@habit(mirrored="refused: outside of tf.cond")
+def gradients_of_two_batches(here: Here) -> Any:
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((5,))
+        return compiled(Accumulating(inputs, layers.Dense(3, "softmax")(inputs)))
+
+    return trained(here, model_fn, rows()[:24], labels()[:24])  # Shares are even.
+
+
 @habit()
 def triplets(here: Here) -> Any:
     """A model of one output whose loss compares three embeddings of a row."""

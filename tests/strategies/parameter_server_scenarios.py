@@ -403,6 +403,47 @@ def what_layers_have_learned_goes_to_the_workers(strategy, folder):
 
 
 @scenario
+def tables_of_the_chief_are_those_of_the_workers(strategy, folder):
+    """Of a copied model, of one that is resumed when its data has grown, and where it is saved."""
+    names = np.array(["a", "b", "c", "d"] * NUM)[:NUM, None]
+    numbers = np.array([3, 5, 7] * NUM)[:NUM, None]
+
+    def reader(of):
+        name, number = keras.Input((1,), dtype="string"), keras.Input((1,), dtype="int64")
+        value = keras.Input((5,))
+        by_name, by_number = layers.StringLookup(), layers.IntegerLookup()
+        scale = layers.Normalization()
+        for layer, column in ((by_name, names), (by_number, numbers), (scale, X)):
+            layer.adapt(column[of:])
+        read = [layers.Flatten()(layers.Embedding(9, 3)(by_name(name)))]
+        read += [layers.Flatten()(layers.Embedding(9, 3)(by_number(number))), scale(value)]
+        outputs = layers.Dense(3, "softmax")(layers.concatenate(read))
+        model = keras.Model([name, number, value], outputs)
+        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy")
+        return model
+
+    x = (names, numbers, X)
+    feed = strategy.dataset((x, Y), global_batch_size=NUM)  # A step, whoever takes it.
+    reference = reader(0)
+    model = strategy.build(reference)
+    model.fit(feed, verbose=0, callbacks=[tfdist.Checkpoints(folder / "kept")])
+    resumed = strategy.build(lambda: reader(NUM - 2))
+    keep = tfdist.Checkpoints(folder / "kept", resume=True)
+    resumed.fit(feed, epochs=2, verbose=0, callbacks=[keep])
+    for _ in range(2):
+        reference.train_on_batch(x, Y)
+    for ours, theirs in zip(resumed.weights, reference.weights, strict=True):
+        if isinstance(ours, tf.Variable) and ours.dtype.is_floating:
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5, err_msg=ours.name)
+    expected = reference.predict_on_batch([tf.constant(column) for column in x])
+    np.testing.assert_allclose(resumed.predict(x, verbose=0), expected, atol=1e-5)
+    strategy.save(resumed, folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    found = loaded.predict_on_batch([tf.constant(column) for column in x])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@scenario
 def what_would_be_wrong_is_refused(strategy, folder):
     optimizers = keras.optimizers
 

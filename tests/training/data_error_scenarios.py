@@ -174,6 +174,72 @@ def a_vocabulary_among_the_weights(strategy, folder):
     assert report is None or report.exact, report
 
 
+def columns() -> tuple[Any, np.ndarray]:
+    x, y = data()
+    return (sentences()[0], (np.arange(25) % 5)[:, None], x), y
+
+
+def table_reader(of: int = 25) -> keras.Model:
+    """A model whose layers have learned their tables and scales of the first ``of`` rows."""
+    (texts, numbers, values), _ = columns()
+    text = keras.Input((1,), dtype="string")
+    number = keras.Input((1,), dtype="int64")
+    value = keras.Input((5,))
+    by_text = layers.StringLookup(output_mode="one_hot", max_tokens=9, pad_to_max_tokens=True)
+    by_text.adapt(texts[:of])
+    by_number = layers.IntegerLookup(max_tokens=6)
+    by_number.adapt(numbers[:of])
+    scale = layers.Normalization()
+    scale.adapt(3 * values[:of])
+    embedded = layers.Flatten()(layers.Embedding(6, 3)(by_number(number)))
+    joined = layers.concatenate([by_text(text), embedded, scale(value)])
+    model = keras.Model([text, number, value], layers.Dense(3, "softmax")(joined))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+@scenario
+def tables_and_scales(strategy, folder):
+    """Trained, kept, resumed, saved, verified."""
+    x, y = columns()
+    keras.utils.set_random_seed(1)  # On all ranks.
+    given, reference = table_reader(), table_reader()
+    reference.set_weights(given.get_weights())
+    model = strategy.build(given)
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    model.fit(feed, verbose=0, callbacks=[tfdist.Checkpoints(folder / "kept")])
+    resumed = strategy.build(table_reader)
+    keep = tfdist.Checkpoints(folder / "kept", resume=True)
+    resumed.fit(feed, epochs=2, verbose=0, callbacks=[keep])
+    batches = feed.on_one_device().epochs(0, 2)
+    reference.fit(batches, epochs=2, steps_per_epoch=feed.steps_per_epoch, verbose=0)
+    assert_same(resumed, reference)
+    in_order = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
+    expected = reference.predict(in_order, verbose=0)
+    np.testing.assert_allclose(resumed.predict(x, verbose=0), expected, atol=TOLERANCE)
+    strategy.save(resumed, folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras")
+    np.testing.assert_allclose(loaded.predict(in_order, verbose=0), expected, atol=TOLERANCE)
+    again = strategy.build(lambda: keras.models.load_model(folder / "model.keras"))
+    np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=TOLERANCE)
+    report = tfdist.verify(table_reader, (x, y), strategy, steps=4, global_batch_size=8)
+    assert report is None or report.exact, report
+
+
+@scenario
+def a_table_of_the_training_is_that_of_its_resume(strategy, folder):
+    """The data has grown meanwhile: weights stand for what the table was then."""
+    x, y = columns()
+    feed = strategy.dataset((x, y), global_batch_size=8)
+    model = strategy.build(lambda: table_reader(of=9))
+    model.fit(feed, verbose=0, callbacks=[tfdist.Checkpoints(folder / "kept")])
+    expected = model.predict(x, verbose=0)
+    resumed = strategy.build(table_reader)
+    keep = tfdist.Checkpoints(folder / "kept", resume=True)
+    resumed.fit(feed, epochs=1, verbose=0, callbacks=[keep])
+    np.testing.assert_allclose(resumed.predict(x, verbose=0), expected, atol=TOLERANCE)
+
+
 @scenario
 def texts_padded_to_the_longest_of_a_replica_are_named(strategy, folder):
     with heard(strategy, "output_sequence_length"):

@@ -145,6 +145,29 @@ def test_checkpoints_from_before_there_was_padding_are_read():
     assert state.start(data, "ckpt-5").parts == 2
 
 
+def test_checkpoints_keep_a_vocabulary_and_those_from_before_are_read(tmp_path, monkeypatch):
+    def train(folder, words, epochs=1, **options):
+        names = keras.layers.StringLookup()
+        names.adapt(words)
+        inputs = keras.Input((1,), dtype="string")
+        outputs = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(names(inputs)))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        alone = strategy("single")
+        feed = alone.dataset((np.array([["a"], ["b"]]), np.ones((2, 2))), global_batch_size=2)
+        built = alone.build(lambda: model)
+        keep = Checkpoints(tmp_path / folder, **options)
+        built.fit(feed, epochs=epochs, callbacks=[keep], verbose=0)
+        return names.get_vocabulary()[1:]
+
+    assert train("new", ["a", "b", "b"]) == ["b", "a"]
+    assert train("new", ["a", "a", "b"], resume=True) == ["b", "a"]
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "learned_words", lambda model: [])
+        train("old", ["a", "b", "b"])
+    assert train("old", ["a", "b", "b"], epochs=2, resume=True) == ["b", "a"]
+
+
 def test_the_last_ones_are_kept(tmp_path):
     fit(Checkpoints(tmp_path, every_steps=1, keep=2))
     assert numbers(tmp_path) == [3 * STEPS - 1, 3 * STEPS]

@@ -53,6 +53,21 @@ def model(loss, middle=None, kind=keras.Model):
     return built
 
 
+def masked(y, y_pred):
+    """Of TensorFlow's tutorials on texts: rows have as many labels as they are long."""
+    mask = tf.cast(y != 0, tf.float32)
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred)
+    return tf.reduce_sum(loss * mask) / tf.reduce_sum(mask)
+
+
+def test_a_mean_over_labels_is_none_over_rows():
+    inputs = keras.Input((6,), dtype="int64")
+    built = keras.Model(inputs, layers.Dense(9, "softmax")(layers.Embedding(9, 4)(inputs)))
+    built.compile("sgd", masked)
+    spec = tf.TensorSpec([None, 6], tf.int64)
+    assert coupled(built, (spec, spec)) == ["loss 'masked'"]
+
+
 @pytest.mark.parametrize(
     ("loss", "found"),
     [
@@ -70,6 +85,25 @@ def model(loss, middle=None, kind=keras.Model):
 )
 def test_a_loss(loss, found):
     assert coupled(model(loss), _SPEC) == found
+
+
+def test_metrics_that_are_functions_are_tried():
+    built = model("mse")
+    spec = (_SPEC[0], tf.TensorSpec([None, 4]))
+    built.compile("sgd", "mse", metrics=["mae", of_rows, mean], weighted_metrics=[summed])
+    assert coupled(built, spec) == ["metric 'summed'"]
+
+
+def f1(y, y_pred):
+    """As many write it: of counts of a batch."""
+    hits, guesses, all_ = (tf.reduce_sum(tf.round(each)) for each in (y * y_pred, y_pred, y))
+    return 2 * hits / (guesses + all_ + 1e-7)
+
+
+def test_what_counts_by_a_threshold_is_tried_on_both_sides_of_it():
+    built = model(None)
+    built.compile("sgd", "mse", metrics=[f1])
+    assert coupled(built, (_SPEC[0], tf.TensorSpec([None, 4]))) == ["metric 'f1'"]
 
 
 @pytest.mark.parametrize("as_dict", [True, False])

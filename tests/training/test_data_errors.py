@@ -26,6 +26,8 @@ _OF_WORKERS = (
     "one_batch_is_divided",
     "batches_come_in_the_order_of_the_arrays",
     "a_vocabulary_among_the_weights",
+    "tables_and_scales",
+    "a_table_of_the_training_is_that_of_its_resume",
     "a_loop_by_hand_is_heard_of",
     "refusals_are_one_line",
 )

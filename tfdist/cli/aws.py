@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfdist.cli import voice
 from tfdist.cli.aws_cost import cost
 from tfdist.cli.aws_options import config_options, load_config, speed_options
 from tfdist.cli.aws_rehearse import rehearse
@@ -70,6 +72,7 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
             session.boto_session.client("s3"),
             progress=lambda sent, total: bar.update(task, completed=sent, total=total),
         )
+    voice.result(to=config.data_root, **dataclasses.asdict(done))
     click.echo(
         f"{config.data_root}: {done.sent} files sent ({megabytes(done.bytes_sent)}), "
         f"{done.kept} were there already"
@@ -119,6 +122,7 @@ def pipeline(
     config = load_config(config_path, changes)
     session = None if dry_run else _session(config)
     text, problems = checked_definition(config)
+    voice.result(definition=json.loads(text), problems=problems)
     if dry_run:
         click.echo(text)
     for problem in problems:
@@ -180,11 +184,13 @@ def _on_aws(
             built = pipeline.build(config, source, session)
             if upsert:
                 arn = built.upsert(role_arn=config.role)["PipelineArn"]
+                voice.result(pipeline=arn)
                 click.echo(f"pipeline {arn}")
             if not start:
                 return 0
             before_start(config, **measured)
             execution = built.start()
+            voice.result(execution=execution.arn)
             click.echo(f"started {execution.arn}")
             return _follow(execution) if wait else 0
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
@@ -199,8 +205,10 @@ def _follow(execution: Any) -> int:
     with contextlib.suppress(botocore.exceptions.WaiterError):  # It failed: the steps tell why.
         execution.wait(delay=30, max_attempts=2 * 60 * 24)
     for step in reversed(execution.list_steps()):
-        reason = step.get("FailureReason", "")
-        click.echo(f"{step['StepName']}: {step['StepStatus']} {reason}".rstrip())
+        name, status, reason = step["StepName"], step["StepStatus"], step.get("FailureReason", "")
+        voice.tell("stage", name=name, status=status, detail=reason)
+        click.echo(f"{name}: {status} {reason}".rstrip())
     status = execution.describe()["PipelineExecutionStatus"]
+    voice.result(status=status)
     click.echo(f"execution: {status}")
     return 0 if status == "Succeeded" else EXIT_REFUSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfdist.cli import voice
 from tfdist.cli.aws_options import config_options, load_config
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
         built = pipeline.build(config, source, session)
         value = json.loads(built.definition())
         problems = definition.check(value, name=config.name, role=config.role)
+        voice.result(problems=problems)
         for problem in problems:
             click.echo(f"tfdist: {problem}", err=True)
         if problems:
@@ -110,9 +113,12 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
         failed = False
         for outcome in rehearsal.outcomes():
             failed = outcome.status == "Failed"
+            voice.tell("stage", **dataclasses.asdict(outcome))
             where = f"{outcome.kind}, {outcome.seconds:.1f} s"
             _line(outcome.name, where, outcome.status, outcome.detail)
-        click.echo(f"execution: {'Failed' if failed else 'Succeeded'}")
+        status = "Failed" if failed else "Succeeded"
+        voice.result(status=status)
+        click.echo(f"execution: {status}")
         return _EXIT_FAILED if failed else 0
 
 

@@ -53,7 +53,12 @@ def speaking() -> Iterator[None]:
 
 
 def with_options(command: click.Command) -> click.Command:
-    """Returns ``command`` with ``--json``, unless it has its own, ``--quiet`` and ``-v``."""
+    """Returns ``command`` with ``--json``, unless it has its own, ``--quiet`` and ``-v``.
+
+    Commands of a group have them, too.
+    """
+    for within in getattr(command, "commands", {}).values():
+        with_options(within)
     own = {name for param in command.params for name in param.opts}
     for option in (_json(), _quiet(), _verbose()):
         if not own & set(option.opts):
@@ -76,9 +81,16 @@ def _json() -> click.Option:
         _voice.events = _voice.stdout
         if not _voice.is_quiet:
             sys.stdout = sys.stderr
-        tell("start", verb=ctx.info_name, version=__version__)
+        tell("start", verb=_verb(ctx), version=__version__)
 
     return _flag(["--json"], "Print one JSON object a line for what happens, on stdout.", chosen)
+
+
+def _verb(ctx: click.Context) -> str:
+    """Returns what a user has called, as "train", or "aws upload"."""
+    group = ctx.parent
+    is_within = group is not None and group.parent is not None
+    return f"{group.info_name} {ctx.info_name}" if is_within else str(ctx.info_name)
 
 
 def _quiet() -> click.Option:

@@ -23,7 +23,7 @@ def chosen_approximations(model: tf.keras.Model, strategy: Strategy) -> tuple[st
 
 def known_causes(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[str, ...]:
     """Returns what of the model itself parts where its batches are divided."""
-    from tfdist.training import coupling
+    from tfdist.training import coupling, moved_state
     from tfdist.training.keras_api import layers_in
     from tfdist.training.randomness import drawing_layers
     from tfdist.training.text import padded_by_batch
@@ -41,4 +41,5 @@ def known_causes(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[
         for layer in layers_in(model)
         if getattr(layer, "activity_regularizer", None) is not None
     ]
+    causes += moved_state.explained(coupling.moved_by(model, element_spec))
     return (*causes, *coupling.explained(model, element_spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = (
     "the rounding of float32, enlarged by the model itself (an input of ReLU or of a maximum that "
-    "falls on the other side of the kink, or a gradient near 0 that Adam divides by itself)"
+    "falls on the other side of the kink, a saturated softmax or sigmoid whose crossentropy is "
+    "clipped at 1e-7, or a gradient near 0 that Adam divides by itself)"
 )
 
 
@@ -78,7 +80,7 @@ def verify(
     is_mixed = precision.startswith("mixed")
     if report.losses is None and (is_mixed or not strategy.from_chief(report.exact)):
         if not report.causes and not isinstance(model_fn, tf.keras.Model):
-            with _floatx("float64"):
+            with _floatx("float64"), _nothing_told_twice():
                 again = compare(feed, epochs, 1e-6)
             report = replace(report, float64_difference=again.difference, causes=again.causes)
         if report.exact:
@@ -87,7 +89,8 @@ def verify(
         elif not report.causes:
             report = replace(report, causes=(_unexplained(report),))
         if explain and not strategy.from_chief(report.exact):
-            explanation = explain_difference(model_fn, feed, strategy, compare, report.steps)
+            with _nothing_told_twice():
+                explanation = explain_difference(model_fn, feed, strategy, compare, report.steps)
             report = replace(report, explanation=explanation)
     return report if strategy.topology.is_chief else None
 
@@ -96,6 +99,14 @@ def _unexplained(report: Report) -> str:
     if report.precision == "float32" or not report.exact_in_float64:
         return UNKNOWN
     return f"the rounding of {report.precision}, or updates that its loss scale has skipped"
+
+
+@contextlib.contextmanager
+def _nothing_told_twice() -> Iterator[None]:
+    """Encloses comparisons after the first one, which has told what there is to tell."""
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
 
 
 @contextlib.contextmanager

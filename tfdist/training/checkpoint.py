@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
 from tfdist.records.buckets.urls import url_of
 from tfdist.training import callback_state, checkpoint_files
+from tfdist.training.adapted import learned_words, take_words
 from tfdist.training.binding import Binding
 from tfdist.training.bucket_checkpoints import BucketCheckpoints
 from tfdist.training.folder_lock import FolderLock
@@ -126,10 +127,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._confirm = confirm
         self._was_chief = collective.is_chief
         self.start = Start()
-        self._state = _State(data)
-        parts = {"model": model, **collective.saving.beside(model)}
-        checkpoint = tf.train.Checkpoint(
-            state=self._state.trackable(), **{name: saved(part) for name, part in parts.items()}
+        self._state = _State(data, learned_words(model))
+        beside = collective.saving.beside(model)
+        parts = {name: saved(part) for name, part in {"model": model, **beside}.items()}
+        checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **parts)
+        self._without_words = tf.train.Checkpoint(
+            state=self._state.trackable(has_words=False), **parts
         )
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018
@@ -147,9 +150,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
                 self.start = self._restore(checkpoint, data)
             except TfdistError as error:
                 problem = error
-        problem, self.start = collective.gather((problem, self.start))[0]
+        told = problem, self.start, self._state.words()
+        problem, self.start, words = collective.gather(told)[0]
         if problem is not None:
             raise problem
+        if self.start.position != Position():
+            self._state.take_words(words)
+            take_words(model, words)
         self._manager = self._managed(checkpoint)
         self.go_on_at(self.start.position)
         return self.start
@@ -213,7 +220,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
             try:
                 checkpoint_files.check_regular(self.directory, name)
                 with self._collective.saving.restored():
-                    _read(checkpoint, path)
+                    # Those of earlier versions have no words.
+                    is_older = self._state.words() and not _has_words(path)
+                    _read(self._without_words if is_older else checkpoint, path)
                 self._state.check()
             except CheckpointError:
                 raise
@@ -410,8 +419,11 @@ class Start:
 class _State:
     """The variables beside model and optimizer in a checkpoint."""
 
-    def __init__(self, data: DataState):
+    def __init__(self, data: DataState, words: Sequence[np.ndarray] = ()):
         self.data = data
+        self._words = [
+            tf.Variable(_as_tensor(each), shape=[None], trainable=False) for each in words
+        ]
         self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
         # Those of earlier versions have no padding.
         row = self._as_row(data)
@@ -423,13 +435,23 @@ class _State:
     def _as_row(data: DataState) -> list[int]:
         return list(astuple(data))
 
-    def trackable(self) -> tf.train.Checkpoint:
+    def trackable(self, *, has_words: bool = True) -> tf.train.Checkpoint:
+        words = {f"words_{number}": each for number, each in enumerate(self._words)}
         return tf.train.Checkpoint(
             position=self._position,
             data=self._data,
             metrics=self._metrics,
             callbacks=self._callbacks,
+            **(words if has_words else {}),
         )
+
+    def words(self) -> list[np.ndarray]:
+        """Returns those of the model's lookup layers, see ``adapted.learned_words``."""
+        return [each.numpy() for each in self._words]
+
+    def take_words(self, words: Sequence[np.ndarray]) -> None:
+        for own, chiefs in zip(self._words, words, strict=True):
+            own.assign(_as_tensor(chiefs))
 
     def assign(
         self, position: Position, metric_state: list[np.ndarray], parts: int, callbacks: bytes
@@ -468,6 +490,15 @@ class _State:
             saved.parts,
             callbacks=self._callbacks.numpy(),
         )
+
+
+def _has_words(path: str) -> bool:
+    return any(name.startswith("state/words_") for name, _ in tf.train.list_variables(path))
+
+
+def _as_tensor(words: np.ndarray) -> tf.Tensor:
+    # Of none, TensorFlow would not know that they are texts.
+    return tf.constant(words, tf.string if words.dtype == object else words.dtype)
 
 
 def _is_finite(model: tf.keras.Model) -> bool:

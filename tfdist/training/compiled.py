@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +50,23 @@ def check_scope(model: tf.keras.Model) -> None:
         )
 
 
+@contextlib.contextmanager
+def _metrics_of_the_scope() -> Iterator[None]:
+    """Raises:
+    ModelError: a built model is compiled anew with metrics that were made elsewhere.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "different distribution strategy scope" not in str(error):
+            raise
+        raise ModelError(
+            "metrics that a built model is compiled with must be made where it was built",
+            received=str(error).splitlines()[0].partition(" passed to ")[0],
+            mend="Give their names, or compile within model.distribute_strategy.scope()",
+        ) from error
+
+
 def watched(binding: Binding) -> Callable[..., None]:
     """Returns the ``compile`` of a built model, which tells its binding."""
     model = binding.model
@@ -56,7 +74,7 @@ def watched(binding: Binding) -> Callable[..., None]:
 
     @functools.wraps(compile_model)
     def compiled(*args: Any, **options: Any) -> None:
-        with compiling(model):
+        with compiling(model), _metrics_of_the_scope():
             compile_model(*args, **options)
         check_optimizer(model)
         check_scope(model)

@@ -16,13 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training import coupling_layers
+from tfdist.training import coupling_layers, early_variables, moved_state
 from tfdist.training.keras_api import (
     compiled_loss,
     compiled_losses,
     compute_loss,
+    function_of,
     layers_in,
     loss_anew,
+    metrics_by_output,
     other_compiled_loss,
 )
 from tfdist.training.losses import (
@@ -37,6 +39,7 @@ _ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means wo
 _SLICES = slice(0, _FIRST), slice(_FIRST, None)
 _TOLERANCE = 1e-3
 _UNKNOWN_SIZE = 4
+_DRAWS = 4  # Of rows: of some, parts may make up the whole by chance, as where a mask is even.
 
 
 def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
@@ -47,11 +50,13 @@ def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
     found = []
-    with contextlib.suppress(Exception):  # Whatever a user's function does with made-up rows.
-        found += _losses(model, element_spec)
+    for tried in (_losses, _metrics):
+        for seed in range(_DRAWS):
+            with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
+                found += tried(model, element_spec, seed)
     with contextlib.suppress(Exception):
         found += _added(model, element_spec)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
@@ -61,6 +66,13 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
         tried = coupling_layers.own_layers(model)
         found = coupling_layers.parted(model, x, _SLICES, tried)
         return [layer.name for layer in found]
+    return []
+
+
+def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[moved_state.Moved]:
+    """Returns what the user's own layers in ``model`` change in a step beside their weights."""
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        return moved_state.found(model, _made_up(element_spec[0]), _SLICES)
     return []
 
 
@@ -80,12 +92,12 @@ def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]
 # What is tried -----------------------------------------------------------------------------------
 
 
-def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
     if len(element_spec) < 2 or getattr(model, "output", None) is None:
         return []
-    y, y_pred = _made_up(element_spec[1]), _made_up(model.output, probabilities=True)
+    y, y_pred = _made_up_results(model, element_spec, seed)
     if has_own_compute_loss(model):
-        x = _made_up(element_spec[0])
+        x = _made_up(element_spec[0], seed=seed)
         with _without_metrics(model):
             couples = _couples(
                 lambda *part: compute_loss(model, *part, None, training=True), x, y, y_pred
@@ -95,6 +107,22 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
         f"loss '{name_of(loss)}'"
         for loss, truth, prediction in _pairs(model, y, y_pred)
         if not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
+    ]
+
+
+def _metrics(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
+    if len(element_spec) < 2 or getattr(model, "output", None) is None:
+        return []
+    early_variables.make_known_metrics(model, element_spec)
+    y, y_pred = _made_up_results(model, element_spec, seed)
+    each = zip(metrics_by_output(model), tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
+    return [
+        f"metric '{metric.name}'"
+        for metrics, truth, prediction in each
+        for metric in metrics
+        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper)
+        and not is_keras_own(metric)
+        and _couples(function_of(metric), truth, prediction)
     ]
 
 
@@ -181,15 +209,24 @@ def _differ(values: list[Any]) -> bool:
     return abs(whole - joined) > _TOLERANCE * max(abs(whole), abs(joined), 1e-6)
 
 
-def _made_up(spec: Any, *, probabilities: bool = False) -> Any:
+def _made_up_results(
+    model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int
+) -> tuple[Any, Any]:
+    """Returns labels and outputs."""
+    outputs = _made_up(model.output, probabilities=True, seed=seed)
+    return _made_up(element_spec[1], seed=seed), outputs
+
+
+def _made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
     """Returns rows of any values of a structure of specs [batch, ...]."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def rows(leaf: Any) -> tf.Tensor:
         shape = [_ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
         if not tf.as_dtype(leaf.dtype).is_floating:
             return tf.cast(rng.integers(0, 2, shape), leaf.dtype)
-        values = rng.uniform(0.1, 0.9, shape)
+        # What counts by a threshold looks the same on values that are all on one side of it.
+        values = rng.choice([0.05, 0.95], shape) if seed % 2 else rng.uniform(0.1, 0.9, shape)
         if probabilities and len(shape) > 1 and shape[-1] > 1:
             values /= values.sum(-1, keepdims=True)
         return tf.cast(values, leaf.dtype)

@@ -73,7 +73,7 @@ def parted(
     """
     if not tried:
         return []
-    walk = _Walk(model, tried)
+    walk = Walk(model, tried)
     walk.run(x, walk.record)
     walk.run(x, walk.compare_to(slice(None)))
     draws = set(walk.differences)
@@ -88,7 +88,7 @@ def parted(
     ]
 
 
-class _Walk:
+class Walk:
     """Runs a model, with a hand on the call of each of its layers."""
 
     def __init__(self, model: tf.keras.Model, tried: Sequence[tf.keras.layers.Layer]):

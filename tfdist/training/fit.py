@@ -13,7 +13,15 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
-from tfdist.training import by_hand, coupling, data_wait, early_variables, keras_api, tracing
+from tfdist.training import (
+    by_hand,
+    coupling,
+    data_wait,
+    early_variables,
+    keras_api,
+    moved_state,
+    tracing,
+)
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
@@ -31,6 +39,7 @@ from tfdist.training.given_data import GivenData, as_array, is_bare_in_keras, is
 from tfdist.training.given_feed import GivenFeed
 from tfdist.training.membership import Fit, membership_of
 from tfdist.training.own_steps import optimizers_of, own_steps
+from tfdist.training.read_ahead import ReadAhead
 from tfdist.training.same_batches import SameBatches
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
@@ -151,6 +160,7 @@ class Runs:
         rows = options.pop("validation_batch_size", None)
         if is_given_in_batches(data):
             own = {"steps": steps, "batch_size": rows}
+            own |= ReadAhead.among(options)
             options["validation_data"] = self._given.feed(data, own, "steps")
             return
         own = {"validation_steps": steps}
@@ -412,11 +422,21 @@ class Runs:
         if self._check is not None:
             self._check(model)
         compilation = self._binding.times_compiled
-        if self._divides and begun_at is None and self._tried != compilation:
-            # On all processes: what a user's layer or loss does may need them all.
-            found = coupling.explained(model, feed.records.element_spec)
-            if found and self._collective.is_chief:
-                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+        if self._divides and self._tried != compilation:
+            moved = self._binding.moved = coupling.moved_by(model, feed.records.element_spec)
+            moved_state.refuse_without_way(moved)
+            if begun_at is None:
+                # On all processes: what a user's layer or loss does may need them all.
+                by_microbatch = (
+                    not self._collective.shares_batches
+                    or self._binding.options.accumulate_steps > 1
+                )
+                found = [
+                    *coupling.explained(model, feed.records.element_spec),
+                    *moved_state.explained(moved, by_microbatch=by_microbatch),
+                ]
+                if found and self._collective.is_chief:
+                    print(f"tfdist: warning: {'; '.join(found)}", flush=True)
             self._tried = compilation
         restores = any(keeper.resume for keeper in keepers_among(callbacks))
         with self._binding.begun_slots(restores):

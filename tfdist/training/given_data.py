@@ -21,6 +21,7 @@ from tfdist.records.reading.rereadable import element_of
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.given_feed import GivenBatches, GivenFeed, GivenRecords, GivenStream, lasting
+from tfdist.training.read_ahead import ReadAhead
 
 # What batches have in them, and what Keras refuses beside them, too.
 _OF_ARRAYS = ("y", "batch_size", "sample_weight", "validation_split")
@@ -145,7 +146,8 @@ class GivenData:
         shuffle = bool(options.pop("shuffle", True)) and fits
         order = self._order if shuffle else None
         tell = print if self._collective.is_chief else _say_nothing
-        given = _opened(x, options.pop(steps, None), steps, order, tell)
+        ahead = ReadAhead(**ReadAhead.among(options))
+        given = _opened(x, options.pop(steps, None), steps, order, ahead, tell)
         spec = given.dataset.element_spec
         _check_batches(spec)
         self._agree_on(given)
@@ -258,6 +260,7 @@ def _opened(
     steps: int | None,
     option: str,
     order: Callable[[], Any] | None,
+    ahead: ReadAhead,
     tell: Callable[[str], None],
 ) -> Given:
     if steps is not None and (not isinstance(steps, int) or steps < 1):
@@ -265,7 +268,9 @@ def _opened(
     if isinstance(x, tf.data.Dataset):
         return _of_dataset(x, steps, option, tell)
     if isinstance(x, tf.keras.utils.Sequence):
-        return _of_sequence(x, steps, order() if order is not None else None)
+        if ahead.use_multiprocessing:
+            tell("tfdist: threads read the batches of a Sequence, not processes")
+        return _of_sequence(x, steps, order() if order is not None else None, ahead)
     return _of_iterator(x, steps, option)
 
 
@@ -299,7 +304,7 @@ def _checked(given: Given) -> Given:
     return given
 
 
-def _of_sequence(sequence: Any, steps: int | None, order: Any) -> Given:
+def _of_sequence(sequence: Any, steps: int | None, order: Any, ahead: ReadAhead) -> Given:
     batches = len(sequence)
     if batches == 0:
         raise DataError("data must have at least one batch", received="an empty Sequence")
@@ -315,10 +320,10 @@ def _of_sequence(sequence: Any, steps: int | None, order: Any) -> Given:
         numbers = list(range(batches))
         if order is not None:
             order.shuffle(numbers)
-        for number in numbers[: steps - 1]:
-            yield sequence[number]
+        found = ahead.read(sequence.__getitem__, numbers[:steps])
+        yield from itertools.islice(found, steps - 1)
         # Copied: what the Sequence does at the end of an epoch may move its rows.
-        last = tf.nest.map_structure(np.array, element_of(sequence[numbers[steps - 1]]))
+        last = tf.nest.map_structure(np.array, element_of(next(found)))
         sequence.on_epoch_end()
         yield last
 

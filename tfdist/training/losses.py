@@ -55,6 +55,9 @@ def as_on_one_device(binding: Binding) -> None:
     model = binding.model
     if not keras_api.IS_KERAS_3 and not isinstance(model.compiled_loss, AsOnOneDevice):
         binding.put(model, "compiled_loss", AsOnOneDevice(model.compiled_loss))
+    if not keras_api.IS_KERAS_3:
+        # What layers add is told by itself where no loss is compiled.
+        _count_by_step(binding, keras_api.loss_shown(model))
     compiled = {id(metric) for metric in keras_api.row_counters(model)}
     for metric in model.metrics:
         mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
@@ -63,6 +66,9 @@ def as_on_one_device(binding: Binding) -> None:
         )
         if is_told_numbers and id(metric) not in compiled:
             _count_by_step(binding, metric)
+    for metric in keras_api.compiled_metrics(model):
+        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper) and not is_keras_own(metric):
+            _count_number_by_step(binding, metric)
 
 
 def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
@@ -80,6 +86,26 @@ def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
         weight = part if values.shape.rank == 0 else tf.ones_like(values) * is_real
         # Of no rows, a mean may be NaN.
         return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
+
+    update_state.counts_by_step = True
+    binding.put(metric, "update_state", update_state)
+
+
+def _count_number_by_step(
+    binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper
+) -> None:
+    """Has a user's function that returns one number a batch, as a mean, count it by its rows."""
+    given = metric.update_state
+    if getattr(given, "counts_by_step", False):
+        return
+
+    @tf.autograph.experimental.do_not_convert
+    def update_state(y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        part = step_context.current().part
+        if part is not None and sample_weight is None:
+            value = tf.convert_to_tensor(keras_api.function_of(metric)(y, y_pred))
+            sample_weight = part if value.shape.rank == 0 else None
+        return given(y, y_pred, sample_weight=sample_weight)
 
     update_state.counts_by_step = True
     binding.put(metric, "update_state", update_state)
@@ -202,7 +228,7 @@ def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
 
 def is_keras_own(loss: Any) -> bool:
     """Whether a compiled loss is one of Keras' own: a name, a function or an object."""
-    loss = getattr(loss, "fn", loss)
+    loss = keras_api.function_of(loss)
     module = getattr(loss, "__module__", None) or type(loss).__module__
     return isinstance(loss, str) or is_keras(module)
 

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import keras_api, losses, step_context
+from tfdist.training import keras_api, losses, moved_state, step_context
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
@@ -116,7 +116,7 @@ class OwnSteps:
             shared_step(is_real=share[0] > 0),
             step_context.within(replica=self._replica),
         ):
-            results = self._counted(step, batch, share)
+            results = self._counted(_meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
@@ -128,8 +128,18 @@ class OwnSteps:
         batch, share = data
         return tf.nest.map_structure(lambda rows: rows[: share[0]], step(batch))
 
-    def _counted(self, step: Callable[[Any], Any], batch: Any, share: tf.Tensor) -> Any:
-        """Runs a step whose metrics count the true rows alone; returns what it does."""
+    def _counted(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        share: tf.Tensor,
+        moved: Sequence[moved_state.Moved] = (),
+    ) -> Any:
+        """Runs a step whose metrics count the true rows alone; returns what it does.
+
+        Args:
+            moved: what its layers change.
+        """
         model = self._model
         losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
@@ -141,6 +151,9 @@ class OwnSteps:
             step_context.within(results_are_local=True, own_step=running),
         ):
             results = step(batch)
+        moved_state.merge(
+            moved, running.part, lambda own, name: running.sum(own, running.name(name))
+        )
         for variable in _states(model):  # Rows of padding count nothing, whatever the metric.
             known = before.get(variable.ref(), tf.zeros_like(variable))
             variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
@@ -181,6 +194,31 @@ class OwnSteps:
             name: merged.get(self._metric_of[name], value) if name in self._metric_of else value
             for name, value in logs.items()
         }
+
+
+def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns ``step``, whose replicas must meet outside of branches and functions.
+
+    Raises:
+        ModelError: when it is traced: they would meet within one.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def met(batch: Any) -> Any:
+        try:
+            return step(batch)
+        except RuntimeError as error:
+            if "`merge_call` called while defining a new graph" not in str(error):
+                raise
+            raise ModelError(
+                "a step of one's own must give gradients to its optimizer outside of tf.cond, "
+                "loops and tf.function, for that is where replicas meet",
+                received="apply_gradients within one of these",
+                mend="Give gradients in each step, zeros where nothing is to change, or use "
+                "strategy 'horovod'",
+            ) from error
+
+    return met
 
 
 def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import early_variables, keras_api, losses, step_context
+from tfdist.training import early_variables, keras_api, losses, moved_state, step_context
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import added, when_known
@@ -62,6 +62,7 @@ class SharedSteps:
             with when_known(gradients):
                 found, results = self._microbatch(number, part, rows, variables, valid)
                 gradients = [added(*pair) for pair in zip(gradients, found, strict=True)]
+        moved_state.merge(self._binding.moved, losses.part_of(share), self._collective.sum)
         if self._sharded is None:
             self._collective.apply(optimizer, gradients, variables)
         else:
@@ -133,10 +134,12 @@ class SharedSteps:
                 return model.compute_metrics(x, y, y_pred, sample_weight)
 
             def update() -> tf.Tensor:  # Results are for after it: replicas meet in them.
-                keras_api.update_metrics(model, y, y_pred, sample_weight)
+                with step_context.within(part=losses.part_of(share)):
+                    keras_api.update_metrics(model, y, y_pred, sample_weight)
                 return tf.constant(True)
 
             early_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
+            losses.as_on_one_device(model)
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
             return self._results()
 
@@ -223,10 +226,13 @@ class SharedSteps:
         return tuple(tf.nest.pack_sequence_as(y_pred, flat) for flat in (bare, weights))
 
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Scales a loss to this microbatch's part of the global batch."""
+        """Scales a loss to this microbatch's part of the global batch.
+
+        What a layer adds may be a number for each row, of which Keras trains on the sum.
+        """
         loss = in_full(loss)
-        part = tf.cast(losses.part_of(share), loss.dtype)
-        return loss * part * losses.uncounted(self._collective)
+        part = losses.part_of(share) if loss.shape.rank == 0 else share[0] > 0
+        return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:

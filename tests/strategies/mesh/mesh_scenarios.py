@@ -560,6 +560,17 @@ class Mean(keras.regularizers.Regularizer):
         return tf.reduce_mean(x)
 
 
+class OfItsOwn(keras.Model):
+    """A submodel that is only known by its call, as those of HuggingFace are."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = L.Dense(16)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 @scenario
 def refusals():
     cases = {
@@ -604,6 +615,7 @@ def refusals():
             {},
         ),
         "nothing to split": (lambda: sequential(L.Dense(5)), {}),
+        "no graph": (lambda: sequential(OfItsOwn(name="encoder"), L.Dense(16)), {}),
         "repeated": (lambda: sequential(Repeats(), L.Dense(16), shape=(4, 6)), {}),
     }
 

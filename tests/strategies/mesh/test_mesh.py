@@ -161,6 +161,7 @@ def test_callbacks_see_what_they_see_on_one_device(results):
         ("rank", ["each dimension of dense", "which has 2"]),
         ("axis", ["'modle'", "Did you mean 'model'?"]),
         ("divides", ["dimension 1 of dense", "splits, 15 in", "[1, 3, 5, 15]"]),
+        ("no graph", ["layer 'encoder' (OfItsOwn)", "without a graph", "shard='optimizer'"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
         ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),

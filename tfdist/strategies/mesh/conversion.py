@@ -29,9 +29,7 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
     """
     # The traversal of Keras' own Functional._run_internal_graph.
     if not keras_api.has_graph(model):
-        raise UnsupportedLayerError(
-            model, "it is a model of a class of its own, without a graph of layers"
-        )
+        raise _without_graph(model)
     values: dict[str, list[Any]] = {}
 
     def put(symbols: Any, results: Any) -> None:
@@ -45,6 +43,15 @@ def convert(model: tf.keras.Model, context: Context, inputs: list[Any]) -> list[
         arguments, options = node.map_arguments(values)
         put(node.outputs, _call(context, node, arguments, options))
     return [values[str(id(symbol))].pop() for symbol in tf.nest.flatten(model.outputs)]
+
+
+def _without_graph(model: tf.keras.Model) -> UnsupportedLayerError:
+    return UnsupportedLayerError(
+        model,
+        "it is a model of a class of its own, without a graph of layers that could be divided",
+        "Make it a Functional model, or train on mirrored, horovod or multi_worker, which take it "
+        "as it is; shard='optimizer' and precision= save memory there",
+    )
 
 
 def _call(context: Context, node: Any, arguments: Any, options: dict[str, Any]) -> Any:
@@ -124,7 +131,9 @@ def _call_composite(context: Context, layer: Any, arguments: Any, options: dict[
     # Layers that models of the zoo bring along are made of others, like a user's.
     is_own = is_keras(module) and ".applications." not in module
     is_own = is_own or module.startswith("tensorflow.")
-    if is_own or isinstance(layer, (tf.keras.Model, tf.keras.layers.RNN)):
+    if isinstance(layer, tf.keras.Model):
+        raise _without_graph(layer)
+    if is_own or isinstance(layer, tf.keras.layers.RNN):
         raise UnsupportedLayerError(layer, "it has no conversion")
     flat = _flat((arguments, options))
     tensors = [value for value in flat if isinstance(value, mtf.Tensor)]

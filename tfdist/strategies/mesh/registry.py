@@ -16,15 +16,22 @@ _OWN_RULES = ("batch_norm", "dense", "images", "attention", "reshaping", "replic
 
 
 class UnsupportedLayerError(ModelError):
-    """A layer, or an option of one, that a mesh cannot run."""
+    """A layer, or an option of one, that a mesh cannot run.
 
-    def __init__(self, layer: Any, reason: str):
+    Args:
+        layer: it.
+        reason: why, for people.
+        mend: what helps; None names what a mesh can run.
+    """
+
+    def __init__(self, layer: Any, reason: str, mend: str | None = None):
         self.layer = layer
         supported = ", ".join(supported_layers())
         super().__init__(
             "a mesh must be able to run every layer of the model",
             received=f"layer '{layer.name}' ({type(layer).__name__}): {reason}",
-            mend=f"Use {supported}; add yours with "
+            mend=mend
+            or f"Use {supported}; add yours with "
             "tfdist.strategies.mesh.register_layer, or use another strategy",
         )
 

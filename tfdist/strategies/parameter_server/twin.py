@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
 from tfdist.training import early_variables
-from tfdist.training.adapted import follow_variables
+from tfdist.training.adapted import follow_variables, learned_words, take_words
 from tfdist.training.keras_api import layers_in, set_learning_rate, variables_in
 from tfdist.training.metrics import state_of
 
@@ -98,6 +98,8 @@ class Twin:
             for part in parts:
                 part.assign(value[start : start + part.shape[0]])
                 start += part.shape[0]
+        with self._engine.scope():  # Each worker has tables of its own.
+            take_words(self.twin, learned_words(self._model))
         follow_variables(self.twin)
 
     def pull(self) -> None:

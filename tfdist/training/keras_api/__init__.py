@@ -33,6 +33,7 @@ from tfdist.training.keras_api.layers import (
     seeds_in,
     takes_mask,
     variables_in,
+    vocabularies_in,
 )
 from tfdist.training.keras_api.losses import (
     ask_whether_undivided,
@@ -46,6 +47,7 @@ from tfdist.training.keras_api.losses import (
     loss_anew,
     loss_divisor,
     loss_shown,
+    metrics_by_output,
     other_compiled_loss,
     row_counters,
     show_loss,
@@ -163,6 +165,7 @@ __all__ = [
     "makes_mask",
     "mask_of",
     "merged",
+    "metrics_by_output",
     "nested_inputs",
     "nested_outputs",
     "nodes_of",
@@ -194,6 +197,7 @@ __all__ = [
     "update_metrics",
     "variables_in",
     "variables_of",
+    "vocabularies_in",
     "with_mask",
     "without_decay",
 ]

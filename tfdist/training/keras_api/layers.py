@@ -32,6 +32,15 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     return [weight for weight in all_raw(layer.weights) if isinstance(weight, tf.Variable)]
 
 
+def vocabularies_in(model: tf.keras.Model) -> list[Any]:
+    """Returns what holds the words that each lookup layer of ``model`` has adapted to.
+
+    Each has ``get_tensors() -> [words]`` and ``set_weights([words])``. A vocabulary that a layer
+    was given is none of them, nor are those of Keras 3.
+    """
+    return [weight for weight in model.weights if hasattr(weight, "get_tensors")]
+
+
 def is_built(model: tf.keras.Model) -> bool:
     """Whether the weights of ``model`` are there.
 

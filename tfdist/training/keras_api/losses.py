@@ -89,6 +89,18 @@ def compiled_metrics(model: tf.keras.Model) -> list[Any]:
     return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
+def metrics_by_output(model: tf.keras.Model) -> list[list[Any]]:
+    """Returns the compiled metrics of each output, in the order of the flat outputs.
+
+    Empty where they are not made, and of Keras 3.
+    """
+    if IS_KERAS_3 or not model.compiled_metrics.built:
+        return []
+    compiled = model.compiled_metrics
+    pairs = zip(compiled._metrics, compiled._weighted_metrics, strict=True)
+    return [tf.nest.flatten(pair) for pair in pairs]
+
+
 def row_counters(model: tf.keras.Model) -> list[Any]:
     """Returns the compiled metrics, and those of losses that Keras tells how many rows they have.
 
