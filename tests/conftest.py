@@ -48,6 +48,7 @@ _LONGEST_FIRST = (
     "aws/test_rehearsal.py",
     "strategies/test_multi_worker.py",
     "cli/test_without_mpi.py",
+    "strategies/test_grid.py",
     "strategies/test_horovod.py",
     "training/test_checkpoint.py",
     "cli/test_init.py",

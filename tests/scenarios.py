@@ -71,7 +71,8 @@ class Job:
         self._results = []
         out = self.folder / "results"
         arguments = self.launch or (f"--workers {self.ranks}" if self.ranks > 1 else None)
-        launch = f"-m tfdist launch --strategy {self.strategy} {arguments} --"
+        strategy = self.options.get("replicas", self.strategy)
+        launch = f"-m tfdist launch --strategy {strategy} {arguments} --"
         launcher = (sys.executable, *launch.split()) if arguments else ()
         script = [__file__, str(self.file), self.strategy, json.dumps(self.options), str(out)]
         script += self.only

@@ -75,6 +75,8 @@ class Row:
 
     def __str__(self) -> str:
         more = "" if self.models == cases.MODELS else f" {self.models[0]}"
+        if "replicas" in self.options:
+            more += f" on each rank of {self.options['replicas']}"
         return f"{self.strategy}{more}{'' if self.keras == 2 else ' keras 3'}"
 
 
@@ -104,6 +106,27 @@ _AS_ON_MIRRORED = {
     for model in ("two_inputs", "list_outputs", "own_loss", "saturated")
 }
 
+
+#: What a model that is divided in each rank does otherwise than in one process.
+_OF_TWO_RANKS = (
+    "train-mlp-tail_of_1-adam",
+    "train-mlp-weights-adam",
+    "train-mlp-tail_of_1-clipnorm",
+    "train-mlp-tail_of_1-global_clipnorm",
+    "train-convnet-even-adam",
+    "train-convnet-tail_of_1-adam",
+    "train-two_inputs-weights-adagrad",
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "train-list_outputs-weights-adamw",
+    "train-saturated-weights_by_output-momentum",
+    "evaluate-mlp",
+    "evaluate-dict_outputs",
+    "predict-two_inputs",
+    "predict-saturated",
+    "class_weight-mlp-weights-adam",
+    "resume-convnet",
+    "save-convnet",
+)
 
 ROWS = (
     Row(strategy="single", num_replicas=1),
@@ -145,6 +168,15 @@ ROWS = (
         options={"stages": 2, "microbatches": 4},
         num_replicas=1,
         refuses=_own_step("pipeline") | _own_loss("pipeline"),
+    ),
+    # The same on each of two ranks: what differs is what ranks share.
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 3, "replicas": "horovod"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_TWO_RANKS,
     ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
@@ -324,7 +356,8 @@ def test_every_registered_strategy_has_a_row():
 
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
-        rows = [row for row in ROWS if row.strategy == name and row.keras == 2]
+        own = [row for row in ROWS if row.strategy == name and row.keras == 2]
+        rows = [row for row in own if "replicas" not in row.options]
         told = [case for row in rows for case in (*row.cases, *row.left_out)]
         assert sorted(told) == sorted(cases.CASES)
 

@@ -205,6 +205,19 @@ def test_a_strategy_of_one_process_refuses_several(several):
         jobs.job_for("mirrored", ["x"], **several)
 
 
+def test_each_rank_of_another_strategy_holds_a_divided_model():
+    replicas = {"replicas": "horovod"}
+    job = jobs.job_for("pipeline", ["x"], options=replicas, workers=2)
+    assert (job.world_size, job.tags) == (2, "mpi")
+    assert jobs.job_for("pipeline", ["x"], options=replicas, controller="gloo").tags == "together"
+    with pytest.raises(LaunchError, match="give -o replicas=horovod to have one on each rank"):
+        jobs.job_for("pipeline", ["x"], options={"stages": 2}, workers=2)
+    with pytest.raises(OptionError, match=r"elastic job must have strategy horovod.*pipeline"):
+        jobs.job_for("pipeline", ["x"], options=replicas, min_workers=1)
+    with pytest.raises(OptionError, match=r"found 'mirrored'.*Choose one of horovod"):
+        jobs.job_for("pipeline", ["x"], options={"replicas": "mirrored"}, workers=2)
+
+
 def test_a_strategy_of_one_process_is_one_process():
     job = jobs.job_for("single", ["x", "y"], workers=1)
     assert (job.world_size, job.tags, job.command[-2:]) == (1, "none", ["x", "y"])

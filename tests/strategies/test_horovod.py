@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import OptionError
-from tfdist.strategies.horovod.strategy import _prepare_environment, choose_gpu
+from tfdist.strategies.horovod.strategy import _prepare_environment, choose_gpus
 from tfdist.strategies.rank_threads import choose_threads
 from tfdist.topology import Topology
 
@@ -24,10 +24,18 @@ _NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
 
 def test_each_rank_pins_the_gpu_of_its_local_rank():
     gpus = ["/physical_device:GPU:0", "/physical_device:GPU:1"]
-    assert [choose_gpu(gpus, rank) for rank in range(2)] == gpus
-    assert choose_gpu([], 5) is None
+    assert [choose_gpus(gpus, rank) for rank in range(2)] == [gpus[:1], gpus[1:]]
+    assert choose_gpus([], 5) == []
     with pytest.raises(OptionError, match=r"local rank 2 with 2 visible GPUs.*at most 2 workers"):
-        choose_gpu(gpus, 2)
+        choose_gpus(gpus, 2)
+
+
+def test_a_rank_that_divides_a_model_pins_several_gpus():
+    gpus = [f"/physical_device:GPU:{number}" for number in range(5)]
+    assert [choose_gpus(gpus, rank, each=2) for rank in range(2)] == [gpus[:2], gpus[2:4]]
+    assert choose_gpus([], 1, each=2) == []
+    with pytest.raises(OptionError, match=r"2 GPUs of its own.*local rank 2.*at most 2 workers"):
+        choose_gpus(gpus, 2, each=2)
 
 
 def test_ranks_of_a_host_share_its_cores():

@@ -27,7 +27,9 @@ _MODEL_PARALLEL_OPTIONS = ("partitions", "microbatches", "pipeline", "optimize",
 
 def _kind(training: TrainingConfig) -> str | None:
     """Returns the key of the SDK's distribution; None for a job of one process."""
-    return None if training.strategy == "auto" else spec_of(training.strategy).sagemaker
+    if training.strategy == "auto":
+        return None
+    return spec_of(training.strategy, training.strategy_options).sagemaker
 
 
 def processes_per_host(training: TrainingConfig, instance: Instance) -> int:

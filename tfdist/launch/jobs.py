@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from tfdist import topology
 from tfdist.compat import refuse_keras_3
@@ -11,6 +13,7 @@ from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import Spec, check_takes_keras, names_of, spec_of
+from tfdist.strategies.spec import REPLICAS
 from tfdist.topology import Topology
 
 # What a ``Spec`` calls a launcher -> what builds its job.
@@ -55,6 +58,7 @@ def job_for(
     strategy: str,
     command: list[str],
     *,
+    options: Mapping[str, Any] | None = None,
     workers: int | None = None,
     ps: int | None = None,
     hosts: str | None = None,
@@ -72,6 +76,7 @@ def job_for(
     Args:
         strategy: a registered name, or "auto", which chooses inside one process.
         command: argument list of one process.
+        options: of the strategy, see ``spec_of``; None where the command knows them alone.
         workers: number of processes; 2 unless given where the strategy needs several.
         ps: number of parameter servers; 1 unless given where the strategy has them.
         hosts: "a:2,b:2"; None for this machine.
@@ -88,7 +93,7 @@ def job_for(
         LaunchError: more workers than slots, or several for a strategy of one process.
         EngineMissingError: the launcher's program is not installed.
     """
-    spec = _AUTO if strategy == "auto" else spec_of(strategy)
+    spec = _AUTO if strategy == "auto" else spec_of(strategy, options)
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
     if ps is not None and not spec.has_servers:
         with_servers = " or ".join(names_of(lambda spec: spec.has_servers))
@@ -194,8 +199,12 @@ def _no_controller(strategy: str, controller: str) -> OptionError:
 
 
 def _one_process(strategy: str, received: str, otherwise: str) -> LaunchError:
+    each = ""
+    if spec_of(strategy).divides_model:
+        each = f", give -o replicas={REPLICAS[0]} to have one on each rank"
     return LaunchError(
         f"strategy '{strategy}' must run in one process",
         received=received,
-        mend=f"Choose one of {', '.join(names_of(lambda spec: spec.launchers))}, or {otherwise}",
+        mend=f"Choose one of {', '.join(names_of(lambda spec: spec.launchers))}{each}, or "
+        f"{otherwise}",
     )

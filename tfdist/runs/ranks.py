@@ -58,6 +58,7 @@ class Where:
         return jobs.job_for(
             self.strategy,
             command,
+            options=self.options,
             workers=self.workers,
             ps=self.ps,
             hosts=self.hosts,

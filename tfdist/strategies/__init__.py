@@ -84,6 +84,13 @@ def check_options(name: str, options: Iterable[str]) -> None:
         return
     known = known_options(name)
     for option in options:
+        if option == "replicas" and spec_of(name).launchers:
+            dividing = " or ".join(names_of(lambda spec: spec.divides_model))
+            raise OptionError(
+                f"replicas must be given to a strategy that divides one model, {dividing}",
+                received=f"strategy '{name}', whose processes are replicas already",
+                mend=f"Leave it out, or choose {dividing}",
+            )
         if option not in known:
             raise unknown_choice(f"option of strategy '{name}'", option, sorted(known))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tfdist.compat import refuse_keras_3
@@ -19,7 +19,7 @@ from tfdist.strategies.multi_worker.strategy import SPEC as MULTI_WORKER
 from tfdist.strategies.parameter_server.spec import SPEC as PARAMETER_SERVER
 from tfdist.strategies.pipeline.spec import SPEC as PIPELINE
 from tfdist.strategies.single import SPEC as SINGLE
-from tfdist.strategies.spec import Spec
+from tfdist.strategies.spec import Spec, check_replicas
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
@@ -81,15 +81,24 @@ def strategy_class(name: str) -> type[Strategy]:
     return spec_of(name).load()
 
 
-def spec_of(name: str) -> Spec:
+def spec_of(name: str, options: Mapping[str, Any] | None = None) -> Spec:
     """Returns what is known of the strategy called ``name``.
 
+    Args:
+        options: of the strategy: ``replicas`` names the one whose ranks each hold a model, and
+            which is started as that one is.
+
     Raises:
-        OptionError: no such strategy.
+        OptionError: no such strategy, or none whose ranks can hold a model that is divided.
     """
     if name not in REGISTRY:
         raise unknown_choice("strategy", name, [*REGISTRY, "auto"])
-    return REGISTRY[name]
+    spec, replicas = REGISTRY[name], (options or {}).get("replicas")
+    if replicas is None or not spec.divides_model:
+        return spec
+    check_replicas(replicas)
+    ranks = REGISTRY[replicas]
+    return replace(spec, launchers=ranks.launchers, sagemaker=ranks.sagemaker)
 
 
 def check_takes_keras(name: str) -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("mpi", "gloo", "tasks")
 
+#: Strategies of which each rank can hold a model that another strategy divides.
+REPLICAS = ("horovod",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
@@ -30,6 +33,8 @@ class Spec:
         is_asynchronous: whether workers take steps of their own, so that two trainings are never
             quite the same.
         takes_keras_3: whether it trains models of Keras 3, too.
+        divides_model: whether it divides a model among devices of one process, so that each rank of
+            ``REPLICAS`` can hold one: its option ``replicas``.
         engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
         sagemaker: key of the SageMaker SDK's distribution; None for one process.
 
@@ -45,6 +50,7 @@ class Spec:
     has_servers: bool = False
     is_asynchronous: bool = False
     takes_keras_3: bool = False
+    divides_model: bool = False
     engine: str | None = None
     sagemaker: str | None = None
 
@@ -62,3 +68,11 @@ class Spec:
         """Imports and returns the class."""
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
+
+
+def check_replicas(replicas: object) -> None:
+    """Raises:
+    OptionError: no strategy whose ranks can each hold a model that is divided.
+    """
+    if replicas is not None and replicas not in REPLICAS:
+        raise unknown_choice("strategy of replicas", replicas, REPLICAS)

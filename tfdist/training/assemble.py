@@ -79,7 +79,7 @@ def assemble(
         binding.put(model, name, program)
     binding.put(model, "get_metrics_result", binding.results)
     shares = collective.shares_batches
-    takes_shared_steps = shares or options.changes_the_step
+    takes_shared_steps = (shares and not engine.takes_shares) or options.changes_the_step
     if takes_shared_steps:
         _put_shared_steps(binding, strategy_name, options)
     if engine.steps is not None:

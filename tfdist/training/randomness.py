@@ -63,11 +63,16 @@ class _Draws:
 
 
 class StepSeeds:
-    """The seeds of a model's steps."""
+    """The seeds of a model's steps.
 
-    def __init__(self, model: tf.keras.Model):
+    Args:
+        process: its number, so that no two of a job draw the same numbers.
+    """
+
+    def __init__(self, model: tf.keras.Model, process: int = 0):
         self._model = model
-        self._base = random.randrange(2**31)  # Keras seeds its own generators so.
+        # Keras seeds its own generators so.
+        self._base = (random.randrange(2**31) + process) % 2**31
 
     def of_step(self) -> tf.Tensor:
         """Returns int32 [2] for the step that comes."""

@@ -26,22 +26,24 @@ _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
 
 
-def choose_gpu(gpus: Sequence[str], local_rank: int) -> str | None:
-    """Returns the GPU that a rank pins, None where there is none.
+def choose_gpus(gpus: Sequence[str], local_rank: int, each: int = 1) -> Sequence[str]:
+    """Returns the GPUs that a rank pins, none where there are none.
+
+    Args:
+        each: GPUs that a rank needs.
 
     Raises:
-        OptionError: there are GPUs, but fewer than ranks on this host.
+        OptionError: there are GPUs, but too few for the ranks on this host.
     """
-    if not gpus:
-        return None
-    if local_rank >= len(gpus):
+    mine = gpus[local_rank * each : (local_rank + 1) * each]
+    if gpus and len(mine) < each:
         raise OptionError(
-            "each rank of a host must have a GPU of its own",
+            f"each rank of a host must have {'a GPU' if each == 1 else f'{each} GPUs'} of its own",
             received=f"local rank {local_rank} with {len(gpus)} visible GPUs",
-            mend=f"Start at most {len(gpus)} workers on this host, or hide the GPUs: "
+            mend=f"Start at most {len(gpus) // each} workers on this host, or hide the GPUs: "
             "CUDA_VISIBLE_DEVICES=-1",
         )
-    return gpus[local_rank]
+    return mine
 
 
 SPEC = Spec(
@@ -106,6 +108,15 @@ class Horovod(DataParallel):
         self._driver: Any = None
 
     def start(self) -> None:
+        self.start_ranks()
+
+    def start_ranks(self, devices_each: int = 1) -> None:
+        """Starts Horovod.
+
+        Args:
+            devices_each: what a rank computes on side by side: so many GPUs of its host, if there
+                are any, or logical CPUs.
+        """
         place = topology.current()
         _prepare_environment(os.environ, place, self._stall_timeout_s)
         try:
@@ -132,21 +143,25 @@ class Horovod(DataParallel):
         from tfdist.strategies.horovod.ring import World
 
         self._hvd, self._world = hvd, World(hvd.size(), hvd.rank())
-        self._take_devices(place)
+        self._take_devices(place, devices_each)
 
-    def _take_devices(self, place: Topology) -> None:
+    def _take_devices(self, place: Topology, devices_each: int) -> None:
         import tensorflow as tf
 
         try:
             gpus = tf.config.list_physical_devices("GPU")
             number = 0 if place.has_own_gpus else place.local_rank
-            mine = choose_gpu([gpu.name for gpu in gpus], number)
-            if mine is not None:
-                pinned = next(gpu for gpu in gpus if gpu.name == mine)
+            mine = choose_gpus([gpu.name for gpu in gpus], number, devices_each)
+            pinned = [gpu for gpu in gpus if gpu.name in mine]
+            if pinned:
                 tf.config.set_visible_devices(pinned, "GPU")
-                tf.config.experimental.set_memory_growth(pinned, True)
+                for gpu in pinned:
+                    tf.config.experimental.set_memory_growth(gpu, True)
             threads = take_threads(self._threads, place)
-            tf.config.threading.set_inter_op_parallelism_threads(max(1, min(2, threads)))
+            at_once = max(1, min(2, threads))
+            if devices_each > 1:  # One occupies a thread while it computes.
+                at_once = max(at_once, devices_each + 1)
+            tf.config.threading.set_inter_op_parallelism_threads(at_once)
         except RuntimeError as error:
             raise OptionError(
                 "strategy 'horovod' must be entered before TensorFlow is first used",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfdist.strategies.model_parallel import Place
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
@@ -40,11 +42,50 @@ class StageRow:
 
 
 @dataclass(frozen=True)
+class GridRow:
+    """A stage of a rank.
+
+    Attributes:
+        host: where the rank is.
+        rank: its number, and so that of the share of a global batch.
+        device: of the rank.
+        stage: of the model.
+        weight_bytes: as of ``StageRow``.
+    """
+
+    host: str
+    rank: int
+    device: str
+    stage: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
 class Description:
-    """The stages and the schedule of a built model. Printing it shows both."""
+    """The stages and the schedule of a built model, and where all ranks have it.
+
+    Printing it shows all three.
+    """
 
     plan: Plan
     devices: tuple[str, ...]
+    places: tuple[Place, ...] = ()
+
+    @property
+    def grid(self) -> tuple[GridRow, ...]:
+        """All stages of all ranks; empty before the strategy is started."""
+        stages = self.stages
+        return tuple(
+            GridRow(
+                host=place.host,
+                rank=place.rank,
+                device=device,
+                stage=number,
+                weight_bytes=stages[number].weight_bytes,
+            )
+            for place in self.places
+            for number, device in enumerate(place.devices)
+        )
 
     @property
     def stages(self) -> tuple[StageRow, ...]:
@@ -137,18 +178,13 @@ class Description:
         gantt.draw(self.plan.schedule, path, self._title(), self._chart_costs())
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(
+        titles = (
             "stage", "device", "layers", "from", "to", "weights",
             "operations" if self.plan.measured is None else "time", "sent per row",
             "activations kept",
         )  # fmt: skip
-        for column in (0, 2, 5, 6, 7, 8):
-            table.columns[column].justify = "right"
-        for number, row in enumerate(self.stages):
-            table.add_row(
+        rows = [
+            (
                 str(number),
                 row.device,
                 str(row.num_layers),
@@ -159,9 +195,12 @@ class Description:
                 _bytes(row.bytes_sent_per_row),
                 str(row.most_in_flight),
             )
-        stream = io.StringIO()
-        Console(file=stream, width=120).print(table)
-        parts = [stream.getvalue().rstrip(), self._title(), self.gantt()]
+            for number, row in enumerate(self.stages)
+        ]
+        table = _table(titles, rows, right=(0, 2, 5, 6, 7, 8))
+        parts = [table, self._title(), self.gantt()]
+        if len(self.places) > 1:
+            parts.insert(1, self._grid_table())
         if self.plan.num_frozen:
             kept = self.plan.options.frozen_cache
             parts.append(
@@ -176,6 +215,22 @@ class Description:
                 "BatchNormalization layers, whose statistics are those of the whole batch."
             )
         return "\n".join(parts)
+
+    def _grid_table(self) -> str:
+        ranks, stages = len(self.places), len(self.devices)
+        rows = [
+            (
+                row.host,
+                str(row.rank),
+                row.device,
+                f"rows {row.rank + 1} of {ranks}",
+                f"stage {row.stage} of {stages}",
+                _bytes(row.weight_bytes),
+            )
+            for row in self.grid
+        ]
+        titles = ("host", "rank", "device", "share of a batch", "share of the model", "weights")
+        return _table(titles, rows, right=(1, 5))
 
     def _measurement(self) -> str:
         lines = [f"Measured on microbatches of {self.plan.measured.rows} rows (forward, backward):"]
@@ -209,6 +264,21 @@ class Description:
     def _chart_costs(self) -> list[float] | None:
         """Where BatchNormalizations divide a stage, its chunks have nothing like equal lengths."""
         return self._costs() if self.plan.num_norms else None
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
+    """Returns a table as text; the columns ``right`` hold numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*titles)
+    for column in right:
+        table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(table)
+    return stream.getvalue().rstrip()
 
 
 def _ms(cost: Cost) -> str:

@@ -47,6 +47,7 @@ class Functions:
         output_keys: of the model; the logits behind these outputs are kept.
         num_microbatches: see ``pay``.
         recompute: whether a chunk may run twice.
+        shares_batches: whether the batch is shared with other ranks, so that a whole one is none.
         without: chunks that are to have none: those that take a batch whole, among others.
     """
 
@@ -57,12 +58,16 @@ class Functions:
         training: bool,
         num_microbatches: int,
         recompute: bool,
+        shares_batches: bool,
         without: frozenset[Chunk],
     ):
         self._output_keys = frozenset(output_keys)
         self._training = training
         self._traces = pay(num_microbatches)
         self._recompute = recompute
+        self._shares_batches = shares_batches
+        #: Number of a chunk -> its BatchNormalizations of the first time that it runs.
+        self._over_ranks: dict[int, norms.OverRanks] = {}
         self._functions: dict[Hashable, Callable] = {}
         #: Those, and chunks that draw numbers which ``seed`` does not settle.
         self._without = set(without)
@@ -89,13 +94,11 @@ class Functions:
             seed: of the step; None where no layer draws numbers.
             moves: as for ``norms.of_part``.
         """
-        # One whole batch that runs once is what a BatchNormalization sees on one device.
-        is_part = microbatch != WHOLE or self._recompute
 
         def run(inputs: list[Any], is_real: Any, seed: Any) -> tuple[list, list]:
-            part = norms.of_part(is_real=is_real, moves=moves)
+            normed = self._norms(number, microbatch, is_real=is_real, moves=moves)
             seeded = randomness.microbatch(*seed, number) if seed else contextlib.nullcontext()
-            with part if is_part else contextlib.nullcontext(), seeded:
+            with normed, seeded:
                 made = tf.nest.flatten(chunk.model(inputs, training=self._training))
             return made, activity_losses(chunk.model)
 
@@ -123,6 +126,19 @@ class Functions:
                 made[place] = self._behind[key].behind(made[place], logits[place])
             with_mask(made[place], masks[place])
         return made, activity
+
+    def _norms(
+        self, number: int, microbatch: int, *, is_real: Any, moves: bool
+    ) -> contextlib.AbstractContextManager:
+        """Returns what encloses a forward pass for the BatchNormalizations in it."""
+        is_whole = microbatch == WHOLE
+        if is_whole and self._shares_batches:
+            of_chunk = self._over_ranks.setdefault(number, norms.OverRanks(number))
+            return of_chunk.first(is_real) if moves else of_chunk.again()
+        # One whole batch that runs once is what a BatchNormalization sees on one device.
+        if is_whole and not self._recompute:
+            return contextlib.nullcontext()
+        return norms.of_part(is_real=is_real, moves=moves)
 
     def outputs_to_reach(self, chunk: Chunk, made: list[tf.Tensor]) -> list[list[tf.Tensor]]:
         """Returns outputs of a function that need a gradient, see ``OutputWithoutGradient``.

@@ -1,9 +1,11 @@
-"""A global batch, divided into microbatches whose rows differ by at most one."""
+"""The rows that a process has of a global batch, in microbatches that differ by at most one row.
+
+A rank that the uneven tail leaves without a row has a batch of one row of padding.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +15,7 @@ from tfdist.strategies.pipeline.schedule import WHOLE
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some rows of a global batch, or all of them.
+    """Some rows of a batch, or all of them.
 
     A microbatch that the uneven tail leaves without a row has one row of padding as inputs, and
     labels of zero rows.
@@ -21,58 +23,86 @@ class Microbatch:
     Attributes:
         labels: ``(y, sample_weight)``, of the true rows.
         rows: int or int [], the true rows.
-        of: int or int [], those of the global batch.
+        of: int or int [], those of the batch.
+        held: int or int [], its rows as they stand in the batch, which may be all padding.
+        is_real: bool or bool [], False when all is padding.
         span: its first row and the one after its last, padding included; None: the whole batch.
     """
 
     labels: tuple[Any, Any]
     rows: Any
     of: Any
+    held: Any
+    is_real: Any
     span: tuple[Any, Any] | None
 
-    @cached_property
-    def is_real(self) -> Any:
-        """Bool or bool [], False when all is padding."""
-        return True if self.span is None else self.rows > 0
-
     def share(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns the part of the global batch that this is."""
-        return tf.cast(self.rows, dtype) / tf.cast(self.of, dtype)
+        """Returns the part of the batch that this is."""
+        return tf.math.divide_no_nan(tf.cast(self.rows, dtype), tf.cast(self.of, dtype))
 
     def cut(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns its rows of a whole batch, at least one."""
         return whole if self.span is None else whole[self.span[0] : self.span[1]]
 
     def true_rows(self, part: tf.Tensor) -> tf.Tensor:
-        """Returns what ``cut`` gave without the padding."""
-        return part if self.span is None else part[: self.rows]
+        """Returns what ``cut`` gave without any padding."""
+        return part if self.span is None and self.is_real is True else part[: self.rows]
+
+    def held_rows(self, part: tf.Tensor) -> tf.Tensor:
+        """Returns what ``cut`` gave without padding that is not in the batch."""
+        return part if self.span is None else part[: self.held]
 
 
-def divide(of: Any, y: Any, sample_weight: Any, count: int) -> dict[int, Microbatch]:
+def divide(
+    size: Any, y: Any, sample_weight: Any, count: int, *, is_real: Any = True
+) -> dict[int, Microbatch]:
     """Returns ``count`` microbatches by number, the larger ones first, and the ``WHOLE`` batch.
 
     Args:
-        of: int or int [], the rows of the batch.
+        size: int or int [], the rows of the batch as it is.
+        is_real: bool [], False when the batch is a row of padding.
     """
-    parts = {number: _part((y, sample_weight), number, count, of) for number in range(count)}
-    parts[WHOLE] = Microbatch((y, sample_weight), rows=of, of=of, span=None)
-    return parts
+    batch = _Batch((y, sample_weight), size, is_real)
+    parts = {number: batch.part(number, count) for number in range(count)}
+    return parts | {WHOLE: batch.whole()}
 
 
-def _part(labels: Any, number: int, count: int, of: Any) -> Microbatch:
-    if isinstance(of, int):  # Shapes stay static.
-        rows = of // count + (number < of % count)
-        start = number * (of // count) + min(number, of % count)
-        span = (start, start + rows) if rows else (0, 1)
-    else:
-        rows = of // count + tf.cast(number < of % count, of.dtype)
-        start = number * (of // count) + tf.minimum(number, of % count)
-        span = (tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1))
-    return Microbatch(
-        labels=tf.nest.map_structure(
-            lambda tensor: None if tensor is None else tensor[start : start + rows], labels
-        ),
-        rows=rows,
-        of=of,
-        span=span,
-    )
+@dataclass(frozen=True)
+class _Batch:
+    labels: tuple[Any, Any]
+    size: Any
+    is_real: Any
+
+    def part(self, number: int, count: int) -> Microbatch:
+        size = self.size
+        if isinstance(size, int):  # Shapes stay static.
+            held = size // count + (number < size % count)
+            start = number * (size // count) + min(number, size % count)
+            span = (start, start + held) if held else (0, 1)
+        else:
+            held = size // count + tf.cast(number < size % count, size.dtype)
+            start = number * (size // count) + tf.minimum(number, size % count)
+            span = (tf.where(held > 0, start, 0), tf.where(held > 0, start + held, 1))
+        return self._microbatch(start, held, span)
+
+    def whole(self) -> Microbatch:
+        return self._microbatch(0, self.size, None)
+
+    def _microbatch(self, start: Any, held: Any, span: tuple[Any, Any] | None) -> Microbatch:
+        rows = self._true(held)
+        labels = self.labels
+        if span is not None or self.is_real is not True:
+            labels = tf.nest.map_structure(
+                lambda tensor: None if tensor is None else tensor[start : start + rows], labels
+            )
+        return Microbatch(
+            labels=labels,
+            rows=rows,
+            of=self._true(self.size),
+            held=held,
+            is_real=self.is_real if span is None else rows > 0,
+            span=span,
+        )
+
+    def _true(self, rows: Any) -> Any:
+        return rows if self.is_real is True else tf.where(self.is_real, rows, 0)

@@ -1,13 +1,15 @@
 """BatchNormalization in a pipeline: statistics of the whole batch, or of each microbatch.
 
 With those of the whole batch each such layer stands in a chunk that takes the batch whole, so it is
-called as on one device. This is about the others, and about forward passes that run once more.
+called as on one device; where ranks share a batch, the sums of all of them are added up. This is
+about both, about layers of microbatches, and about forward passes that run once more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,8 +30,34 @@ def of_part(*, is_real: Any, moves: bool) -> contextlib.AbstractContextManager:
     return step_context.within(microbatch_norms=(is_real, moves))
 
 
+class OverRanks:
+    """The BatchNormalizations of a chunk that takes whole batches, which ranks share.
+
+    Args:
+        number: of the chunk, the same on all ranks.
+    """
+
+    def __init__(self, number: int):
+        self._number = number
+        self._statistics = batch_norm.Repeatable()
+
+    @contextlib.contextmanager
+    def first(self, is_real: Any) -> Iterator[None]:
+        """Encloses the forward pass of a step; ``is_real``: as for ``of_part``."""
+        step = batch_norm.shared_step(is_real=is_real, microbatch=self._number)
+        with step, self._statistics.first():
+            yield
+
+    def again(self) -> contextlib.AbstractContextManager:
+        """Returns what encloses the same pass, computed once more."""
+        return self._statistics.again()
+
+
 def put_on(binding: Binding) -> None:
-    """Lets every BatchNormalization of a model follow ``of_part``."""
+    """Lets every BatchNormalization of a model follow ``of_part``, or ``OverRanks``."""
+    if binding.collective.shares_batches:
+        batch_norm.put_on(binding, synchronized=True)
+        return
     for layer in batch_norm.layers_of(binding.model):
         # A method of the layer: Keras' writer of SavedModels traces nothing else.
         call = types.MethodType(_of_layer(_PartCall(layer)), layer)

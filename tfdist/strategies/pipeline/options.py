@@ -34,6 +34,7 @@ class Options:
     freeze_until: str | None
     frozen_cache: str | None
     frozen_cache_dir: str | os.PathLike | None
+    replicas: str | None = None
 
     def __post_init__(self) -> None:
         schedule.check(
@@ -57,6 +58,25 @@ class Options:
             )
 
         self._check_cache()
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
+        if self.replicas is None:
+            return
+        if self.batch_norm == "per_microbatch":
+            raise OptionError(
+                "batch_norm must be 'synchronized' with replicas, or each rank would move its own "
+                "statistics",
+                received="batch_norm='per_microbatch'",
+                mend="Leave it out, or leave replicas out",
+            )
+        if self.frozen_cache is not None:
+            raise OptionError(
+                "frozen_cache must be left out with replicas, since each rank would keep all "
+                "records",
+                received=f"frozen_cache={self.frozen_cache!r}",
+                mend="Leave one of them out; freeze_until alone goes with replicas",
+            )
 
     def _check_cache(self) -> None:
         if self.frozen_cache is not None and self.frozen_cache not in kept_outputs.KINDS:

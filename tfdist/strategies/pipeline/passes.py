@@ -10,9 +10,12 @@ from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.schedule import WHOLE
+from tfdist.strategies.pipeline.shares import Share
 from tfdist.strategies.pipeline.values import Upstream, Values
+from tfdist.training.collective import Collective
 from tfdist.training.gradients import Sums
 from tfdist.training.logits import changed, logits_of
+from tfdist.training.precision import full_type
 from tfdist.training.randomness import StepSeeds
 
 Place = tuple[int, int]  # (chunk, microbatch or WHOLE)
@@ -25,6 +28,8 @@ class Program(Protocol):
         model: that is trained; its optimizer may scale the loss.
         output_keys: id of each output of the model.
         loss_is_sum: whether the loss of a batch is that of its microbatches added up.
+        loss_is_keras_own: whether it is made of Keras' own losses alone.
+        ranks: those that each hold such a pipeline, or this process alone.
         recompute: whether a backward pass runs the forward pass again.
         seeds: of the layers that draw random numbers; None where none does.
         without_function: chunks that cannot be traced once for all microbatches.
@@ -33,6 +38,8 @@ class Program(Protocol):
     model: tf.keras.Model
     output_keys: list[int]
     loss_is_sum: bool
+    loss_is_keras_own: bool
+    ranks: Collective
     recompute: bool
     seeds: StepSeeds | None
     without_function: set[Chunk]
@@ -125,6 +132,7 @@ class Forward:
             training=training,
             num_microbatches=len(parts) - 1,
             recompute=steps.recompute,
+            shares_batches=steps.ranks.shares_batches,
             without=frozenset(steps.without_function),
         )
         self.values = Values(parts, given)
@@ -206,7 +214,17 @@ class Forward:
             [changed(part.true_rows, known[key]) for key in self.steps.output_keys]
         )
         y, sample_weight = part.labels
-        loss = self._loss(y, y_pred, sample_weight)
+
+        def own_loss() -> tf.Tensor:
+            return self._loss(y, y_pred, sample_weight)
+
+        if part.is_real is True or self.steps.loss_is_keras_own:
+            loss = own_loss()
+        else:  # Of no rows, a user's own mean would be NaN.
+            dtype = full_type(tf.nest.flatten(y_pred)[0].dtype)
+            loss = tf.cond(
+                part.is_real, lambda: tf.cast(own_loss(), dtype), lambda: tf.zeros([], dtype)
+            )
         return loss if self.steps.loss_is_sum else loss * part.share(loss.dtype)
 
 
@@ -214,12 +232,14 @@ class Backward:
     """The backward passes of one step.
 
     Args:
+        share: what the batch is of a global one.
         gradients: receives those of the variables.
     """
 
-    def __init__(self, steps: Program, forward: Forward, gradients: Sums):
+    def __init__(self, steps: Program, forward: Forward, share: Share, gradients: Sums):
         self._steps = steps
         self._forward = forward
+        self._share = share
         self._gradients = gradients
         #: What the loss is multiplied by, so that float16 gradients do not vanish.
         self.scale: tf.Tensor | None = None
@@ -280,10 +300,14 @@ class Backward:
             gradient = self._upstream_of_logits.take(key, microbatch)
             if gradient is not None:
                 pairs.append((logits_of(tensor).tensor, gradient))
-        losses = made.activity if made.loss is None else [made.loss, *made.activity]
-        for loss in losses:
+        share = self._share
+        losses = [(loss, share.of_mean) for loss in made.activity]
+        if made.loss is not None:
+            of_loss = share.of_sum if self._steps.loss_is_sum else share.of_mean
+            losses.insert(0, (made.loss, of_loss))
+        for loss, factor in losses:
             seed = tf.ones_like(loss) if self.scale is None else tf.cast(self.scale, loss.dtype)
-            pairs.append((loss, seed))
+            pairs.append((loss, seed * tf.cast(factor, loss.dtype)))
         return [target for target, _ in pairs], [seed for _, seed in pairs]
 
 

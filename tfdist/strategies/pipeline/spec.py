@@ -7,6 +7,8 @@ from tfdist.strategies.spec import Spec
 SPEC = Spec(
     name="pipeline",
     path="tfdist.strategies.pipeline.strategy:Pipeline",
-    summary="layers in stages on several devices, microbatches through them, in one process",
+    summary="layers in stages on several devices, microbatches through them; in one process, or on "
+    "each rank of horovod",
+    divides_model=True,
     engine="tensorflow",
 )

@@ -17,12 +17,12 @@ from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function
 from tfdist.strategies.pipeline.microbatches import divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
-from tfdist.training import step_context
+from tfdist.strategies.pipeline.shares import Share, share_of
+from tfdist.training import early_variables, keras_api, step_context
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import Sums, weight_losses
-from tfdist.training.keras_api import loss_anew
 from tfdist.training.layer_calls import Graph, inputs_of
-from tfdist.training.losses import is_sum
+from tfdist.training.losses import is_keras_own, is_sum
 from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
 
 
@@ -40,16 +40,18 @@ class PipelineSteps:
         frozen: Frozen | None = None,
     ):
         model = self.model = binding.model
+        self.ranks = binding.collective
+        self._results = binding.results
         self.chunks = chunks
         self.schedule = schedule
         self.recompute = recompute
-        self.seeds = StepSeeds(model) if is_seeded(model) else None
+        self.seeds = StepSeeds(model, self.ranks.process) if is_seeded(model) else None
         #: Chunks that run once in a step, and those with an output that no gradient reaches.
         self.without_function = {chunks[number] for number in schedule.whole}
         if frozen is not None:
             self.without_function |= {frozen.chunks[number] for number in schedule.whole}
         self._frozen = frozen
-        self.loss_is_sum = is_sum(model)
+        is_sum(model)  # A loss that cannot be shared is refused before the first step.
         self._losses: tuple[Any, Any] = (None, None)
         self.output_keys = [id(tensor) for tensor in graph.outputs]
         self._forward_order = [slot.task for slot in schedule.timeline() if slot.task.is_forward]
@@ -59,6 +61,14 @@ class PipelineSteps:
             call.layer: chunk.device for chunk in reversed(chunks) for call in chunk.calls
         }
 
+    @property
+    def loss_is_sum(self) -> bool:
+        return is_sum(self.model)  # It may have been compiled anew.
+
+    @property
+    def loss_is_keras_own(self) -> bool:
+        return all(loss is None or is_keras_own(loss) for loss in tf.nest.flatten(self.model.loss))
+
     def gradient_loss(self) -> Any:
         """Returns the compiled loss with metrics of its own: the model's see whole batches.
 
@@ -66,7 +76,7 @@ class PipelineSteps:
         """
         compiled = self.model.compiled_loss
         if self._losses[0] is not compiled:
-            own = loss_anew(compiled, self.model.output_names)
+            own = keras_api.loss_anew(compiled, self.model.output_names)
             own.build(self.model.output)
             self._losses = (compiled, own)
         return self._losses[1]
@@ -88,10 +98,10 @@ class PipelineSteps:
                 self.without_function.add(found.chunk)
 
     def _train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
-        forward = self._forward(x, y, sample_weight, training=True)
+        (x, y, sample_weight), share = self._given(data)
+        forward = self._forward(x, y, sample_weight, share, training=True)
         gradients = Sums()
-        backward = Backward(self, forward, gradients)
+        backward = Backward(self, forward, share, gradients)
         for slot in self.schedule.timeline():
             task = slot.task
             run = forward.run if task.is_forward else backward.run
@@ -101,25 +111,31 @@ class PipelineSteps:
             refuse_unseeded(graph, graph.get_operations())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
-        return self._metrics(x, y, sample_weight, forward, regularization)
+        return self._metrics(x, y, sample_weight, share, forward, regularization)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
-        forward = self._forward(x, y, sample_weight, training=False)
+        (x, y, sample_weight), share = self._given(data)
+        forward = self._forward(x, y, sample_weight, share, training=False)
         for task in self._forward_order:
             forward.run(task.chunk, task.microbatch)
-        return self._metrics(x, y, sample_weight, forward, self._regularize(None, None))
+        return self._metrics(x, y, sample_weight, share, forward, self._regularize(None, None))
 
     def predict_step(self, data: Any) -> Any:
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
-        forward = self._forward(x, None, None, training=False)
+        (x, _, _), share = self._given(data)
+        forward = self._forward(x, None, None, share, training=False)
         for task in self._forward_order:
             forward.run(task.chunk, task.microbatch)
-        return self.packed(forward.outputs())
+        return share.true_rows(self.packed(forward.outputs()))
 
     # Their parts --------------------------------------------------------------------------------
 
-    def _forward(self, x: Any, y: Any, sample_weight: Any, *, training: bool) -> Forward:
+    def _given(self, data: Any) -> tuple[tuple[Any, Any, Any], Share]:
+        batch, share = share_of(data, self.ranks)
+        return tf.keras.utils.unpack_x_y_sample_weight(batch), share
+
+    def _forward(
+        self, x: Any, y: Any, sample_weight: Any, share: Share, *, training: bool
+    ) -> Forward:
         frozen = self._frozen
         if frozen is not None and frozen.is_output(x):
             chunks, given = frozen.chunks, frozen.values(x)
@@ -129,7 +145,8 @@ class PipelineSteps:
             chunks, given = self.chunks, {id(symbol): tensor for symbol, tensor in named}
         first = next(iter(given.values()))
         rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
-        parts = divide(rows, y, sample_weight, self.schedule.num_microbatches)
+        count = self.schedule.num_microbatches
+        parts = divide(rows, y, sample_weight, count, is_real=share.is_real)
         return Forward(self, chunks, parts, given, training=training)
 
     def _regularize(self, gradients: Sums | None, scale: tf.Tensor | None) -> list[tf.Tensor]:
@@ -152,14 +169,35 @@ class PipelineSteps:
         found = [gradients.of(variable) for variable in variables]
         if hasattr(optimizer, "get_unscaled_gradients"):
             found = optimizer.get_unscaled_gradients(found)
-        optimizer.apply_gradients(zip(found, variables, strict=True))
+        self.ranks.apply(optimizer, found, variables)
 
     def _metrics(
-        self, x: Any, y: Any, sample_weight: Any, forward: Forward, regularization: list[tf.Tensor]
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        share: Share,
+        forward: Forward,
+        regularization: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """Lets Keras' own metrics, the loss among them, see the whole batch at once."""
-        y_pred = self.packed(forward.outputs())
+        model = self.model
+        x, y, y_pred, sample_weight = share.true_rows(
+            (x, y, self.packed(forward.outputs()), sample_weight)
+        )
         added = [*regularization, *forward.activity_losses()]
-        self.model.compiled_loss(y, y_pred, sample_weight, regularization_losses=added or None)
+        weights = share.weights_of_sum(sample_weight) if self.loss_is_sum else sample_weight
+
+        def update() -> tf.Tensor:
+            model.compiled_loss(y, y_pred, weights, regularization_losses=added or None)
+            keras_api.update_metrics(model, y, y_pred, sample_weight)
+            return tf.constant(True)
+
         with step_context.within(results_are_local=True):
-            return self.model.compute_metrics(x, y, y_pred, sample_weight)
+            if share.is_real is True:
+                model.compiled_loss(y, y_pred, weights, regularization_losses=added or None)
+                return model.compute_metrics(x, y, y_pred, sample_weight)
+            early_variables.make_metrics(model, y_pred, y)  # Not within a branch.
+            # Of no rows, a user's own mean would be NaN.
+            tf.cond(share.is_real, update, lambda: tf.constant(False))
+            return self._results()

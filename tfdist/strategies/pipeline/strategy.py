@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import OptionError
 from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
-from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
-from tfdist.strategies.single import Alone
 from tfdist.training.options import OfBatchNorm
 
 if TYPE_CHECKING:
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 _ASSUMED_GLOBAL_BATCH_SIZE = 32
 
 
-class Pipeline(OneProcessStrategy):
+class Pipeline(ModelParallel):
     """The model in stages, one on each device; a global batch goes through in microbatches.
 
     Args:
         stages: devices: GPUs where there are any, logical CPUs otherwise.
-        microbatches: parts of a global batch; they divide it.
+        microbatches: parts of a global batch, or of a rank's share of it; they divide it.
         schedule: "gpipe", "1f1b" (fewer activations at a time) or "interleaved" (a smaller bubble).
         chunks_per_stage: for "interleaved": parts of the model on each device; 2 when None.
         cut_after: names of the last layers of all parts but the last; None balances them.
@@ -49,10 +48,12 @@ class Pipeline(OneProcessStrategy):
             datasets with a map_fn, are refused.
         frozen_cache_dir: the folder for "disk". What another model or other data has left there
             is never used.
+        replicas: "horovod": each rank of a Horovod job holds such a pipeline on devices of its own,
+            and the ranks share global batches; None: one pipeline, in one process.
         precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
             makes compute in; None leaves Keras' own policy.
-        lr_scaling: None, "linear" or "sqrt"; there is one replica, so nothing to scale by.
-        warmup_epochs: epochs in which the learning rate climbs to its value.
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the ranks.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
     """
 
     name = "pipeline"
@@ -72,11 +73,12 @@ class Pipeline(OneProcessStrategy):
         freeze_until: str | None = None,
         frozen_cache: str | None = None,
         frozen_cache_dir: str | os.PathLike | None = None,
+        replicas: str | None = None,
         precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=1, precision=precision)
+        super().__init__(lr_scaling, warmup_epochs, replicas=replicas, precision=precision)
         self._options = Options(
             stages=stages,
             microbatches=microbatches,
@@ -90,6 +92,7 @@ class Pipeline(OneProcessStrategy):
             freeze_until=freeze_until,
             frozen_cache=frozen_cache,
             frozen_cache_dir=frozen_cache_dir,
+            replicas=replicas,
         )
         self._devices: list[str] = []
         self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
@@ -98,11 +101,13 @@ class Pipeline(OneProcessStrategy):
         import tensorflow as tf
 
         stages = self._options.stages
-        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+        self._start_ranks(stages)
+        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.get_visible_devices("GPU"))]
         self._devices = choose_devices(gpus, stages, option="stages")
         if not gpus:
             _let_all_stages_run(stages)
             make_logical_cpus(stages)
+        self._find_places(tuple(self._devices))
 
     def close(self) -> None:
         self._devices = []
@@ -133,6 +138,7 @@ class Pipeline(OneProcessStrategy):
         from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
+        from tfdist.strategies.pipeline.refusals import refuse_own_metrics
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training import randomness
         from tfdist.training.assemble import assemble
@@ -159,8 +165,8 @@ class Pipeline(OneProcessStrategy):
         def devices_of(model: tf.keras.Model) -> dict:
             nonlocal measured
             if self._options.balance == "measured":
-                rows = max(1, self._global_batch_size // self._options.microbatches)
-                measured = measure(graph, rows)
+                rows = max(1, self._global_batch_size // self._microbatches_of_all)
+                measured = self.from_chief(measure(graph, rows))  # One plan for all ranks.
             plan = make_plan(model, graph, self._options, named, measured)
             stages = plan.stage_of_variables()
             return {ref: self._devices[stage] for ref, stage in stages.items()}
@@ -169,8 +175,11 @@ class Pipeline(OneProcessStrategy):
         plan = make_plan(model, graph, self._options, named, measured)
         chunks = plan.chunks(self._devices)
         if self._options.microbatches > 1:
-            warn_of_padding(model, is_chief=True)
-        binding = Binding(model, Alone())
+            warn_of_padding(model, is_chief=self.topology.is_chief)
+        ranks = self.connect()
+        if ranks.shares_batches:
+            refuse_own_metrics(model)
+        binding = Binding(model, ranks)
         norms.put_on(binding)
         randomness.put_on(binding)
         model.optimizer.jit_compile = False  # XLA takes variables of one device only.
@@ -190,13 +199,15 @@ class Pipeline(OneProcessStrategy):
             engine=Engine(
                 steps=steps,
                 around=((("fit",), functools.partial(_prepared, steps=steps, cache=cache)),),
+                takes_shares=True,
                 knows=plan,
             ),
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
             divides=True,
-            by_hand="the stages took turns, without microbatches",
+            # Of ranks it is told that each would train a model of its own.
+            by_hand=None if ranks.shares_batches else "the stages took turns, without microbatches",
         )
 
     def dataset(
@@ -213,12 +224,14 @@ class Pipeline(OneProcessStrategy):
         bucket_by_length: bool | Sequence[int] = False,
     ) -> Feed:
         refuse_lengths(self.name, pad_to, bucket_by_length)
-        microbatches = self._options.microbatches
+        microbatches, ranks = self._microbatches_of_all, self.num_replicas
         if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:
             below = global_batch_size // microbatches * microbatches
+            of_all = "" if ranks == 1 else f" on each of {ranks} ranks"
             raise OptionError(
                 "microbatches must divide global_batch_size",
-                received=f"microbatches={microbatches}, global_batch_size={global_batch_size}",
+                received=f"microbatches={self._options.microbatches}{of_all}, "
+                f"global_batch_size={global_batch_size}",
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
@@ -230,6 +243,7 @@ class Pipeline(OneProcessStrategy):
             map_fn=map_fn,
             record_fn=record_fn,
             batched=batched,
+            **self._share(),
         )
         if training:
             self._global_batch_size = global_batch_size
@@ -245,7 +259,12 @@ class Pipeline(OneProcessStrategy):
         from tfdist.strategies.pipeline.plan import Plan
         from tfdist.training.binding import known_of
 
-        return Description(known_of(model, Plan, "describe"), tuple(self._devices))
+        return Description(known_of(model, Plan, "describe"), tuple(self._devices), self._places)
+
+    @property
+    def _microbatches_of_all(self) -> int:
+        """Microbatches of a global batch, over all ranks."""
+        return self._options.microbatches * self.num_replicas
 
 
 def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:

@@ -52,7 +52,7 @@ class Values:
 
         def joined(*tensors: tf.Tensor) -> tf.Tensor:
             pairs = zip(numbers, tensors, strict=True)
-            return tf.concat([self._parts[each].true_rows(t) for each, t in pairs], axis=0)
+            return tf.concat([self._parts[each].held_rows(t) for each, t in pairs], axis=0)
 
         return _carried(how, joined, *(self._made[key, each] for each in numbers))
 
@@ -79,7 +79,7 @@ class Upstream:
 
     def _joined(self, key: int) -> tf.Tensor | None:
         found = [
-            part.true_rows(self._sums.pop((key, number)))
+            part.held_rows(self._sums.pop((key, number)))
             for number, part in self._parts.items()
             if (key, number) in self._sums
         ]

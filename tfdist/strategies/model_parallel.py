@@ -1,0 +1,135 @@
+"""What the strategies share that divide one model among the devices of a process.
+
+One process is their whole job, or each rank of another strategy holds such a model: ``replicas``.
+The ranks then share global batches, as those of that strategy do.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfdist import topology
+from tfdist.errors import OptionError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.data_parallel import DataParallel
+from tfdist.strategies.horovod.strategy import Horovod
+from tfdist.strategies.single import Single
+from tfdist.strategies.spec import check_replicas
+from tfdist.topology import Topology
+from tfdist.training.options import check_precision
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.training.collective import Collective
+    from tfdist.training.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank has its model.
+
+    Attributes:
+        host: its name.
+        rank: 0 where one process is all.
+        devices: of the process, in the order of the model's parts.
+    """
+
+    host: str
+    rank: int
+    devices: tuple[str, ...]
+
+
+class ModelParallel(Strategy):
+    """A strategy that divides one model inside of a process, or of each rank.
+
+    Args:
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
+        warmup_epochs: epochs in which the learning rate climbs to its scaled value.
+        shares_of_each: parts that a process divides its rows into.
+        replicas: the strategy of which each rank holds a model; None: one process is all.
+        precision: what the layers that model_fn makes compute in; see ``StepOptions``.
+    """
+
+    def __init__(
+        self,
+        lr_scaling: str | None,
+        warmup_epochs: float,
+        *,
+        shares_of_each: int = 1,
+        replicas: str | None = None,
+        precision: str | None = None,
+    ):
+        from tfdist.training.scaling import Scaling
+
+        check_precision(precision)
+        check_replicas(replicas)
+        Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
+        self.precision = precision
+        self._lr_scaling = lr_scaling
+        self._warmup_epochs = warmup_epochs
+        self._shares_of_each = shares_of_each
+        self._horovod = None if replicas is None else Horovod()
+        #: Those of all ranks; empty before ``start``.
+        self._places: tuple[Place, ...] = ()
+
+    def _start_ranks(self, num_devices: int) -> None:
+        """Meets the other ranks, before TensorFlow is first used.
+
+        Args:
+            num_devices: that each rank needs.
+
+        Raises:
+            OptionError: ranks may be lost.
+        """
+        if self._horovod is None:
+            return
+        if topology.current().elastic_workers is not None:
+            raise OptionError(
+                "an elastic job must have strategy horovod alone, whose ranks hold whole models",
+                received=f"strategy '{self.name}' with replicas='horovod'",
+                mend="Start it without --min-workers; --max-restarts starts all again when a "
+                "process is lost",
+            )
+        self._horovod.start_ranks(num_devices)
+
+    def _find_places(self, devices: tuple[str, ...]) -> None:
+        """Learns where all ranks have their models; all call it together."""
+        place = Place(socket.gethostname(), self.topology.rank, devices)
+        self._places = tuple(self.connect().gather(place))
+
+    @property
+    def _ranks(self) -> DataParallel:
+        return self._horovod or Single()
+
+    def connect(self) -> Collective:
+        """Returns the ranks, for one model; can be called from ``start`` on."""
+        return self._ranks.connect()
+
+    def _share(self) -> dict[str, Any]:
+        """Returns what of the records this process reads, as arguments of ``make_feed``."""
+        ranks = self.connect()
+        return {"parts": ranks.num_processes, "part": ranks.process, "gather": ranks.gather}
+
+    @property
+    def topology(self) -> Topology:
+        return self._ranks.topology
+
+    @property
+    def num_replicas(self) -> int:
+        return self._shares_of_each * self._ranks.num_replicas
+
+    @property
+    def scaling(self) -> Scaling:
+        from tfdist.training.scaling import Scaling
+
+        return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
+
+    def from_chief(self, value: Any) -> Any:
+        return self._ranks.from_chief(value)
+
+    def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
+        self._ranks.save(model, path)
