@@ -28,7 +28,6 @@ from tfdist.errors import ModelError
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import IS_KERAS_3
 from tfdist.training.metrics import MergedResults
-from tfdist.training.moved_state import Moved
 from tfdist.training.options import StepOptions
 
 # Where a built model keeps its binding: they live as long as each other.
@@ -78,7 +77,8 @@ class Binding:
         options: of its train step; set by ``assemble``.
         sharded: the ``sharded_slots.ShardedSlots`` of an optimizer whose slots the replicas divide,
             else None.
-        moved: what the user's own layers change in a step, known before the first one.
+        moved: a ``moved_state.Moved`` for each thing that the user's own layers change in a step;
+            known before the first one.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
         own_steps: the ``own_steps.OwnSteps`` of replicas that share batches, else None.
         put_on: (class, method) of all that was put on the model and its layers, in order.
@@ -93,7 +93,7 @@ class Binding:
         self.options = StepOptions()
         self.own_steps: Any = None
         self.sharded: Any = None
-        self.moved: Sequence[Moved] = ()
+        self.moved: Sequence[Any] = ()
         self.takes_body = False
         self.put_on: list[tuple[str, str]] = []
         self.times_compiled = 0

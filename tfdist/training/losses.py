@@ -91,9 +91,7 @@ def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
     binding.put(metric, "update_state", update_state)
 
 
-def _count_number_by_step(
-    binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper
-) -> None:
+def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper) -> None:
     """Has a user's function that returns one number a batch, as a mean, count it by its rows."""
     given = metric.update_state
     if getattr(given, "counts_by_step", False):
