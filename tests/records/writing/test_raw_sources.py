@@ -39,6 +39,13 @@ def test_targets_and_weights_that_float32_cannot_hold(role):
         read_raw((np.zeros((2, 3)), *parts))
 
 
+def test_masked_values_are_missing():
+    values = np.ma.masked_equal(np.arange(6.0).reshape(3, 2), 3)
+    with pytest.raises(DataError, match="'x' some values of which are masked"):
+        read_raw((values, np.zeros(3)))
+    assert all_rows(read_raw((np.ma.masked_equal(np.ones(3), 3), np.zeros(3))))["x"].sum() == 3
+
+
 class TestCsv:
     def test_text_labels_become_sorted_classes(self, tmp_path):
         columns = read_raw(write_csv(tmp_path, CSV))

@@ -73,6 +73,11 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         DataError: lists of lists that are neither all alike nor different in their first length
             alone, or values that are neither numbers nor text.
     """
+    if np.ma.is_masked(values):
+        raise DataError(
+            "every value must be present",
+            received=f"an array '{name}' some values of which are masked",
+        )
     if hasattr(values, "row_splits"):  # tf.RaggedTensor, which only a program with TensorFlow has.
         return _of_ragged_tensor(name, values)
     try:

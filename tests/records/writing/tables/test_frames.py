@@ -60,6 +60,17 @@ def test_nullable_types_and_an_index():
     assert columns.notes[0] == "the index of the DataFrame is left out"
 
 
+@pytest.mark.parametrize("dtype", ["uint64", "UInt64"])
+def test_unsigned_labels_are_classes_where_int64_holds_them(dtype):
+    frame = pd.DataFrame({"a": [0.5, 1.5], "label": pd.Series([3, 1], dtype=dtype)})
+    label = read_raw(frame).schema.class_label
+    assert (label.dtype, label.is_class_id) == ("int64", True)
+    frame["label"] = pd.Series([2**64 - 1, 1], dtype=dtype)
+    columns = read_raw(frame)
+    assert columns.schema.class_label is None
+    assert "rounded to float32: 'label'" in columns.notes[0]
+
+
 def test_its_label_is_never_guessed_by_its_place():
     with pytest.raises(DataError, match="label column called label, target, class or y"):
         read_raw(frame().rename(columns={"label": "goal"}))

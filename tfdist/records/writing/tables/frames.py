@@ -59,7 +59,8 @@ def _column(series: Any) -> Cells | Values:
         return Cells(DATE, nanoseconds // 1_000_000_000, missing, notes=notes)
     if kind == "b":
         return Cells(BOOLEAN, series.fillna(False).to_numpy(dtype=bool), missing)
-    if kind == "f" or (kind == "u" and series.dtype.itemsize == 8):
+    is_beyond = kind == "u" and series.fillna(0).max() > np.iinfo(np.int64).max
+    if kind == "f" or is_beyond:
         return Cells(NUMBER, series.to_numpy(dtype=np.float64, na_value=np.nan), missing)
     if kind in "iu":
         return Cells(INTEGER, series.fillna(0).to_numpy(dtype=np.int64), missing)
