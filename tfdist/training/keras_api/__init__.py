@@ -53,10 +53,12 @@ from tfdist.training.keras_api.losses import (
 )
 from tfdist.training.keras_api.optimizers import (
     apply_sum,
+    before_checkpoints,
     build,
     clipped_to,
     compiling,
     decay_of,
+    descendants_of,
     evaluate_schedule,
     given_learning_rate,
     gradients_of,
@@ -117,6 +119,7 @@ __all__ = [
     "apply_sum",
     "ask_whether_undivided",
     "attention_of",
+    "before_checkpoints",
     "build",
     "build_all",
     "build_metrics",
@@ -134,6 +137,7 @@ __all__ = [
     "conformed_inputs",
     "count_step",
     "decay_of",
+    "descendants_of",
     "draw_by_replica",
     "evaluate_schedule",
     "flat_inputs",
