@@ -153,11 +153,15 @@ def mixed_precision(strategy, folder):
         x = layers.Dense(16, "tanh")(x)
         model = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32")(x))
         model.compile(
-            keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+            # A scale at which nothing overflows: a skipped update would be another training.
+            keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(0.05), dynamic=False, initial_scale=128
+            ),
             "sparse_categorical_crossentropy",
         )
         return model
 
+    keras.utils.set_random_seed(1)
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         reference = model_fn()
