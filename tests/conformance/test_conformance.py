@@ -178,6 +178,14 @@ ROWS = (
         batches="two_processes",
         only=_OF_TWO_RANKS,
     ),
+    Row(
+        strategy="mesh",
+        options={"batch": 1, "model": 2, "replicas": "horovod"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_TWO_RANKS,
+    ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
         strategy="federated",

@@ -153,11 +153,15 @@ def mixed_precision(strategy, folder):
         x = layers.Dense(16, "tanh")(x)
         model = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32")(x))
         model.compile(
-            keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+            # A scale at which nothing overflows: a skipped update would be another training.
+            keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(0.05), dynamic=False, initial_scale=128
+            ),
             "sparse_categorical_crossentropy",
         )
         return model
 
+    keras.utils.set_random_seed(1)
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         reference = model_fn()
@@ -233,8 +237,10 @@ def a_fit_goes_on_on_another_grid(strategy, folder):
     whole = tfdist.strategy("horovod")
     with contextlib.suppress(OptionError):  # It runs already, with as many threads as stages need.
         whole.start()
-    others = other(strategy, stages=2, microbatches=2, cut_after="first"), whole
-    for number, another in enumerate(others):
+    options = {"stages": 2, "microbatches": 2, "cut_after": "first"}
+    if strategy.name == "mesh":
+        options = {"batch": 2, "model": 1}
+    for number, another in enumerate((other(strategy, **options), whole)):
         again = another.build(normed)
         going_on = another.dataset((X, Y), global_batch_size=12, seed=3)
         resume = tfdist.Checkpoints(folder / "kept", resume=True)
@@ -272,3 +278,61 @@ def what_ranks_cannot_share_is_refused(strategy, folder):
 
     with pytest.raises(ModelError, match="must have Keras' own compute_metrics"):
         strategy.build(model_fn)
+
+
+@scenario
+def slices_of_all_ranks(strategy, folder):
+    """What one rank alone has set is what all begin with."""
+    model, reference = pair(strategy, normed)
+    if not strategy.topology.is_chief:
+        model.set_weights([weight + 1 for weight in reference.get_weights()])
+    fit_both(strategy, model, reference, (X, Y))
+    description = strategy.describe(model)
+    assert [place.devices for place in description.places] == [("CPU:0", "CPU:1")] * 2
+
+
+@scenario
+def a_divided_batch_in_each_rank(strategy, folder):
+    divided = other(strategy, batch=2, model=1, keep_host_copy=False)
+    assert divided.num_replicas == 4
+    fit_both(divided, *pair(divided, normed), (X, Y))
+
+
+@scenario
+def clipped_tables_of_words_and_of_positions(strategy, folder):
+    """Keras takes the norm of rows before it adds up those of equal words."""
+
+    class Positions(layers.Layer):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.table = layers.Embedding(5, 16)
+
+        def call(self, x):
+            return x + self.table(tf.range(5))
+
+    def model_fn():
+        inputs = keras.Input((5,), dtype="int32")
+        x = Positions()(layers.Embedding(11, 16)(inputs))
+        x = layers.Dense(16, "tanh")(layers.Flatten()(x))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
+    fit_both(strategy, *pair(strategy, model_fn), (words, Y))
+
+
+@scenario
+def a_masked_output_is_refused(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,), dtype="int32")
+        x = layers.Dense(16, "tanh")(layers.Embedding(11, 16, mask_zero=True)(inputs))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    words = RNG.integers(0, 11, (24, 5)).astype(np.int32)
+    feed = strategy.dataset((words, words % 3), global_batch_size=12)
+    with pytest.raises(ModelError, match="outputs of a mesh with replicas must carry no mask"):
+        strategy.build(model_fn).fit(feed, verbose=0)

@@ -1,4 +1,4 @@
-"""Strategies inside of strategies: each rank of horovod holds a model in stages."""
+"""Strategies inside of strategies: each rank of horovod holds a model in stages, or on a mesh."""
 
 from __future__ import annotations
 
@@ -21,17 +21,49 @@ from scenarios import Job
 pytestmark = pytest.mark.timeout(580)
 _FILE = Path(__file__).with_name("grid_scenarios.py")
 _NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+#: Those of a mesh alone, of stages alone, and of both.
+_MESH_ALONE = (
+    "slices_of_all_ranks",
+    "a_divided_batch_in_each_rank",
+    "a_masked_output_is_refused",
+    "clipped_tables_of_words_and_of_positions",
+)
+_BOTH = (
+    "statistics_of_all_ranks",
+    "sums_over_rows",
+    "a_loss_of_ones_own_that_is_no_number_of_no_rows",
+    "words_that_are_looked_up",
+    "one_batch",
+    "batches_that_keras_takes",
+    "a_fit_goes_on_on_another_grid",
+    "the_file_is_keras_own",
+)
+_OF_STAGES = tuple(name for name in _NAMES if name not in _MESH_ALONE)
+_OF_A_MESH = (*_MESH_ALONE, *_BOTH)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     options = {"stages": 2, "microbatches": 3, "replicas": "horovod"}
-    return Job(_FILE, tmp_path_factory.mktemp("grid"), "pipeline", options, ranks=2)
+    folder = tmp_path_factory.mktemp("grid")
+    return Job(_FILE, folder, "pipeline", options, ranks=2, only=_OF_STAGES)
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", _OF_STAGES)
 def test_on_two_ranks_with_two_stages(name, job):
     job.check(name)
+
+
+@pytest.fixture(scope="module")
+def mesh_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    options = {"batch": 1, "model": 2, "replicas": "horovod"}
+    folder = tmp_path_factory.mktemp("mesh")
+    return Job(_FILE, folder, "mesh", options, ranks=2, only=_OF_A_MESH)
+
+
+@pytest.mark.parametrize("name", _OF_A_MESH)
+def test_on_two_ranks_with_a_mesh(name, mesh_job):
+    mesh_job.check(name)
 
 
 @pytest.mark.parametrize(

@@ -361,3 +361,21 @@ def what_cannot_be_divided_is_refused(strategy, folder):
     x = np.ones((8, 1), np.float32)
     with pytest.raises(ModelError, match=r"an element of a weight for each replica"):
         divides.build(tiny).fit(x, x, verbose=0)
+
+
+@scenario
+def a_checkpoint_of_ones_own_is_refused(strategy, folder):
+    divides = sharded(strategy)
+    model = divides.build(adam)
+    own = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    before = own.write(str(folder / f"before{strategy.topology.rank}"))  # Nothing is divided yet.
+    model.fit(divides.dataset(data(), global_batch_size=8), verbose=0)
+    for checkpoint in (own, tf.train.Checkpoint(optimizer=model.optimizer)):
+        for use in (lambda own: own.write(str(folder / "own")), lambda own: own.read(before)):
+            with pytest.raises(ModelError, match=r"slots .* must be kept by tfdist\.Checkpoints"):
+                use(checkpoint)
+    assert not list(folder.glob("own*"))
+    # What brings them together writes on.
+    model.save_weights(folder / "weights")
+    strategy.from_chief(None)  # All have come so far.
+    assert list(folder.glob("weights*"))

@@ -38,6 +38,7 @@ _ENGINES = {
         "a_checkpoint_of_one_device",
         *_OF_FILES,
         "what_cannot_be_divided_is_refused",
+        "a_checkpoint_of_ones_own_is_refused",
     ),
     "multi_worker": ("decay_with_exclusions_and_clipping_of_all", *_OF_FILES),
 }

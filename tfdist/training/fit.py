@@ -474,7 +474,8 @@ class Runs:
                 optimizer_state = self._binding.sharded.held(optimizer_state)
             scale = keras_api.loss_scale_state(model.optimizer)
             seeds = keras_api.seeds_in(model)
-            weights = keras_api.variables_in(model)
+            held = self._binding.engine.weights
+            weights = keras_api.variables_in(model) if held is None else held()
             self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)

@@ -45,7 +45,7 @@ def optimizers_of(model: tf.keras.Model) -> list[Any]:
 
     One that another wraps for its loss scale is not called by itself, and is none of them.
     """
-    found = tf.train.TrackableView(model).descendants()
+    found = keras_api.descendants_of(model)
     optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
     if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
         optimizers.append(model.optimizer)

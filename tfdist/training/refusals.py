@@ -85,6 +85,19 @@ def refuse_own_loss(model: tf.keras.Model, strategy: str) -> None:
         )
 
 
+def refuse_own_metrics(model: tf.keras.Model, strategy: str) -> None:
+    """Raises:
+    ModelError: the model's class has a compute_metrics of its own, and ranks share its batches.
+    """
+    if type(model).compute_metrics is not tf.keras.Model.compute_metrics:
+        raise ModelError(
+            f"a model of strategy '{strategy}' with replicas must have Keras' own compute_metrics, "
+            "or it would show the metrics of one rank's rows",
+            received=f"{type(model).__name__} with a compute_metrics of its own",
+            mend="Give metrics to compile(), or leave replicas out",
+        )
+
+
 def refuse_xla(model: tf.keras.Model) -> None:
     """Raises:
     ModelError: the model is compiled with ``jit_compile=True``.

@@ -228,6 +228,20 @@ class ShardedSlots:
             parts = apart.submit(Parts, self._model, self._collective).result()
         self._known[id(parts.given)] = parts
         self._finalize_whole(parts.given)
+        keras_api.before_checkpoints(parts.given, self._refuse_empty)
+
+    def _refuse_empty(self) -> None:
+        """Raises:
+        ModelError: what is about to write or read the slots does not bring them together.
+        """
+        if not self._depth:
+            raise ModelError(
+                "slots that replicas divide (shard='optimizer') must be kept by "
+                "tfdist.Checkpoints, which brings them together",
+                received="a tf.train.Checkpoint of the model or its optimizer",
+                mend="Give model.fit the callback tfdist.Checkpoints(folder); weights alone are "
+                "kept by model.save_weights in a file .h5",
+            )
 
     def _check_weights(self) -> None:
         parts, trained = self.parts, self._model.trainable_variables

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
+from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.training.keras_api import casts
 
 
@@ -28,6 +29,7 @@ class Context:
         num_rows: true rows of the batch; ``padded_rows`` counts those added to divide it evenly.
         is_divided: whether devices hold parts of the batch, not all of it.
         seed: int64 tensor [2], new in each training step; None outside of training.
+        ranks: those that each hold such a mesh, and share global batches; None: this is all.
 
     Attributes:
         updates: (weight, its new value on the mesh) of weights that are not trained.
@@ -46,8 +48,10 @@ class Context:
         padded_rows: int = 0,
         is_divided: bool = True,
         seed: tf.Tensor | None = None,
+        ranks: Ranks | None = None,
     ):
         self.mesh = mesh
+        self.ranks = ranks
         self.layout = layout
         self.training = training
         self.num_rows = num_rows
@@ -227,8 +231,11 @@ class Context:
         return self._num_random
 
     def row_mask(self, dtype: tf.DType) -> Any | None:
-        """Returns [batch] with 1 for true rows and 0 for padding; None where all are true."""
-        if not self._padded_rows:
+        """Returns [batch] with 1 for true rows and 0 for padding; None where all are true.
+
+        Ranks must make the same operations, whichever of them has padding: there it is never None.
+        """
+        if not self._padded_rows and self.ranks is None:
             return None
         mask = tf.concat([tf.ones([self.num_rows]), tf.zeros([self._padded_rows])], 0)
         return self._import(tf.cast(mask, dtype), [self.batch])

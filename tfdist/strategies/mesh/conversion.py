@@ -268,7 +268,7 @@ SEPARABLE_REGULARIZERS = (
 
 def _mean_over_rows(context: Context, regularizer: Any, y: Any) -> Any:
     mask = context.row_mask(y.dtype)
-    rows = float(context.num_rows)
+    rows = float(max(1, context.num_rows))  # Of padding alone there is nothing to divide.
 
     def penalty(y: tf.Tensor, *mask: tf.Tensor) -> tf.Tensor:
         if mask:

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import path_of
 from tfdist.strategies.mesh.steps import Program
+from tfdist.strategies.model_parallel import Place
 from tfdist.training import keras_api
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tfdist.strategies.mesh.model import MeshModel
 
 
@@ -44,6 +47,7 @@ class Description:
         mesh: devices on the axes batch and model.
         num_rows: records of the step whose collectives are listed.
         measured_bytes: device -> what the variables that lie on it hold now.
+        places: of all ranks; each holds such a mesh.
     """
 
     mesh: tuple[int, int]
@@ -51,6 +55,7 @@ class Description:
     collectives: tuple[CollectiveRow, ...]
     num_rows: int
     measured_bytes: dict[str, int]
+    places: tuple[Place, ...] = ()
 
     @property
     def bytes_per_device(self) -> int:
@@ -81,10 +86,36 @@ class Description:
             console.width = 120
         console.print(weights)
         console.print(collectives)
+        if len(self.places) > 1:
+            console.print(self._grid())
+
+    def _grid(self) -> Table:
+        from rich.table import Table
+
+        batch, model = self.mesh
+        grid = Table("host", "rank", "device", "batch", "model", "bytes", title="all ranks")
+        grid.columns[-1].justify = "right"
+        parts = batch * len(self.places)
+        for place in self.places:
+            for number, device in enumerate(place.devices):
+                row, column = place.rank * batch + number // model, number % model
+                grid.add_row(
+                    place.host,
+                    str(place.rank),
+                    device,
+                    f"{row + 1} of {parts}",
+                    f"{column + 1} of {model}",
+                    f"{self.bytes_per_device:,}",
+                )
+        return grid
 
 
-def describe(on_mesh: MeshModel, num_rows: int) -> Description:
-    """Returns the layout of a model, and what a training step on ``num_rows`` records sends."""
+def describe(on_mesh: MeshModel, num_rows: int, places: tuple[Place, ...]) -> Description:
+    """Returns the layout of a model, and what a training step on ``num_rows`` records sends.
+
+    Args:
+        places: see ``Description``.
+    """
     state = on_mesh.state
     rows = []
     for variable in on_mesh.model.weights:
@@ -107,6 +138,7 @@ def describe(on_mesh: MeshModel, num_rows: int) -> Description:
             device.rpartition("device:")[2]: held
             for device, held in state.bytes_per_device().items()
         },
+        places=places,
     )
 
 

@@ -16,11 +16,12 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
+from tfdist.strategies.mesh.ranks import true_labels
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training import keras_api
 from tfdist.training.binding import LOOPS, Engine
-from tfdist.training.collective import Saving
+from tfdist.training.collective import Collective, Saving
 from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
 
 
@@ -55,6 +56,7 @@ class MeshModel:
         model: tf.keras.Model,
         devices: MeshDevices,
         layout: Layout,
+        ranks: Collective,
         *,
         keep_host_copy: bool,
     ):
@@ -64,7 +66,8 @@ class MeshModel:
         self.devices = devices
         self.layout = layout
         self.state = SlicedState(model, devices, layout.settled)
-        self.steps = MeshSteps(model, devices, layout, self.state)
+        self._ranks = ranks
+        self.steps = MeshSteps(model, devices, layout, self.state, ranks)
         self._keep_host_copy = keep_host_copy
         self._slices_are_newer = False
         self._depth = 0
@@ -119,6 +122,8 @@ class MeshModel:
                 (("load_weights",), self._reads_file),
             ),
             compiled=self._compiled,
+            takes_shares=True,
+            weights=self.state.all_slices,
             knows=self,
         )
 
@@ -174,7 +179,7 @@ class MeshModel:
     def _compiled(self) -> None:
         check_model(self.model)
         self.state.attach_optimizer()
-        self.steps = MeshSteps(self.model, self.devices, self.layout, self.state)
+        self.steps = MeshSteps(self.model, self.devices, self.layout, self.state, self._ranks)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -215,8 +220,7 @@ class MeshModel:
 
     def _make_train_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
-            x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
-            logs = self.steps.train(x, y, weight)
+            logs = self.steps.train(*true_labels(batch, self._ranks))
             keras_api.count_step(self.model, "train")
             return logs
 
@@ -226,8 +230,7 @@ class MeshModel:
 
     def _make_test_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
-            x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
-            logs = self.steps.test(x, y, weight)
+            logs = self.steps.test(*true_labels(batch, self._ranks))
             keras_api.count_step(self.model, "test")
             return logs
 
@@ -236,8 +239,10 @@ class MeshModel:
 
     def _make_predict_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
-            x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+            x, _, _, told = true_labels(batch, self._ranks)
             outputs = self.steps.predict(x)
+            if told is not None:
+                outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
             keras_api.count_step(self.model, "predict")
             return outputs
 

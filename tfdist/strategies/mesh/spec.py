@@ -7,6 +7,8 @@ from tfdist.strategies.spec import Spec
 SPEC = Spec(
     name="mesh",
     path="tfdist.strategies.mesh.strategy:Mesh",
-    summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow), in one process",
+    summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow); in one process, "
+    "or on each rank of horovod",
+    divides_model=True,
     engine="mesh-tensorflow",
 )

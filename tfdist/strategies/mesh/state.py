@@ -109,6 +109,10 @@ class SlicedState:
     def of(self, variable: Any) -> SlicedVariable:
         return self.weights[id(variable)]
 
+    def all_slices(self) -> list[tf.Variable]:
+        """Returns the slices of all weights, which steps train."""
+        return [part for sliced in self.weights.values() for part in sliced.slices]
+
     # The optimizer ------------------------------------------------------------------------------
 
     def attach_optimizer(self) -> None:

@@ -10,7 +10,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfdist.errors import ModelError
-from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.conversion import SEPARABLE_REGULARIZERS, convert
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import BATCH, LossBridge, MeshDevices, mtf, without_log
@@ -21,8 +21,10 @@ from tfdist.strategies.mesh.optimizer import (
     unscaled,
     without_loss_scale,
 )
+from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.state import SlicedState
-from tfdist.training import keras_api
+from tfdist.training import keras_api, losses
+from tfdist.training.collective import Collective
 from tfdist.training.logits import changed
 
 
@@ -83,6 +85,8 @@ class Program:
         *,
         training: bool,
         seed: tf.Tensor | None = None,
+        num_rows: int | None = None,
+        ranks: Ranks | None = None,
     ):
         self._model = model
         self._devices = devices
@@ -91,19 +95,21 @@ class Program:
         mesh = mtf.Mesh(self._graph, "mesh")
         self._mesh = mesh
         flat = keras_api.conformed_inputs(model, x)
-        self.num_rows = int(flat[0].shape[0])
-        padded_rows = -self.num_rows % devices.axis_size(BATCH)
+        given = int(flat[0].shape[0])
+        self.num_rows = given if num_rows is None else num_rows
+        rows = -(-given // devices.axis_size(BATCH)) * devices.axis_size(BATCH)
         self.context = Context(
             mesh,
             layout,
             training=training,
             read=self._read,
             num_rows=self.num_rows,
-            padded_rows=padded_rows,
+            padded_rows=rows - self.num_rows,
             is_divided=devices.axis_size(BATCH) > 1,
             seed=seed,
+            ranks=ranks,
         )
-        inputs = [self.context.activation(_padded(tensor, padded_rows)) for tensor in flat]
+        inputs = [self.context.activation(_padded(tensor, rows - given)) for tensor in flat]
         self.outputs = convert(model, self.context, inputs)
 
     def _read(self, variable: Any, dims: list[Any]) -> Any:
@@ -161,14 +167,19 @@ class Program:
         Keras keeps the gradient of a look-up as one row for each id, and does not add the rows of
         equal ids up before it takes the norm.
         """
-        squares = {}
+        ranks, squares = self.context.ranks, {}
         for key, look_ups in self.context.look_ups.items():
             total = []
             for found in look_ups:
                 slices = unscaled(self._model.optimizer, self.slices_of(self._of_look_ups[found]))
+                if ranks is not None and not has_batch(found):  # As positions: all rows look it up.
+                    slices = [ranks.sum(g) for g in slices]
                 whole = found.shape.size
                 replication = len(slices) * slices[0].shape.num_elements() / whole
-                total.append(tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication)
+                square = tf.add_n([tf.reduce_sum(g * g) for g in slices]) / replication
+                if ranks is not None and has_batch(found):
+                    square = ranks.sum(square)
+                total.append(square)
             squares[key] = tf.add_n(total)
         return squares
 
@@ -183,6 +194,20 @@ class Program:
 def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     # Copies of a real row: a row of zeros could send a layer to infinity, and 0 x inf is not 0.
     return tf.concat([tensor, tf.repeat(tensor[-1:], rows, axis=0)], 0) if rows else tensor
+
+
+def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
+    """Raises:
+    ModelError: an output carries a mask, by whose positions Keras divides the loss of each rank.
+    """
+    if any(keras_api.mask_of(output) is not None for output in tf.nest.flatten(y_pred)):
+        raise ModelError(
+            "outputs of a mesh with replicas must carry no mask, since a mean over the unmasked "
+            "positions of one rank is no part of that over all",
+            received=f"model '{model.name}' whose output carries a mask",
+            mend="End the mask before the output (pool, flatten or slice), give sample weights, or "
+            "leave replicas out",
+        )
 
 
 def _with_autograph(function: Callable) -> Callable:
@@ -254,49 +279,86 @@ class MeshSteps:
     """train, test and predict on one batch of known shape; each is traced once for each shape."""
 
     def __init__(
-        self, model: tf.keras.Model, devices: MeshDevices, layout: Layout, state: SlicedState
+        self,
+        model: tf.keras.Model,
+        devices: MeshDevices,
+        layout: Layout,
+        state: SlicedState,
+        ranks: Collective,
     ):
         self._model = model
         self._devices = devices
         self._layout = layout
         self._state = state
+        self._ranks = ranks
         self._regularizers = WeightRegularizers(model, state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
-        self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64)
+        self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
         # Conversion is plain Python; only the user's loss and metrics may need AutoGraph.
         self.train = tf.function(self._train, autograph=False)
         self.test = tf.function(self._test, autograph=False)
         self.predict = tf.function(self._predict, autograph=False)
 
-    def _program(self, x: Any, training: bool) -> Program:
+    def _program(
+        self, x: Any, training: bool, num_rows: int | None = None, ranks: Ranks | None = None
+    ) -> Program:
         seed = None
         if training:
             step = tf.cast(self._model.optimizer.iterations, tf.int64)
             seed = self._seed + step * tf.constant([7_919, 104_729], tf.int64)
         return Program(
-            self._model, self._devices, self._layout, self._state, x, training=training, seed=seed
+            self._model,
+            self._devices,
+            self._layout,
+            self._state,
+            x,
+            training=training,
+            seed=seed,
+            num_rows=num_rows,
+            ranks=ranks,
         )
+
+    def _of_share(self, x: Any, y: Any, told: Any, *, training: bool) -> Program:
+        """Returns the program of a batch that is a share of a global one, where ``told`` is."""
+        if told is None:
+            return self._program(x, training)
+        num_rows = int(tf.nest.flatten(y)[0].shape[0])
+        return self._program(x, training, num_rows, Ranks(self._ranks, told))
 
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         y_preds = []
+        ranks = program.context.ranks
+        weights = weight
+        if ranks is not None and losses.is_sum(self._model):
+            weights = losses.weights_of_sum(weight, ranks.told)
 
         def loss(y_pred: Any, activity: list[tf.Tensor]) -> tf.Tensor:
+            if ranks is not None:
+                _refuse_masks(self._model, y_pred)
             y_preds.append(y_pred)
+            if not program.num_rows:
+                return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
             compiled_loss = _with_autograph(self._model.compiled_loss)
-            total = compiled_loss(y, y_pred, weight, regularization_losses=added)
+            total = compiled_loss(y, y_pred, weights, regularization_losses=added)
+            if ranks is not None:
+                total *= tf.cast(ranks.part, total.dtype)
             return scaled(self._model.optimizer, total) if program.context.training else total
 
         program.run(loss)
+        if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
+            return self._model.get_metrics_result()
         return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
 
-    def _train(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
-        program = self._program(x, training=True)
+    def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
+        program = self._of_share(x, y, told, training=True)
         logs = self._evaluate(program, x, y, weight)
         gradients = {
             key: unscaled(self._model.optimizer, program.slices_of(gradient))
             for key, gradient in program.gradients.items()
         }
+        if program.context.ranks is not None:
+            gradients = self._over_ranks(gradients, program.context.ranks)
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
         for variable, tensor in program.context.updates:
@@ -304,6 +366,17 @@ class MeshSteps:
             for part, value in zip(slices, program.slices_of(tensor), strict=True):
                 part.assign(value)
         return logs
+
+    def _over_ranks(
+        self, gradients: dict[int, list[tf.Tensor]], ranks: Ranks
+    ) -> dict[int, list[tf.Tensor]]:
+        return {
+            id(variable): ranks.sum_slices(
+                gradients[id(variable)], self._state.of(variable).first_places
+            )
+            for variable in self._model.trainable_variables
+            if id(variable) in gradients
+        }
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
         optimizer = without_loss_scale(self._model.optimizer)
@@ -337,8 +410,8 @@ class MeshSteps:
                 for held in (weight, *self._state.slots_of(variable)):
                     held.repeat_first()
 
-    def _test(self, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
-        return self._evaluate(self._program(x, training=False), x, y, weight)
+    def _test(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
+        return self._evaluate(self._of_share(x, y, told, training=False), x, y, weight)
 
     def _predict(self, x: Any) -> Any:
         return self._program(x, training=False).predict()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, make_feed, refuse_lengths
-from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.strategies.model_parallel import ModelParallel
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
     from tfdist.training.feed import Feed
 
 
-class Mesh(OneProcessStrategy):
+class Mesh(ModelParallel):
     """A mesh of ``batch`` x ``model`` devices of this machine, in one process, on Mesh-TensorFlow.
 
     With mixed precision the slices of weights and slots are float32, layers compute in their
@@ -28,9 +28,12 @@ class Mesh(OneProcessStrategy):
         layout: regular expression of a weight's path ("dense_1/kernel") -> the mesh axis of each
             dimension, as (None, "model"); weights that no rule matches are split automatically.
         keep_host_copy: False frees the whole weights of the host while they are not read.
+        replicas: "horovod": each rank of a Horovod job holds such a mesh on devices of its own, and
+            the ranks share global batches; None: one mesh, in one process.
         precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
             makes compute in; None leaves Keras' own policy.
-        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``batch``.
+        lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``batch``,
+            times the ranks.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
     """
 
@@ -44,6 +47,7 @@ class Mesh(OneProcessStrategy):
         devices: Sequence[str] | str | None = None,
         layout: Mapping[str, Sequence[str | None]] | None = None,
         keep_host_copy: bool = True,
+        replicas: str | None = None,
         precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
@@ -56,7 +60,13 @@ class Mesh(OneProcessStrategy):
         if devices is not None:
             devices = _names(devices)
             check_devices(batch, model, devices)
-        super().__init__(lr_scaling, warmup_epochs, num_replicas=batch, precision=precision)
+        super().__init__(
+            lr_scaling,
+            warmup_epochs,
+            shares_of_each=batch,
+            replicas=replicas,
+            precision=precision,
+        )
         self._batch = batch
         self._model = model
         self._device_names = devices
@@ -81,7 +91,8 @@ class Mesh(OneProcessStrategy):
 
         Layout(self._layout, self._model)  # A rule that is not one is refused here.
         count = self._batch * self._model
-        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.list_physical_devices("GPU"))]
+        self._start_ranks(count)
+        gpus = [f"GPU:{i}" for i, _ in enumerate(tf.config.get_visible_devices("GPU"))]
         if self._device_names is not None:
             names = self._device_names
         elif gpus:
@@ -105,6 +116,7 @@ class Mesh(OneProcessStrategy):
                 mend=f"Choose from {', '.join(sorted(known))}",
             )
         self._devices = [f"/job:localhost/replica:0/task:0/device:{name.upper()}" for name in names]
+        self._find_places(tuple(name.upper() for name in names))
 
     def close(self) -> None:
         self._devices = None
@@ -126,11 +138,11 @@ class Mesh(OneProcessStrategy):
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
-        from tfdist.strategies.single import Alone
         from tfdist.training.assemble import assemble
         from tfdist.training.binding import Binding
         from tfdist.training.keras_api import has_graph
         from tfdist.training.precision import check_follows, policy
+        from tfdist.training.refusals import refuse_own_metrics
 
         assert self._devices is not None, "start() comes first"
         # The whole of a large model fits on the host only.
@@ -146,14 +158,19 @@ class Mesh(OneProcessStrategy):
                 received=f"{type(model).__name__} '{model.name}'",
                 mend="Build it with keras.Input and keras.Model(inputs, outputs)",
             )
+        ranks = self.connect()
+        if ranks.shares_batches:
+            refuse_own_metrics(model, self.name)
         on_mesh = MeshModel(
             model,
             MeshDevices(self._batch, self._model, self._devices),
             Layout(self._layout, self._model),
+            ranks,
             keep_host_copy=self._keep_host_copy,
         )
+        ranks.saving = on_mesh.saving()
         return assemble(
-            Binding(model, Alone(on_mesh.saving())),
+            Binding(model, ranks),
             engine=on_mesh.engine(),
             scaling=self.scaling,
             strategy_name=self.name,
@@ -176,7 +193,8 @@ class Mesh(OneProcessStrategy):
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.training.binding import known_of
 
-        description = describe(known_of(model, MeshModel, "describe"), global_batch_size)
+        on_mesh = known_of(model, MeshModel, "describe")
+        description = describe(on_mesh, global_batch_size, self._places)
         description.print()
         return description
 
@@ -202,6 +220,7 @@ class Mesh(OneProcessStrategy):
             map_fn=map_fn,
             record_fn=record_fn,
             batched=batched,
+            **self._share(),
         )
 
 

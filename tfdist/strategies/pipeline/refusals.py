@@ -48,19 +48,6 @@ def check_model(model: tf.keras.Model, calls: Sequence[Call], batch_norm: str) -
         )
 
 
-def refuse_own_metrics(model: tf.keras.Model) -> None:
-    """Raises:
-    ModelError: the model's class has a compute_metrics of its own, and ranks share its batches.
-    """
-    if type(model).compute_metrics is not tf.keras.Model.compute_metrics:
-        raise ModelError(
-            "a model of strategy 'pipeline' with replicas must have Keras' own compute_metrics, "
-            "or it would show the metrics of one rank's rows",
-            received=f"{type(model).__name__} with a compute_metrics of its own",
-            mend="Give metrics to compile(), or leave replicas out",
-        )
-
-
 def _check_layer(layer: tf.keras.layers.Layer) -> None:
     if getattr(layer, "stateful", False):
         raise ModelError(

@@ -138,13 +138,13 @@ class Pipeline(ModelParallel):
         from tfdist.strategies.pipeline.measure import measure
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
-        from tfdist.strategies.pipeline.refusals import refuse_own_metrics
         from tfdist.strategies.pipeline.steps import PipelineSteps
         from tfdist.training import randomness
         from tfdist.training.assemble import assemble
         from tfdist.training.binding import Binding, Engine
         from tfdist.training.layer_calls import graph_of
         from tfdist.training.precision import check_follows, policy
+        from tfdist.training.refusals import refuse_own_metrics
         from tfdist.training.text import warn_of_padding
 
         assert self._devices, "start() comes first"
@@ -178,7 +178,7 @@ class Pipeline(ModelParallel):
             warn_of_padding(model, is_chief=self.topology.is_chief)
         ranks = self.connect()
         if ranks.shares_batches:
-            refuse_own_metrics(model)
+            refuse_own_metrics(model, self.name)
         binding = Binding(model, ranks)
         norms.put_on(binding)
         randomness.put_on(binding)

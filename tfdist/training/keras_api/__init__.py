@@ -55,10 +55,12 @@ from tfdist.training.keras_api.losses import (
 )
 from tfdist.training.keras_api.optimizers import (
     apply_sum,
+    before_checkpoints,
     build,
     clipped_to,
     compiling,
     decay_of,
+    descendants_of,
     evaluate_schedule,
     given_learning_rate,
     gradients_of,
@@ -119,6 +121,7 @@ __all__ = [
     "apply_sum",
     "ask_whether_undivided",
     "attention_of",
+    "before_checkpoints",
     "build",
     "build_all",
     "build_metrics",
@@ -136,6 +139,7 @@ __all__ = [
     "conformed_inputs",
     "count_step",
     "decay_of",
+    "descendants_of",
     "draws_by_replica",
     "evaluate_schedule",
     "flat_inputs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import tensorflow as tf
 
 from tfdist.training.keras_api.tensors import all_raw
 from tfdist.training.keras_api.version import IS_KERAS_3
+
+# Whether a thread looks for what there is, and writes or reads none of it.
+_walk = threading.local()
 
 
 def inner_of(optimizer: Any) -> Any:
@@ -53,6 +57,30 @@ def has_values(optimizer: Any) -> bool:
     """
     awaited = getattr(optimizer, "_deferred_dependencies", True)
     return getattr(optimizer, "_built", False) or bool(awaited)
+
+
+def before_checkpoints(optimizer: Any, check: Callable[[], None]) -> None:
+    """Has what writes or reads a checkpoint of ``optimizer`` call ``check`` first.
+
+    So does whatever holds the optimizer, a tf.train.Checkpoint as well as Keras' own files.
+    """
+    children = optimizer._trackable_children
+
+    def checked(save_type: str = "checkpoint", **options: Any) -> Any:
+        if save_type == "checkpoint" and getattr(_walk, "is_for_files", True):
+            check()
+        return children(save_type, **options)
+
+    optimizer._trackable_children = checked
+
+
+def descendants_of(owner: Any) -> list[Any]:
+    """Returns all that a checkpoint of ``owner`` would hold, without being one."""
+    _walk.is_for_files = False
+    try:
+        return tf.train.TrackableView(owner).descendants()
+    finally:
+        del _walk.is_for_files
 
 
 def gradients_of(

@@ -44,13 +44,16 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     if not context.training or not layer.trainable:
         return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
 
-    if layer.fused and rank == 4 and not context.is_divided and dtype == tf.float32:
+    is_whole = not context.is_divided and context.ranks is None
+    if layer.fused and rank == 4 and is_whole and dtype == tf.float32:
         return _by_kernel(context, layer, x, moving, weights)
 
     positions = 1
     for dimension in x.shape.dims[1:-1]:
         positions *= dimension.size
     count = tf.constant(float(context.num_rows * positions), dtype)
+    if context.ranks is not None:
+        count = tf.cast(context.ranks.told[1] * positions, dtype)
     mask = context.row_mask(dtype)
     per_channel = [context.dimension(2), moving[0].shape.dims[0]]
     total = context.local(
@@ -62,6 +65,17 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
         partial_over=[BATCH],
         with_back=True,
     )
+    if context.ranks is not None:
+        total = context.local(
+            lambda total: (
+                context.ranks.sum(total),
+                lambda upstream: [context.ranks.sum(upstream)],
+            ),
+            [total],
+            per_channel,
+            name=layer.name,
+            with_back=True,
+        )
     moments = context.local(
         lambda total, center: _moments(total, center, count),
         [total, moving[0]],
