@@ -71,5 +71,5 @@ def _count_as_told(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
         told = None if step is None else step.loss_weight
         return given(values, sample_weight=sample_weight if told is None else told)
 
-    update_state.counts_as_told = True
+    update_state.counts_as_told = update_state.counts_by_step = True  # See ``losses``.
     binding.put(metric, "update_state", update_state)

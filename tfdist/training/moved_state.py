@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError
 from tfdist.training.coupling_layers import Walk, own_layers
-from tfdist.training.keras_api import layers_in, raw
+from tfdist.training.keras_api import IS_KERAS_3, layers_in, raw
 from tfdist.training.metrics import state_of
 
 # Of the largest change. Another order of summation is 1e-6 of it.
@@ -164,7 +165,9 @@ def refuse_without_way(moved: Sequence[Moved]) -> None:
         raise ModelError(
             "a variable that a layer changes in a step must say how replicas share it",
             received=f"{each} with aggregation={given.name}",
-            mend=f"Make it with {way}",
+            mend=f"Set {VARIABLE}=1, or use strategy 'horovod'"
+            if IS_KERAS_3  # Its layers cannot say so.
+            else f"Make it with {way}",
         )
 
 
