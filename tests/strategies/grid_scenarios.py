@@ -300,7 +300,7 @@ def a_divided_batch_in_each_rank(strategy, folder):
 
 @scenario
 def clipped_tables_of_words_and_of_positions(strategy, folder):
-    """Keras takes the norm of rows before it adds up those of equal words."""
+    """Keras clips the gradients of look-ups before it adds up those of equal words."""
 
     class Positions(layers.Layer):
         def __init__(self, **options):

@@ -26,13 +26,13 @@ _MESH_ALONE = (
     "slices_of_all_ranks",
     "a_divided_batch_in_each_rank",
     "a_masked_output_is_refused",
-    "clipped_tables_of_words_and_of_positions",
 )
 _BOTH = (
     "statistics_of_all_ranks",
     "sums_over_rows",
     "a_loss_of_ones_own_that_is_no_number_of_no_rows",
     "words_that_are_looked_up",
+    "clipped_tables_of_words_and_of_positions",
     "one_batch",
     "batches_that_keras_takes",
     "a_fit_goes_on_on_another_grid",

@@ -104,6 +104,7 @@ _ENGINES = {
         ranks=2,
         names=(
             "microbatches_of_masks_and_sparse_gradients",
+            "clipped_tables_of_words_and_of_positions",
             "a_resumed_fit_of_microbatches",
             "statistics_of_each_replica",
             "what_overflows_on_one_replica_updates_none",

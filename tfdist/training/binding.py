@@ -79,6 +79,8 @@ class Binding:
         options: of its train step; set by ``assemble``.
         sharded: the ``sharded_slots.ShardedSlots`` of an optimizer whose slots the replicas divide,
             else None.
+        alike_look_ups: references of tables, see the module of that name; known before the first
+            step.
         moved: a ``moved_state.Moved`` for each thing that the user's own layers change in a step;
             known before the first one.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
@@ -95,6 +97,7 @@ class Binding:
         self.options = StepOptions()
         self.own_steps: Any = None
         self.sharded: Any = None
+        self.alike_look_ups: frozenset[Any] = frozenset()
         self.moved: Sequence[Any] = ()
         self.takes_body = False
         self.put_on: list[tuple[str, str]] = []

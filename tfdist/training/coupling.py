@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training import coupling_layers, early_variables, moved_state
+from tfdist.training import alike_look_ups, coupling_layers, early_variables, moved_state
 from tfdist.training.keras_api import (
     compiled_loss,
     compiled_losses,
@@ -74,6 +74,13 @@ def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[moved
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
         return moved_state.found(model, _made_up(element_spec[0]), _SLICES)
     return []
+
+
+def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> frozenset[Any]:
+    """Returns references of the tables that all rows look up alike: see ``alike_look_ups``."""
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        return alike_look_ups.found(model, _made_up(element_spec[0]), _SLICES)
+    return frozenset()
 
 
 def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:

@@ -425,6 +425,8 @@ class Runs:
         if self._divides and self._tried != compilation:
             moved = self._binding.moved = coupling.moved_by(model, feed.records.element_spec)
             moved_state.refuse_without_way(moved)
+            alike = coupling.looked_up_alike(model, feed.records.element_spec)
+            self._binding.alike_look_ups = alike
             if begun_at is None:
                 # On all processes: what a user's layer or loss does may need them all.
                 by_microbatch = (

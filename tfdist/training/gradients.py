@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.alike_look_ups import added_up
+
 
 class Sums:
-    """Gradients of variables, added up as they come. Sparse ones stay sparse."""
+    """Gradients of variables, added up as they come. Sparse ones stay sparse.
 
-    def __init__(self) -> None:
+    Args:
+        tables: of these not: see ``alike_look_ups``.
+    """
+
+    def __init__(self, tables: Collection[Any] = ()) -> None:
+        self._tables = tables
         self._sums: dict[Any, Any] = {}
 
     def add(self, variables: Sequence[tf.Variable], gradients: Sequence[Any]) -> list[Any]:
         """Adds one gradient for each variable, None for none; returns the new sums."""
         sums = []
+        gradients = added_up(gradients, variables, self._tables)
         for variable, gradient in zip(variables, gradients, strict=True):
             if gradient is not None:
                 key = variable.ref()

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.training import keras_api, losses, moved_state, step_context
+from tfdist.training.alike_look_ups import added_up
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
@@ -254,6 +255,7 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
         if step is None:
             return given(*args, **options)
         gradients, variables = _pairs(optimizer, args, options)
+        gradients = added_up(gradients, variables, binding.alike_look_ups)
         return step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
 
     binding.put(optimizer, _APPLY, _marked(shared, "adds_up"))

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
 from tfdist.training import early_variables, keras_api, losses, moved_state, step_context
+from tfdist.training.alike_look_ups import added_up
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import added, when_known
@@ -88,6 +89,7 @@ class SharedSteps:
             keras_api.show_loss(self._model, loss, share[0])
             loss = self._weigh(loss, share)
         gradients = keras_api.gradients_of(optimizer, loss, variables, tape)
+        gradients = added_up(gradients, variables, self._binding.alike_look_ups)
         return gradients, self._metrics(x, y, y_pred, sample_weight, share)
 
     def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:

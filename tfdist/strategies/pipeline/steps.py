@@ -39,6 +39,7 @@ class PipelineSteps:
         recompute: bool,
         frozen: Frozen | None = None,
     ):
+        self._binding = binding
         model = self.model = binding.model
         self.ranks = binding.collective
         self._results = binding.results
@@ -100,7 +101,7 @@ class PipelineSteps:
     def _train_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._given(data)
         forward = self._forward(x, y, sample_weight, share, training=True)
-        gradients = Sums()
+        gradients = Sums(self._binding.alike_look_ups)
         backward = Backward(self, forward, share, gradients)
         for slot in self.schedule.timeline():
             task = slot.task
