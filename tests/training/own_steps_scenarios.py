@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -401,3 +402,46 @@ def a_loop_is_resumed_and_traced_once(strategy, folder):
     kept = tfdist.Checkpoints(folder, resume=True)
     strategy.run(Body(anew), feed, model=anew, epochs=3, callbacks=[kept], verbose=0)
     assert_same_weights(anew, reference)
+
+
+class NowAndThen(keras.Model):
+    """Gives gradients to its optimizer in every other step."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.step = tf.Variable(0, trainable=False)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.step.assign_add(1)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        pairs = list(zip(gradients, self.trainable_variables, strict=True))
+
+        def update() -> None:
+            self.optimizer.apply_gradients(pairs)
+
+        tf.cond(self.step % 2 == 0, update, lambda: None)
+        return {"loss": loss}
+
+
+@scenario
+def gradients_that_may_be_of_other_batches(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,))
+        model = NowAndThen(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    said = io.StringIO()
+    is_refused = strategy.name != "horovod"
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((rows(), labels()), global_batch_size=BATCH)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(said))
+        if is_refused:
+            stack.enter_context(pytest.raises(ModelError, match="own step and accumulate_steps"))
+        model.fit(feed, verbose=0)
+    warns = "those that it has kept of others count by the rows" in said.getvalue()
+    assert warns == (not is_refused and strategy.topology.is_chief)

@@ -27,6 +27,11 @@ STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
 _APPLY = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
+_NOW_AND_THEN = (
+    "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
+    "batch: those that it has kept of others count by the rows of the last one, so weights are not "
+    "one device's after a smaller last batch. Use Keras' own step and accumulate_steps"
+)
 
 
 def own_steps(model: tf.keras.Model) -> list[str]:
@@ -215,8 +220,8 @@ def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 "a step of one's own must give gradients to its optimizer outside of tf.cond, "
                 "loops and tf.function, for that is where replicas meet",
                 received="apply_gradients within one of these",
-                mend="Give gradients in each step, zeros where nothing is to change, or use "
-                "strategy 'horovod'",
+                mend="Give those of its batch in each step; to add up several batches, use Keras' "
+                "own step and accumulate_steps",
             ) from error
 
     return met
@@ -256,9 +261,20 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
             return given(*args, **options)
         gradients, variables = _pairs(optimizer, args, options)
         gradients = added_up(gradients, variables, binding.alike_look_ups)
-        return step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+        # After it: where replicas must meet outside of branches, it has been refused by now.
+        if binding.collective.num_replicas > 1 and _is_in_branch() and binding.collective.is_chief:
+            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
 
     binding.put(optimizer, _APPLY, _marked(shared, "adds_up"))
+
+
+def _is_in_branch() -> bool:
+    """Whether what is traced runs in some steps alone."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and type(graph).__name__ != "CondBranchFuncGraph":
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _refuse_unknown_optimizers() -> None:
