@@ -141,7 +141,7 @@ class SharedSteps:
                 return tf.constant(True)
 
             early_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
-            losses.as_on_one_device(model)
+            losses.as_on_one_device(self._binding)
             tf.cond(share[0] > 0, update, lambda: tf.constant(False))
             return self._results()
 
