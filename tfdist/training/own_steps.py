@@ -265,6 +265,7 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
         # After it: where replicas must meet outside of branches, it has been refused by now.
         if binding.collective.num_replicas > 1 and _is_in_branch() and binding.collective.is_chief:
             print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
+        return None
 
     binding.put(optimizer, _APPLY, _marked(shared, "adds_up"))
 
