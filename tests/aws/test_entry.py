@@ -188,7 +188,8 @@ class _Strategy:
 
     def dataset(self, source, *, training, **options):
         self.datasets[source] = options
-        return SimpleNamespace(num_records=1, steps_per_epoch=1, callback_steps=1)
+        numbers = dict.fromkeys(("num_records", "records_per_epoch", "steps_per_epoch"), 1)
+        return SimpleNamespace(**numbers, callback_steps=1)
 
     def _fit(self, *_, **options):
         self.fitted = options
