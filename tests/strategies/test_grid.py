@@ -10,7 +10,9 @@ import pytest
 
 import tfdist
 from tfdist import topology
-from tfdist.errors import OptionError
+from tfdist.compat import versions
+from tfdist.compat.versions import lane
+from tfdist.errors import EngineMissingError, OptionError
 from tfdist.strategies import spec_of
 from tfdist.topology import Topology
 
@@ -61,9 +63,16 @@ def mesh_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(_FILE, folder, "mesh", options, ranks=2, only=_OF_A_MESH)
 
 
+@pytest.mark.skipif(lane() != "modern", reason="refused there: see the next test")
 @pytest.mark.parametrize("name", _OF_A_MESH)
 def test_on_two_ranks_with_a_mesh(name, mesh_job):
     mesh_job.check(name)
+
+
+def test_a_mesh_on_ranks_is_refused_on_an_older_tensorflow(monkeypatch):
+    monkeypatch.setattr(versions, "tensorflow_version", lambda: "2.14.1")
+    with pytest.raises(EngineMissingError, match=r"must have TensorFlow 2\.16"):
+        tfdist.strategy("mesh", model=2, replicas="horovod").start()
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,20 @@ def lane() -> str:
     return "modern" if minor_version(text) >= _FIRST_WITH_KERAS_3 else "classic"
 
 
+def refuse_meshes_on_ranks() -> None:
+    """Ranks that each hold a mesh fail in the steps of tests/conformance on TensorFlow 2.14.
+
+    Raises:
+        EngineMissingError: this is one of them.
+    """
+    if lane() == "classic":
+        raise EngineMissingError(
+            "strategy 'mesh' with replicas must have TensorFlow 2.16 or newer",
+            received=f"TensorFlow {tensorflow_version()}",
+            mend="Install a newer TensorFlow, leave replicas out, or choose strategy pipeline",
+        )
+
+
 def uses_keras_3() -> bool:
     """Whether ``tf.keras`` is Keras 3, or would be; where ``check_versions`` finds no fault."""
     text = tensorflow_version()

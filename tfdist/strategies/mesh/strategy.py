@@ -77,8 +77,10 @@ class Mesh(ModelParallel):
     def start(self) -> None:
         import tensorflow as tf
 
-        from tfdist.compat import import_mesh_tensorflow
+        from tfdist.compat import import_mesh_tensorflow, refuse_meshes_on_ranks
 
+        if self._horovod is not None:
+            refuse_meshes_on_ranks()
         try:
             import_mesh_tensorflow()
         except ImportError as error:
