@@ -59,7 +59,7 @@ def lane() -> str:
 
 
 def refuse_meshes_on_ranks() -> None:
-    """Ranks that each hold a mesh fail in the steps of tests/conformance on TensorFlow 2.14.
+    """Ranks that each hold a mesh do not come to the end of a step on TensorFlow 2.14.
 
     Raises:
         EngineMissingError: this is one of them.
