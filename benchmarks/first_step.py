@@ -13,12 +13,12 @@ from typing import Any
 from benchmarks.pairs import WORKERS, alone, command, environ, events
 from tfdist.launch import mpi, tf_cluster
 from tfdist.launch.supervisor import Job
+from tfdist.strategies import REGISTRY
 
 _MODELS = ("ResNet50V2", "ResNet152V2", "EfficientNetB0", "DenseNet121")
 _SMALL = "MobileNetV3Small"
 # At most 1.5 times what plain tf.distribute takes, and twice what Keras does.
 _OF_DISTRIBUTE, _OF_KERAS = 1 / 1.5, 1 / 2
-_OPTIONS = {"mesh": {"model": 2}, "pipeline": {"stages": 2, "microbatches": 4}}
 _AGAINST = {
     "mirrored": ("MirroredStrategy", _OF_DISTRIBUTE),
     "multi_worker": ("MultiWorkerMirroredStrategy", _OF_DISTRIBUTE),
@@ -55,7 +55,8 @@ def _cpu_s(name: str, model: str) -> float:
 
 
 def _job(name: str, model: str) -> Job:
-    arguments = (name, model, json.dumps(_OPTIONS.get(name, {})))
+    options = dict(REGISTRY[name].example) if name in REGISTRY else {}
+    arguments = (name, model, json.dumps(options))
     if name in ("multi_worker", "MultiWorkerMirroredStrategy"):
         own = command("first_step", *arguments)
         return tf_cluster.job(own, workers=WORKERS, environ=environ())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import apart
@@ -189,9 +190,6 @@ def memory(schedule: str, recompute: str) -> list[float]:
 
 def peak_mb(model: Any, x: Any, y: Any) -> float:
     """Returns the MB that two steps take at the peak, beside those at rest."""
-    import threading
-
-    import psutil
     import tensorflow as tf
 
     def batches_of(rows: int) -> Any:
@@ -200,9 +198,23 @@ def peak_mb(model: Any, x: Any, y: Any) -> float:
 
     step = model.make_train_function()
     batches, small = batches_of(len(x)), batches_of(64)
-    process, peak, done = psutil.Process(), [0], threading.Event()
     next(batches)
     step(small)  # Traced, and the kernels loaded.
+
+    def run() -> None:
+        for _ in range(2):
+            step(batches)["loss"].numpy()
+
+    return peak_of(run)
+
+
+def peak_of(run: Callable[[], Any]) -> float:
+    """Returns the MB that the process holds at the peak of ``run``, beside those before it."""
+    import threading
+
+    import psutil
+
+    process, peak, done = psutil.Process(), [0], threading.Event()
     rest = process.memory_info().rss
 
     def watch() -> None:
@@ -211,8 +223,7 @@ def peak_mb(model: Any, x: Any, y: Any) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    for _ in range(2):
-        step(batches)["loss"].numpy()
+    run()
     done.set()
     watcher.join()
     return (peak[0] - rest) / 1e6

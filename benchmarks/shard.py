@@ -1,4 +1,4 @@
-"""``shard="optimizer"``: the bytes of the slots that a replica holds, and what a step costs."""
+"""``shard``: the bytes that a replica holds, and what a step costs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,31 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             "target": 1.96,
         }
     )
-    return rows
+    return rows + _peaks(quick)
+
+
+def _peaks(quick: bool) -> list[dict[str, Any]]:
+    """Returns the peak memory of a rank, in units of one of 16 layers' weights."""
+    width = 512 if quick else 3072  # Smaller tensors stay with the allocator when they are freed.
+    peaks = {}
+    for shard in ("none", "optimizer", "weights"):
+        job = mpi.job(
+            command("memory_shard", shard, width),
+            workers=WORKERS,
+            environ=environ() | {"MALLOC_MMAP_THRESHOLD_": "1000000"},
+        )
+        peaks[shard] = max(event["later"] for event in events(job, "peak"))
+    # 34: half of weights, gradients and slots, and two layers' weights; 10 % more may be held.
+    return [
+        {
+            "work": f"peak memory of a rank, shard={shard!r}, layers' weights",
+            "baseline": round(peaks["none"], 3),
+            "ours": round(peaks[shard], 3),
+            "ratio": round(peaks["none"] / peaks[shard], 3),
+            "target": round(peaks["none"] / (1.1 * 34), 3) if shard == "weights" else None,
+        }
+        for shard in ("optimizer", "weights")
+    ]
 
 
 def _job(name: str, *arguments: int) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import tempfile
 import time
 from typing import Any
 
@@ -19,14 +20,24 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         ("recompute=blocks", {"recompute": "blocks"}, 1.5),
         ("both", {"accumulate_steps": 4, "recompute": "blocks"}, 2.0),
     )
-    rows = []
-    for name, options, target in cases:
-        kept, ours = (_peak_mb(given, quick) for given in ({}, options))
-        rows.append(
-            _row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
+    with tempfile.TemporaryDirectory(prefix="tfdist-offload-") as folder:
+        to_disk = {"offload": "activations", "offload_dir": folder}
+        cases = (*cases, ("offload=activations to a disk", to_disk, 2.0))
+        rows = []
+        for name, options, target in cases:
+            kept, ours = (_peak_mb(given, quick) for given in ({}, options))
+            rows.append(
+                _row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
+            )
+            plain, ours = _seconds(options, steps=3 if quick else 15)
+            rows.append(_row(f"seconds of that step, {name}", plain, ours, None))
+    for batch in (1, 2):
+        kept, ours = (
+            _apart("peak_on_mesh", batch=batch, recompute=way, rows=_ROWS // 8 if quick else _ROWS)
+            for way in ("none", "blocks")
         )
-        plain, ours = _seconds(options, steps=3 if quick else 15)
-        rows.append(_row(f"seconds of that step, {name}", plain, ours, None))
+        work = f"peak memory of a step, recompute=blocks on a mesh {batch}x2, {_DEPTH} layers"
+        rows.append(_row(work, kept, ours, 1.5))
     return rows
 
 
@@ -49,18 +60,19 @@ def _seconds(options: dict[str, Any], steps: int) -> list[float]:
 
 
 def _model(options: dict[str, Any]) -> Any:
-    import tensorflow as tf
-
     import tfdist
 
-    def model_fn() -> Any:
-        layers = tf.keras.layers
-        hidden = [layers.Dense(_WIDTH, "gelu") for _ in range(_DEPTH)]
-        model = tf.keras.Sequential([tf.keras.Input((_WIDTH,)), *hidden])
-        model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
-        return model
+    return tfdist.strategy("single", **options).build(_stack)
 
-    return tfdist.strategy("single", **options).build(model_fn)
+
+def _stack() -> Any:
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    hidden = [layers.Dense(_WIDTH, "gelu") for _ in range(_DEPTH)]
+    model = tf.keras.Sequential([tf.keras.Input((_WIDTH,)), *hidden])
+    model.compile(tf.keras.optimizers.SGD(1e-3), "mse")
+    return model
 
 
 def peak(options: dict[str, Any], rows: int) -> float:
@@ -71,6 +83,20 @@ def peak(options: dict[str, Any], rows: int) -> float:
 
     x = np.ones((rows, _WIDTH), np.float32)
     return peak_mb(_model(options), x, x)
+
+
+def peak_on_mesh(batch: int, recompute: str, rows: int) -> float:
+    """Returns what ``peak`` does, of a fit of one step; its tracing is in it."""
+    import numpy as np
+
+    import tfdist
+    from benchmarks.pipeline import peak_of
+
+    x = np.ones((rows, _WIDTH), np.float32)
+    with tfdist.strategy("mesh", batch=batch, model=2, recompute=recompute) as strategy:
+        model = strategy.build(_stack)
+        model.fit(x[:64], x[:64], batch_size=64, verbose=0)
+        return peak_of(lambda: model.fit(x, x, batch_size=rows, shuffle=False, verbose=0))
 
 
 def seconds(options: dict[str, Any], steps: int) -> list[float]:
@@ -93,4 +119,4 @@ def seconds(options: dict[str, Any], steps: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    apart.answer((peak, seconds))
+    apart.answer((peak, peak_on_mesh, seconds))

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from tfdist import topology
 from tfdist.cli import saved_weights
+from tfdist.strategies import REGISTRY, Spec
 
 _MODEL = f"{Path(__file__).parent / 'programs' / 'slow_model.py'}:model_fn"
 _STALL_TIMEOUT_S = 10
@@ -33,18 +34,11 @@ _REPEATS = 3
 _INTO_EPOCH_S = 0.5
 _TIMEOUT_S = 300
 _TOLERANCE = 1e-5
-# strategy -> options of tfdist train, and the rank that is struck.
-STRATEGIES: dict[str, tuple[tuple[str, ...], int]] = {
-    "single": ((), 0),
-    "mirrored": (("-o", "devices=2"), 0),
-    "pipeline": (("-o", "stages=2", "-o", "microbatches=2"), 0),
-    "horovod": (("--workers", "2"), 1),
-    "multi_worker": (("--workers", "2"), 1),
-    # Two workers, between the chief and the server that is struck.
-    "parameter_server": (("--workers", "2", "--ps", "1"), 3),
+# What a row shows -> strategy, options of its own. All but those whose shards are of clients.
+TRAININGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{name: (name, ()) for name in REGISTRY if name != "federated"},
+    "horovod, shard=weights": ("horovod", ("-o", "shard=weights")),
 }
-# Two of their runs differ, whatever happens to them.
-_ASYNCHRONOUS = {"parameter_server"}
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -53,14 +47,15 @@ def run(quick: bool = False) -> list[dict]:
         root = Path(folder)
         shards = _write_shards(root / "shards")
         rows = []
-        for name in ("single",) if quick else STRATEGIES:
-            unbroken = _Training(name, shards, root / f"{name}-unbroken")
+        for name in ("single",) if quick else TRAININGS:
+            place = root / name.replace(", ", "-")
+            unbroken = _Training(name, shards, place / "unbroken")
             assert unbroken.finish() == 0, unbroken.said()
             for fault, strike in FAULTS.items():
                 if strike is _kill_last and unbroken.rank == 0:
                     continue  # It is the first, too.
                 tries = [
-                    _measure(name, strike, shards, root / f"{name}-{fault}-{number}", unbroken)
+                    _measure(name, strike, shards, place / f"{fault}-{number}", unbroken)
                     for number in range(1 if quick else _REPEATS)
                 ]
                 rows.append(_row(name, fault, tries))
@@ -88,16 +83,28 @@ class _Try:
     difference: float
 
 
+def _processes(spec: Spec) -> tuple[list[str], int]:
+    """Returns options of tfdist train, and the rank that is struck: the last one."""
+    if not spec.launchers:
+        chosen = (f"{name}={value}" for name, value in spec.example.items())
+        return [word for each in chosen for word in ("-o", each)], 0
+    if spec.has_servers:  # The chief, two workers, and a server.
+        return ["--workers", "2", "--ps", "1"], 3
+    return ["--workers", "2"], 1
+
+
 class _Training:
     """``tfdist train`` in one folder."""
 
-    def __init__(self, strategy: str, shards: Path, folder: Path):
-        options, self.rank = STRATEGIES[strategy]
+    def __init__(self, name: str, shards: Path, folder: Path):
+        strategy, own = TRAININGS[name]
+        options, self.rank = _processes(REGISTRY[strategy])
         self.shards, self.folder = shards, folder
+        folder.parent.mkdir(exist_ok=True)
         self._error = folder.with_suffix(".stderr")
         self._printed = folder.with_suffix(".stdout")
         self._command = [
-            *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *options),
+            *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *options, *own),
             *("--model", _MODEL, "--data", str(shards), "--output", str(folder), "--resume"),
             *("--epochs", "3", "--global-batch-size", "20", "--checkpoint-every", "3"),
             *("--stall-timeout", str(_STALL_TIMEOUT_S)),
@@ -198,10 +205,8 @@ FAULTS: dict[str, Callable[[_Training], Callable[[], Any] | None]] = {
 }
 
 
-def _measure(
-    strategy: str, strike: Callable, shards: Path, folder: Path, unbroken: _Training
-) -> _Try:
-    training = _Training(strategy, shards, folder)
+def _measure(name: str, strike: Callable, shards: Path, folder: Path, unbroken: _Training) -> _Try:
+    training = _Training(name, shards, folder)
     training.start_into_second_epoch()
     begun = time.monotonic()
     mend = strike(training)
@@ -217,18 +222,19 @@ def _measure(
     return _Try(code, seconds, said, difference)
 
 
-def _row(strategy: str, fault: str, tries: list[_Try]) -> dict:
+def _row(name: str, fault: str, tries: list[_Try]) -> dict:
+    is_asynchronous = REGISTRY[TRAININGS[name][0]].is_asynchronous
     seconds = [each.seconds for each in tries if each.seconds is not None]
     difference = max(each.difference for each in tries)
     return {
-        "strategy": strategy,
+        "strategy": name,
         "fault": fault,
         "exit_code": tries[0].exit_code,
         "exit_codes": [each.exit_code for each in tries],
         "seconds": round(statistics.median(seconds), 2) if seconds else None,
         "all_seconds": [round(each, 2) for each in seconds],
         "difference": difference,
-        "weights_equal": None if strategy in _ASYNCHRONOUS else difference <= _TOLERANCE,
+        "weights_equal": None if is_asynchronous else difference <= _TOLERANCE,
         "said": tries[0].said,
     }
 

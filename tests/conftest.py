@@ -63,6 +63,10 @@ _LONGEST_FIRST = (
 _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
 
+# What files of several folders import.
+sys.path.append(str(_TESTS))
+pytest_plugins = ["scenario_plugin"]
+
 # Before a test uses Keras, here or in a process that it starts.
 prefer_keras_2(os.environ)
 # For the processes that tests start, pytest-xdist's workers among them.

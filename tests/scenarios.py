@@ -1,96 +1,67 @@
-"""Runs scenarios in processes of their own: a strategy takes the devices of a process once.
+"""Scenarios: functions that run in processes of their own, as a strategy takes all devices of one.
 
 A file of scenarios defines functions ``name(strategy, folder)`` that assert, decorated with
 ``scenario``. ``python tests/scenarios.py FILE STRATEGY OPTIONS OUT [NAME ...]`` runs them, on
-every rank under a launcher, and each rank writes OUT.<rank>.json. ``Job`` is the pytest side.
+every rank under a launcher. Each rank appends a line of JSON to OUT.<rank>.jsonl as a scenario
+begins and as it ends. The pytest side is ``scenario_plugin.py``.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-SCENARIOS: dict[str, Callable[[Any, Path], None]] = {}
-
-
-def scenario(function: Callable[[Any, Path], None]) -> Callable[[Any, Path], None]:
-    SCENARIOS[function.__name__] = function
-    return function
+Scenario = Callable[[Any, Path], None]
+#: What takes so long hangs: where is told, before ``scenario_plugin`` ends it.
+_HANGS_S = 250
+#: File -> name -> scenario: a file may import another one for what stands in it.
+_KNOWN: dict[str, dict[str, Scenario]] = {}
 
 
-def load(file: Path) -> dict[str, Callable[[Any, Path], None]]:
+def scenario(*jobs: Any) -> Any:
+    """Makes a scenario of a function.
+
+    Args:
+        jobs: where it runs: names of the test module's ``JOBS``. Without any, and without
+            parentheses, it runs on all that are not ``only_named``.
+    """
+
+    def noted(function: Scenario) -> Scenario:
+        of_file = _KNOWN.setdefault(function.__code__.co_filename, {})
+        if function.__name__ in of_file:
+            raise ValueError(f"two scenarios are named {function.__name__}: one would never run")
+        of_file[function.__name__] = function
+        return function
+
+    return noted(*jobs) if jobs and callable(jobs[0]) else noted
+
+
+def load(file: Path) -> dict[str, Scenario]:
     """Imports a file of scenarios and returns them by name."""
     sys.modules["scenarios"] = sys.modules[__name__]
-    SCENARIOS.clear()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return dict(SCENARIOS)
+    return _KNOWN[str(file)]
 
 
-@dataclass
-class Job:
-    """The scenarios of one file on one strategy; run when the first result is asked for.
-
-    ``only`` names some of them; all without.
-    """
-
-    file: Path
-    folder: Path
-    strategy: str
-    options: dict[str, Any] = field(default_factory=dict)
-    ranks: int = 1
-    #: Arguments of tfdist launch, where they do not follow from the ranks that report.
-    launch: str | None = None
-    timeout_s: float = 560
-    only: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    _results: list[dict[str, str]] | None = None
-    _output: str = ""
-
-    def check(self, name: str) -> None:
-        """Fails with the traceback of the first rank on which the scenario failed."""
-        if self._results is None:
-            self._run()
-        assert len(self._results) == self.ranks, self._output[-4000:]
-        for rank, results in enumerate(self._results):
-            assert results[name] == "", f"rank {rank}: {results[name]}"
-
-    def _run(self) -> None:
-        self._results = []
-        out = self.folder / "results"
-        arguments = self.launch or (f"--workers {self.ranks}" if self.ranks > 1 else None)
-        strategy = self.options.get("replicas", self.strategy)
-        launch = f"-m tfdist launch --strategy {strategy} {arguments} --"
-        launcher = (sys.executable, *launch.split()) if arguments else ()
-        script = [__file__, str(self.file), self.strategy, json.dumps(self.options), str(out)]
-        script += self.only
-        done = subprocess.run(
-            [*launcher, sys.executable, *script],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"} | self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=self.timeout_s,
-            check=False,
-        )
-        self._output = done.stdout + done.stderr
-        files = [out.with_suffix(f".{rank}.json") for rank in range(self.ranks)]
-        self._results = [json.loads(file.read_text()) for file in files if file.exists()]
+def choose(scenarios: dict[str, Scenario], wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names that are wanted: all where none is."""
+    if unknown := [name for name in wanted if name not in scenarios]:
+        sys.exit(f"no scenario is named {', '.join(unknown)}; there are: {', '.join(scenarios)}")
+    return wanted or tuple(scenarios)
 
 
-def _attempt(function: Callable[[Any, Path], None], strategy: Any, folder: Path) -> str:
+def _attempt(function: Scenario, strategy: Any, folder: Path) -> str:
+    import pytest
+
     try:
         function(strategy, folder)
     except (Exception, pytest.fail.Exception):
@@ -102,18 +73,26 @@ def main(file: str, name: str, options: str, out: str, *wanted: str) -> None:
     import tfdist
     from tfdist.compat import import_tensorflow
 
+    faulthandler.enable()  # An abort shows where it was.
     import_tensorflow()
     scenarios = load(Path(file).resolve())
-    results = {}
+    names = choose(scenarios, wanted)
     with tfdist.strategy(name, **json.loads(options)) as strategy:
-        for number, scenario_name in enumerate(wanted or scenarios):
-            begun = time.perf_counter()
-            folder = Path(out).with_name(f"scenario-{number}")
-            folder.mkdir(exist_ok=True)
-            results[scenario_name] = _attempt(scenarios[scenario_name], strategy, folder)
-            print(f"{scenario_name}: {time.perf_counter() - begun:.1f} s", flush=True)
         rank = strategy.topology.rank
-        Path(out).with_suffix(f".{rank}.json").write_text(json.dumps(results))
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        with Path(out).with_suffix(f".{rank}.jsonl").open("w", buffering=1) as lines:
+            for number, scenario_name in enumerate(names):
+                folder = Path(out).with_name(f"scenario-{number}")
+                folder.mkdir(exist_ok=True)
+                print(json.dumps({"begun": scenario_name}), file=lines)
+                begun = time.perf_counter()
+                faulthandler.dump_traceback_later(_HANGS_S)
+                error = _attempt(scenarios[scenario_name], strategy, folder)
+                faulthandler.cancel_dump_traceback_later()
+                print(f"{scenario_name}: {time.perf_counter() - begun:.1f} s", flush=True)
+                if error:
+                    print(error, file=sys.stderr, flush=True)
+                print(json.dumps({"ended": scenario_name, "error": error}), file=lines)
 
 
 if __name__ == "__main__":

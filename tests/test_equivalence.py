@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import pytest
+from scenario_plugin import Job
 
 from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
 
-sys.path.append(str(Path(__file__).parent))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("verify_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+SCENARIOS = "verify_scenarios.py"
+JOBS = {"mirrored": Job("mirrored", {"devices": 2})}
 
 
 def report(difference: float, loss: float = 0.0, **options) -> Report:
@@ -85,11 +77,5 @@ def test_asynchronous_losses_are_bound(final, holds):
     assert str(told).endswith("Why weights differ: workers do not wait")
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(_FILE, tmp_path_factory.mktemp("verify"), "mirrored", {"devices": 2})
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_on_two_devices(name, job):
-    job.check(name)
+def test_on_two_devices(scenario):
+    scenario.check()

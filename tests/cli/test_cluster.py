@@ -93,6 +93,7 @@ def assert_trained_by_two(folder: Path) -> None:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
     summary = json.loads((folder / "metrics.json").read_text())
     assert (summary["strategy"], summary["workers"], summary["replicas"]) == ("multi_worker", 2, 2)
+    assert summary["data_wait"] is not None
     assert (folder / "model.keras").is_file()
 
 

@@ -47,6 +47,17 @@ def test_each_line_begins_with_its_rank(run_cli, script, how):
     assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
+def test_ranks_of_a_divided_model_are_started_as_its_replicas_say(run_cli, script):
+    command = script("print(topology.current().addresses != ())")
+    divided = ("--strategy", "pipeline", "-o", "replicas=multi_worker")
+    done = run_cli("launch", *divided, "--workers", "2", "--", *command)
+    assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"], done.stderr
+    done = run_cli("launch", *divided, "-o", "stages=2", "--", *command)
+    assert done.returncode == 2
+    assert "no option of a strategy but replicas" in done.stderr
+    assert "found -o stages" in done.stderr
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]

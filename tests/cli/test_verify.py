@@ -22,6 +22,7 @@ def verify(run_cli, shards, model_file):
         ("--strategy", "mirrored", "-o", "devices=2"),
         ("--strategy", "horovod", "--workers", "2"),
         ("--strategy", "pipeline", "-o", "replicas=horovod", "--workers", "2"),
+        ("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),
     ],
 )
 def test_an_exact_strategy_passes(verify, options):

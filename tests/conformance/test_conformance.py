@@ -77,6 +77,8 @@ class Row:
         more = "" if self.models == cases.MODELS else f" {self.models[0]}"
         if "replicas" in self.options:
             more += f" on each rank of {self.options['replicas']}"
+        if "shard" in self.options:
+            more += f" divided {self.options['shard']}"
         return f"{self.strategy}{more}{'' if self.keras == 2 else ' keras 3'}"
 
 
@@ -144,11 +146,29 @@ ROWS = (
         leaves_out=_OTHER_BATCHES,
     ),
     Row(
+        strategy="horovod",
+        options={"stall_timeout_s": 20, "shard": "weights"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
+        only=_OF_TWO_RANKS,
+    ),
+    Row(
         strategy="multi_worker",
         launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
         leaves_out=_AS_ON_MIRRORED,
+    ),
+    Row(
+        strategy="multi_worker",
+        options={"shard": "weights"},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
+        only=_OF_TWO_RANKS,
     ),
     Row(
         strategy="mesh",
@@ -169,11 +189,19 @@ ROWS = (
         num_replicas=1,
         refuses=_own_step("pipeline") | _own_loss("pipeline"),
     ),
-    # The same on each of two ranks: what differs is what ranks share.
+    # The same on each of two ranks, which divide the slots: what differs is what ranks share.
     Row(
         strategy="pipeline",
-        options={"stages": 2, "microbatches": 3, "replicas": "horovod"},
+        options={"stages": 2, "microbatches": 3, "replicas": "horovod", "shard": "optimizer"},
         launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_TWO_RANKS,
+    ),
+    Row(
+        strategy="pipeline",
+        options={"stages": 2, "microbatches": 3, "replicas": "multi_worker", "shard": "optimizer"},
+        launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
         only=_OF_TWO_RANKS,
@@ -237,6 +265,14 @@ if lane() == "modern":
             strategy="mesh",
             options={"batch": 1, "model": 2, "replicas": "horovod"},
             launcher=_launched("horovod", workers=2),
+            num_replicas=2,
+            batches="two_processes",
+            only=_OF_TWO_RANKS,
+        ),
+        Row(
+            strategy="mesh",
+            options={"batch": 1, "model": 2, "replicas": "multi_worker", "shard": "optimizer"},
+            launcher=_launched("multi_worker", workers=2),
             num_replicas=2,
             batches="two_processes",
             only=_OF_TWO_RANKS,
@@ -366,8 +402,8 @@ def test_every_registered_strategy_has_a_row():
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
         own = [row for row in ROWS if row.strategy == name and row.keras == 2]
-        rows = [row for row in own if "replicas" not in row.options]
-        told = [case for row in rows for case in (*row.cases, *row.left_out)]
+        whole = [row for row in own if not {"replicas", "shard"} & set(row.options)]
+        told = [case for row in whole for case in (*row.cases, *row.left_out)]
         assert sorted(told) == sorted(cases.CASES)
 
 

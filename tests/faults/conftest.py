@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -20,10 +19,10 @@ import pytest
 from tfdist import topology
 from tfdist.cli import saved_weights
 from tfdist.records.writing.writer import write
+from tfdist.training import checkpoint_files
 
 EPOCHS, STEPS = 3, 10  # of 20 records
 RESULTS = {".tfdist-run", "config.json", "curves.png", "history.csv", "metrics.json", "model.keras"}
-_CHECKPOINT = re.compile(r"ckpt-(\d+)\.(index|data-00000-of-00001)")
 
 
 @pytest.fixture
@@ -117,14 +116,14 @@ class Training:
         words = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
         self._check(process.returncode, 128 + number, [words])
 
-    def lost(self, rank: int, **mishap) -> None:
-        """Kills one of its ranks when rank 0 is within a step."""
-        with self._popen({"place": "epoch", **mishap}) as process:
-            assert any(line.endswith("at epoch\n") for line in process.stdout), self.error
-            ranks_among(self._traces.alive())[rank].kill()
+    def lost(self, killed: int, *, place: str = "epoch", **mishap) -> None:
+        """Kills one of its ranks when a rank, else rank 0, is at ``place``."""
+        with self._popen({"place": place, **mishap}) as process:
+            assert any(line.endswith(f"at {place}\n") for line in process.stdout), self.error
+            ranks_among(self._traces.alive())[killed].kill()
             process.stdout.read()
             process.wait(timeout=60)
-        self._check(process.returncode, 137, [f"rank {rank} ended with exit code 137 (SIGKILL)"])
+        self._check(process.returncode, 137, [f"rank {killed} ended with exit code 137 (SIGKILL)"])
 
     def _popen(
         self, mishap: dict, options: tuple[str, ...] = (), stdout: str | None = None
@@ -178,11 +177,9 @@ class Training:
         """Returns the steps of the checkpoints, which must all be whole."""
         names = {path.name for path in (self.folder / "checkpoints").glob("*")}
         names -= {"checkpoint", ".tfdist-lock"}
-        parts = [_CHECKPOINT.fullmatch(name) for name in names]
-        assert all(parts), names
-        steps = sorted(int(part[1]) for part in parts)
-        assert steps[::2] == steps[1::2], names
-        return steps[::2]
+        whole = checkpoint_files.whole(names)
+        assert names == {part for parts in whole.values() for part in parts}
+        return [int(name.removeprefix("ckpt-")) for name in whole]
 
     def weights(self) -> dict[str, np.ndarray]:
         """Returns weights and optimizer slots of the model's file."""

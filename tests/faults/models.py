@@ -1,8 +1,8 @@
 """A model that meets with a mishap, where and how the environment variable MISHAP says.
 
-MISHAP is JSON: "place" (data, build, trace, epoch, evaluation, checkpoint or save), "rank", "after"
-(how often the place is passed first), and what happens: "limit" (no file may grow beyond so many
-bytes from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed),
+MISHAP is JSON: "place" (data, build, trace, epoch, evaluation, part, checkpoint or save), "rank",
+"after" (how often the place is passed first), and what happens: "limit" (no file may grow beyond so
+many bytes from here on, as on a full disk), "damage" (a file, one byte of whose middle is changed),
 "cut" (a file, whose second half is lost), or else the place is told on standard output and the
 process waits for a signal.
 """
@@ -21,6 +21,7 @@ from tensorflow.python.ops import gen_io_ops
 
 from tfdist import topology
 from tfdist.records.reading import reader
+from tfdist.training import part_files
 
 # So small a shard would be kept in memory, where no damage to the file can reach it.
 reader.TABLE_BYTES = 0
@@ -84,6 +85,20 @@ def _merge(*args, _merge=gen_io_ops.merge_v2_checkpoints, **options):
 
 
 gen_io_ops.merge_v2_checkpoints = _merge
+
+
+def _write_part(*args, _write=part_files.write, **options):
+    found = _write(*args, **options)
+    pass_by("part")  # This rank's is written, the others may be about it.
+    return found
+
+
+def _merge_parts(*args, _merge=part_files.merge):
+    pass_by("checkpoint")
+    _merge(*args)
+
+
+part_files.write, part_files.merge = _write_part, _merge_parts
 
 
 def model_fn():

@@ -1,7 +1,8 @@
 """Processes that die or hang at a random step: ``tfdist rehearse`` strikes, resumes and compares.
 
-A strategy joins with its line in ``RANKS``. One process alone: test_mishaps.py; a parameter server,
-whose trainings cannot be compared: there and in test_stalls.py.
+A strategy joins with its line in ``RANKS``; each rank of ``GRID`` holds a model that is divided.
+One process alone, and checkpoints in parts: test_mishaps.py; a parameter server, whose trainings
+cannot be compared: there and in test_stalls.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 
 import pytest
+
+from tfdist.strategies import names_of
 
 pytestmark = pytest.mark.timeout(580)
 
@@ -18,18 +21,24 @@ RANKS = {
     "horovod": ([1, 0], 1),
     "multi_worker": ([0, 1], 1),
 }
+GRID = "pipeline -o stages=2 -o microbatches=2 -o replicas=multi_worker -o shard=optimizer"
 
 
-@pytest.mark.parametrize("strategy", list(RANKS))
+def test_each_strategy_of_several_processes_has_its_line():
+    assert list(RANKS) == names_of(lambda spec: spec.launchers and not spec.has_servers)
+
+
+@pytest.mark.parametrize("strategy", [*RANKS, GRID])
 def test_a_lost_process_costs_no_weight(run_cli, model, shards, rng, traces, strategy):
-    killed, stopped = RANKS[strategy]
+    killed, stopped = RANKS.get(strategy, ([0], 1))
     # Not an epoch's last: the first step of an evaluation, which traces, may take longer.
     within = [step for step in range(1, EPOCHS * STEPS) if step % STEPS]
     steps = sorted(rng.sample(within, len(killed) + 1))
     faults = [("--kill", rank, step) for rank, step in zip(killed, steps, strict=False)]
     faults.append(("--stop", stopped, steps[-1]))
     done = run_cli(
-        *("rehearse", "--json", "--strategy", strategy, "--model", model, "--data", shards),
+        *("rehearse", "--json", "--model", model, "--data", shards),
+        *("--strategy", *strategy.split(), "--workers", 2),
         *("--epochs", EPOCHS, "--global-batch-size", 20, "--checkpoint-every", 3),
         *("--stall-timeout", 10),
         *(word for option, r, s in faults for word in (option, f"rank={r},step={s}")),

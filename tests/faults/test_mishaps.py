@@ -113,6 +113,22 @@ def test_several_processes(training, shards, unbroken, rng, strategy):
     assert run.open_to_all == set()
 
 
+def test_parts_that_all_processes_write(training, shards, unbroken, rng):
+    run = training("--strategy", "horovod", "-o", "shard=weights", "--workers", "2")
+    run.interrupted("checkpoint", SIGKILL, after=1)  # All parts are there, under other names.
+    run.lost(1, place="part", rank=1, after=1)
+    run.lost(0, place="checkpoint", after=1)
+    run.interrupted("part", SIGTERM, rank=1, after=1)
+    run.run(2, [FULL, "ckpt-"], place="epoch", limit=300, rank=1)
+    run.run(2, [FULL, "ckpt-"], place="epoch", limit=300)
+    run.interrupted("epoch", SIGINT, after=rng.randrange(4, 8))
+    newest = run.folder / "checkpoints" / f"ckpt-{run.checkpoints()[-1]}.data-00001-of-00002"
+    newest.write_bytes(newest.read_bytes()[:-30])
+    run.run(0)
+    assert_nothing_lost(run, unbroken(2))
+    assert run.open_to_all == set()
+
+
 def test_workers_and_a_server(training, shards, rng):
     """Steps that follow no order have weights of their own: what counts is that all are taken."""
     run = training("--strategy", "parameter_server", "--workers", "2", "--ps", "1")

@@ -19,16 +19,18 @@ import psutil
 import pytest
 
 from tfdist.records.writing.writer import write
+from tfdist.strategies import REGISTRY
 from tfdist.training import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
 
 OPTIONS = {
-    "mirrored": ("-o", "devices=2"),
-    "mesh": ("-o", "batch=2", "-o", "model=1"),
-    "pipeline": ("-o", "stages=2", "-o", "microbatches=2"),
-    "federated": ("-o", "clients_per_round=2"),
-    "parameter_server": ("--workers", "2", "--ps", "1"),
+    **{
+        name: [word for option in spec.example.items() for word in ("-o", "{}={}".format(*option))]
+        for name, spec in REGISTRY.items()
+        if spec.example
+    },
+    "parameter_server": ["--workers", "2", "--ps", "1"],
 }
 # strategy -> the rank that is stopped, and where it is then.
 STOPPED = {"parameter_server": (3, r"\(serving\)")}

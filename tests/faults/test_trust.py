@@ -24,7 +24,7 @@ OWN_INPUT = {
     "tfdist/launch/notebook.py": {"cloudpickle"},
     "tfdist/launch/notebook_rank.py": {"cloudpickle"},
     # From rank to rank of one job, as Horovod does it.
-    "tfdist/strategies/multi_worker/workers.py": {"pickle"},
+    "tfdist/strategies/multi_worker/cluster.py": {"pickle"},
 }
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from habit import (
+    BATCH,
     DRAWN,
     Here,
     batched,
@@ -332,6 +333,15 @@ def a_function_that_xla_compiles(here: Here) -> Any:
         return x * tf.sigmoid(1.702 * x)
 
     return trained(here, lambda: classifier(layers.Dense(8), layers.Lambda(gelu)))
+
+
+@habit()
+def a_fixed_batch_size(here: Here) -> Any:
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((5,), batch_size=BATCH)
+        return compiled(keras.Sequential([inputs, layers.Dense(3, "softmax")]))
+
+    return trained(here, model_fn, rows()[:24], labels()[:24])
 
 
 # Kinds of layers ----------------------------------------------------------------------------------

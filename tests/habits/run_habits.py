@@ -6,6 +6,7 @@ OUT.<rank>.jsonl as it ends, so that a process that dies shows how far it has co
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -27,7 +28,7 @@ from habit import HABITS, OWN_BATCHES, Here  # noqa: E402
 from tfdist.errors import TfdistError  # noqa: E402
 
 RATES = ("lr", "learning_rate")
-FILES = ("models", "preparing", "compiling", "data", "loops", "recipes")
+FILES = ("models", "preparing", "compiling", "data", "loops", "recipes", "given")
 
 
 def numbers(result: Any) -> Any:
@@ -81,6 +82,9 @@ def run_all(strategy: Any, out: Path, wanted: tuple[str, ...]) -> None:
                 begun = time.perf_counter()
                 found = run(habit.program, Here(strategy, place, parts))
                 found |= {"habit": name, "parts": parts, "verdicts": habit.verdicts}
+                # Ends the iterators of its loops. To end many at a time takes TensorFlow up to a
+                # minute, in which another rank would wait.
+                gc.collect()
                 found["seconds"] = round(time.perf_counter() - begun, 2)
                 lines.write(json.dumps(found) + "\n")
                 lines.flush()

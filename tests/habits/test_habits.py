@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scenario_plugin import selected
 
 # The first habit of a strategy waits for all, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(900)
@@ -32,9 +33,10 @@ NAMES = [
 
 @dataclass
 class Runs:
-    """All habits, on each strategy that was asked for."""
+    """The habits that were selected, on each strategy that was asked for."""
 
     folder: Path
+    names: list[str]
     _found: dict[str, list[dict[Any, dict]]] = field(default_factory=dict)
 
     def of(self, where: str, options: dict, ranks: int = 1) -> list[dict[Any, dict]]:
@@ -44,7 +46,7 @@ class Runs:
             out = self.folder / where
             launch = f"-m tfdist launch --strategy {where} --workers {ranks} --"
             launcher = [sys.executable, *launch.split()] if ranks > 1 else []
-            program = [_FOLDER / "run_habits.py", where, json.dumps(options), out]
+            program = [_FOLDER / "run_habits.py", where, json.dumps(options), out, *self.names]
             done = subprocess.run(
                 [*launcher, sys.executable, *program],
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -62,8 +64,8 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("habits"))
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("habits"), selected(request, "name"))
 
 
 def leaves(numbers: Any, path: str = "") -> list[tuple[str, Any]]:

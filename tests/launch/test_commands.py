@@ -210,11 +210,15 @@ def test_each_rank_of_another_strategy_holds_a_divided_model():
     job = jobs.job_for("pipeline", ["x"], options=replicas, workers=2)
     assert (job.world_size, job.tags) == (2, "mpi")
     assert jobs.job_for("pipeline", ["x"], options=replicas, controller="gloo").tags == "together"
-    with pytest.raises(LaunchError, match="give -o replicas=horovod to have one on each rank"):
+    of_workers = {"replicas": "multi_worker"}
+    assert jobs.job_for("pipeline", ["x"], options=of_workers, workers=2).world_size == 2
+    with pytest.raises(OptionError, match="--controller must go with strategy horovod"):
+        jobs.job_for("mesh", ["x"], options=of_workers, controller="mpi")
+    with pytest.raises(LaunchError, match="give -o replicas=horovod or multi_worker to have one"):
         jobs.job_for("pipeline", ["x"], options={"stages": 2}, workers=2)
     with pytest.raises(OptionError, match=r"elastic job must have strategy horovod.*pipeline"):
         jobs.job_for("pipeline", ["x"], options=replicas, min_workers=1)
-    with pytest.raises(OptionError, match=r"found 'mirrored'.*Choose one of horovod"):
+    with pytest.raises(OptionError, match=r"found 'mirrored'.*Choose one of horovod, multi_"):
         jobs.job_for("pipeline", ["x"], options={"replicas": "mirrored"}, workers=2)
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import assert_near, pair, trains_as_one_device
 from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import LaunchError, ModelError, OptionError
+from tfdist.strategies.mesh.model import MeshModel
+from tfdist.strategies.multi_worker.cluster import Cluster
+from tfdist.strategies.multi_worker.strategy import MultiWorker
 from tfdist.training import early_variables
-from tfdist.training.binding import binding_of
+from tfdist.training.binding import binding_of, known_of
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -42,43 +47,20 @@ def normed(optimizer: Any = None, loss: Any = "sparse_categorical_crossentropy")
     return model
 
 
-def pair(strategy: Any, model_fn: Any) -> tuple[keras.Model, keras.Model]:
-    """Returns a model of the strategy and one of plain Keras, with the same weights."""
-    keras.utils.set_random_seed(1)
-    reference = model_fn()
-    model = strategy.build(model_fn)
-    model.set_weights(reference.get_weights())
-    return model, reference
+def ranks_of(strategy: Any) -> str:
+    """Returns the strategy whose ranks each hold a model."""
+    return "multi_worker" if isinstance(strategy.connect(), Cluster) else "horovod"
 
 
 def other(strategy: Any, **options: Any) -> Any:
     """Returns a strategy with other options in the same job."""
-    made = tfdist.strategy(strategy.name, replicas="horovod", **options)
+    made = tfdist.strategy(strategy.name, replicas=ranks_of(strategy), **options)
     made.start()
     return made
 
 
-def near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    for one, another in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, another, atol=tolerance)
-
-
-def fit_both(
-    strategy: Any, model: keras.Model, reference: keras.Model, data: tuple, tolerance: float = 1e-5
-) -> None:
-    start = reference.get_weights()
-    feed = strategy.dataset(data, global_batch_size=12, seed=3)
-    found = model.fit(feed, epochs=EPOCHS, verbose=0).history
-    early_variables.make_slots(reference)
-    batches = feed.on_one_device().epochs(0, EPOCHS)
-    expected = reference.fit(
-        batches, epochs=EPOCHS, steps_per_epoch=len(feed), verbose=0, shuffle=False
-    ).history
-    near(model.get_weights(), reference.get_weights(), tolerance)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=10 * tolerance, err_msg=name)
-    moved = zip(start, reference.get_weights(), strict=True)
-    assert max(np.max(np.abs(a - b)) for a, b in moved) > 0.01
+def fit_both(strategy: Any, *models_and_data: Any, **options: Any) -> None:
+    trains_as_one_device(strategy, *models_and_data, global_batch_size=12, **options)
 
 
 @scenario
@@ -95,21 +77,152 @@ def a_rank_is_one_of_two_and_has_devices_of_its_own(strategy, folder):
     assert {row.host for row in grid} == {grid[0].host}
     assert "rows 2 of 2" in text
     assert "stage 1 of 2" in text
+    assert {row.optimizer_bytes for row in grid} == {None}  # No step has been taken.
     assert {w.device.rpartition("/")[2] for w in model.weights} == {"device:CPU:0", "device:CPU:1"}
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def statistics_of_all_ranks(strategy, folder):
     fit_both(strategy, *pair(strategy, normed), (X, Y))
 
 
-@scenario
+@scenario("stages", "mesh", "mesh_of_workers")
 def statistics_of_all_ranks_computed_again(strategy, folder):
-    again = other(strategy, stages=2, microbatches=3, recompute="blocks")
+    shape = {"model": 2} if strategy.name == "mesh" else {"stages": 2, "microbatches": 3}
+    again = other(strategy, **shape, recompute="blocks")
     fit_both(again, *pair(again, normed), (X, Y))
 
 
 @scenario
+def slots_divided_among_ranks(strategy, folder):
+    """On each stage's device lie the slots of half of its weights."""
+    divided = other(strategy, stages=2, microbatches=3, shard="optimizer")
+
+    def model_fn():
+        return normed(keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5))
+
+    model, reference = pair(divided, model_fn)
+    fit_both(divided, model, reference, (X, Y))
+    parts = binding_of(model, "this test").sharded.parts
+    for (index, _), slots in parts.slots.items():
+        weight = parts.weights[index]
+        assert [slot.device for slot in slots] == [weight.device]
+        assert slots[0].shape == [-(-weight.shape.num_elements() // 2)]
+    assert len({weight.device for weight in parts.weights}) == 2
+    # Of each weight a rank has half, as it updates it, and Adam's two slots of that half.
+    for row in divided.describe(model).grid:
+        trained = [w for w in parts.weights if w.device.endswith(row.device)]
+        halves = sum(-(-weight.shape.num_elements() // 2) for weight in trained)
+        assert row.optimizer_bytes == 3 * 4 * halves
+    divided.save(model, folder / "model.keras")
+    whole = keras.models.load_model(folder / "model.keras").optimizer.variables
+    assert_near([v.numpy() for v in whole], [v.numpy() for v in reference.optimizer.variables])
+
+
+@scenario
+def exchanges_of_many_shapes_in_one_step(strategy, folder):
+    ranks = strategy.connect()
+
+    @tf.function
+    def summed(tensor):
+        return ranks.sum(tensor, f"this.{tensor.shape[0]}")
+
+    @tf.function
+    def step(own):
+        for size in range(1, 7):
+            row = tf.fill([size], own)
+            rows = ranks.all_gather(row, f"this.gather.{size}")
+            tf.debugging.assert_equal(rows, tf.repeat([[1.0], [2.0]], size, axis=1))
+            mean = ranks.reduce_scatter(tf.stack([row, 10 * row]), f"this.scatter.{size}")
+            tf.debugging.assert_equal(mean, tf.fill([size], 15.0 if ranks.process else 1.5))
+            tf.debugging.assert_equal(summed(row), tf.fill([size], 3.0))
+        return summed(tf.fill([9], own))
+
+    for _ in range(3):
+        assert_near(step(tf.constant(ranks.process + 1.0)), np.full(9, 3.0))
+
+
+@scenario("mesh")
+def slots_of_slices_divided_among_ranks(strategy, folder):
+    """On each device lie the slots of half of its slices."""
+    divided = other(strategy, model=2, shard="optimizer", recompute="blocks")
+
+    def model_fn():
+        optimizer = keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return normed(optimizer)
+
+    whole = strategy.describe(strategy.build(model_fn)).bytes_per_device
+    model, reference = pair(divided, model_fn)
+    fit_both(divided, model, reference, (X, Y))
+    state = known_of(model, MeshModel, "this test").state
+    slices = parts = 0
+    for weight in model.trainable_variables:
+        own = state.of(weight).slices[0].shape.num_elements()
+        slots = [slot.slices for slot in state.slots_of(weight)]
+        assert [part.shape for each in slots for part in each] == [[-(-own // 2)]] * 4
+        assert [part.device for part in slots[0]] == [s.device for s in state.of(weight).slices]
+        slices, parts = slices + own, parts - (-own // 2)
+    # Adam's two slots of half of the slices, and that half as this rank updates it.
+    assert divided.describe(model).bytes_per_device == whole - 4 * (2 * slices - 3 * parts)
+    divided.save(model, folder / "model.keras")
+    saved = keras.models.load_model(folder / "model.keras").optimizer.variables
+    assert_near([v.numpy() for v in saved], [v.numpy() for v in reference.optimizer.variables])
+    for name in ("weights", "model.weights.h5"):
+        with pytest.raises(ModelError, match=r"must read weights from a file .h5"):
+            model.load_weights(folder / name)
+
+
+@scenario("mesh", "mesh_of_workers")
+def slots_that_the_chief_alone_has_loaded(strategy, folder):
+    """They are divided whole, after whatever reads them first, and with weights off the host."""
+    single = tfdist.strategy("single")
+    trained = single.build(normed)
+    trained.fit(X, Y, batch_size=6, verbose=0)
+    trained.save(folder / "trained.keras")
+
+    def model_fn():
+        is_chief = strategy.topology.is_chief
+        return keras.models.load_model(folder / "trained.keras") if is_chief else normed()
+
+    for options in ({}, {"keep_host_copy": False}):
+        divided = other(strategy, model=2, shard="optimizer", **options)
+        for saves_first in (False, True):
+            model = divided.build(model_fn)
+            if saves_first:
+                divided.save(model, folder / "again.keras")
+            reference = single.build(lambda: keras.models.load_model(folder / "trained.keras"))
+            fit_both(divided, model, reference, (X, Y))
+            divided.save(model, folder / "both.keras")
+            strategy.from_chief(None)
+            slots = keras.models.load_model(folder / "both.keras").optimizer.variables
+            assert_near(
+                [v.numpy() for v in slots], [v.numpy() for v in reference.optimizer.variables]
+            )
+        model.compile(adam(), model.loss)  # Its parts are made of slices.
+        model.fit(X, Y, batch_size=6, verbose=0)
+
+
+@scenario("mesh")
+def a_loss_scale_over_divided_slots(strategy, folder):
+    """A gradient that overflows in the part of one rank has all leave the update out."""
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "softmax")])
+        scaled = keras.mixed_precision.LossScaleOptimizer(adam(), initial_scale=2.0**15)
+        model.compile(scaled, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    divided = other(strategy, model=2, shard="optimizer")
+    model, reference = pair(divided, model_fn)
+    x = X.copy()
+    x[5, 5] = 1e36  # The last row of the kernel, which rank 1 updates.
+    fit_both(divided, model, reference, (x, Y), skip=("loss",))
+    scales = [float(each.optimizer.loss_scale) for each in (model, reference)]
+    assert scales == [2.0**13, 2.0**13]  # Once in each epoch.
+
+
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def sums_over_rows(strategy, folder):
     def model_fn():
         loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
@@ -118,7 +231,7 @@ def sums_over_rows(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (X, Y))
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def a_loss_of_ones_own_that_is_no_number_of_no_rows(strategy, folder):
     def mean(y, y_pred):
         return tf.reduce_mean(tf.square(y - y_pred))
@@ -126,21 +239,38 @@ def a_loss_of_ones_own_that_is_no_number_of_no_rows(strategy, folder):
     model, reference = pair(strategy, lambda: normed(loss=mean))
     fit_both(strategy, model, reference, (X, ONE_HOT))
     held_out = strategy.dataset((X, ONE_HOT), global_batch_size=12, training=False)
-    near(model.evaluate(held_out, verbose=0), reference.evaluate(X, ONE_HOT, 12, verbose=0))
+    assert_near(model.evaluate(held_out, verbose=0), reference.evaluate(X, ONE_HOT, 12, verbose=0))
+
+
+def of_words(**options: Any) -> keras.Model:
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(11, 16)(inputs)
+    x = layers.Dense(16, "tanh")(layers.GlobalAveragePooling1D()(x))
+    model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", **options)
+    return model
+
+
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+def words_that_are_looked_up(strategy, folder):
+    words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
+    fit_both(strategy, *pair(strategy, of_words), (words, Y))
 
 
 @scenario
-def words_that_are_looked_up(strategy, folder):
-    def model_fn():
-        inputs = keras.Input((5,), dtype="int32")
-        x = layers.Embedding(11, 16)(inputs)
-        x = layers.Dense(16, "tanh")(layers.GlobalAveragePooling1D()(x))
-        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-        return model
-
+def words_of_several_steps_at_a_time(strategy, folder):
     words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
-    fit_both(strategy, *pair(strategy, model_fn), (words, Y))
+    options = {"stages": 2, "microbatches": 3}
+    divided = other(strategy, **options, shard="optimizer")
+    for each in (strategy, divided):
+        model, reference = pair(each, lambda: of_words(steps_per_execution=3))
+        if ranks_of(each) == "horovod" or each is divided:
+            fit_both(each, model, reference, (words, Y))
+            continue
+        feed = each.dataset((words, Y), global_batch_size=12)
+        with pytest.raises(ModelError, match="looked-up rows must be exchanged step by step"):
+            model.fit(feed, verbose=0)
 
 
 @scenario
@@ -189,25 +319,25 @@ def ranks_drop_other_units(strategy, folder):
     assert first != second
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def one_batch(strategy, folder):
     model, reference = pair(strategy, normed)
     for rows in (5, 1):
         x, y = X[:rows], Y[:rows]
-        near(model.train_on_batch(x, y), reference.train_on_batch(x, y))
-        near(model.get_weights(), reference.get_weights())
-    near(model.test_on_batch(X[:5], Y[:5]), reference.test_on_batch(X[:5], Y[:5]))
-    near(model.predict_on_batch(X[:3]), reference.predict_on_batch(X[:3]))
+        assert_near(model.train_on_batch(x, y), reference.train_on_batch(x, y))
+        assert_near(model.get_weights(), reference.get_weights())
+    assert_near(model.test_on_batch(X[:5], Y[:5]), reference.test_on_batch(X[:5], Y[:5]))
+    assert_near(model.predict_on_batch(X[:3]), reference.predict_on_batch(X[:3]))
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def batches_that_keras_takes(strategy, folder):
     model, reference = pair(strategy, normed)
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
     model.fit(batches, epochs=EPOCHS, verbose=0)
     reference.fit(batches, epochs=EPOCHS, verbose=0)
-    near(model.get_weights(), reference.get_weights())
-    near(model.evaluate(batches, verbose=0), reference.evaluate(batches, verbose=0))
+    assert_near(model.get_weights(), reference.get_weights())
+    assert_near(model.evaluate(batches, verbose=0), reference.evaluate(batches, verbose=0))
 
 
 class Stop(keras.callbacks.Callback):
@@ -221,7 +351,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def a_fit_goes_on_on_another_grid(strategy, folder):
     """In the middle of an epoch, in other stages, and then on whole models."""
     model, reference = pair(strategy, normed)
@@ -234,25 +364,25 @@ def a_fit_goes_on_on_another_grid(strategy, folder):
     kept = tfdist.Checkpoints(folder / "kept", every_steps=1)
     with contextlib.suppress(KeyboardInterrupt):
         model.fit(feed, epochs=3, callbacks=[kept, Stop()], verbose=0)
-    whole = tfdist.strategy("horovod")
+    whole = tfdist.strategy(ranks_of(strategy))
     with contextlib.suppress(OptionError):  # It runs already, with as many threads as stages need.
         whole.start()
-    options = {"stages": 2, "microbatches": 2, "cut_after": "first"}
+    options = {"stages": 2, "microbatches": 2, "cut_after": "first", "shard": "optimizer"}
     if strategy.name == "mesh":
-        options = {"batch": 2, "model": 1}
+        options = {"batch": 2, "model": 1, "shard": "optimizer"}
     for number, another in enumerate((other(strategy, **options), whole)):
         again = another.build(normed)
         going_on = another.dataset((X, Y), global_batch_size=12, seed=3)
         resume = tfdist.Checkpoints(folder / "kept", resume=True)
         again.fit(going_on, epochs=2 + number, callbacks=[resume], verbose=0)
-    near(again.get_weights(), reference.get_weights())
+    assert_near(again.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def the_file_is_keras_own(strategy, folder):
     model, reference = pair(strategy, normed)
     strategy.save(model, folder / "model.keras")
-    near(keras.models.load_model(folder / "model.keras").predict(X, verbose=0),
+    assert_near(keras.models.load_model(folder / "model.keras").predict(X, verbose=0),
          reference.predict(X, verbose=0))  # fmt: skip
     found = strategy.connect().gather(sorted(path.name for path in folder.iterdir()))
     assert found == [["model.keras"]] * 2
@@ -280,7 +410,7 @@ def what_ranks_cannot_share_is_refused(strategy, folder):
         strategy.build(model_fn)
 
 
-@scenario
+@scenario("mesh", "mesh_of_workers")
 def slices_of_all_ranks(strategy, folder):
     """What one rank alone has set is what all begin with."""
     model, reference = pair(strategy, normed)
@@ -291,14 +421,14 @@ def slices_of_all_ranks(strategy, folder):
     assert [place.devices for place in description.places] == [("CPU:0", "CPU:1")] * 2
 
 
-@scenario
+@scenario("mesh", "mesh_of_workers")
 def a_divided_batch_in_each_rank(strategy, folder):
     divided = other(strategy, batch=2, model=1, keep_host_copy=False)
     assert divided.num_replicas == 4
     fit_both(divided, *pair(divided, normed), (X, Y))
 
 
-@scenario
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
 def clipped_tables_of_words_and_of_positions(strategy, folder):
     """Keras clips the gradients of look-ups before it adds up those of equal words."""
 
@@ -323,7 +453,7 @@ def clipped_tables_of_words_and_of_positions(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (words, Y))
 
 
-@scenario
+@scenario("mesh", "mesh_of_workers")
 def a_masked_output_is_refused(strategy, folder):
     def model_fn():
         inputs = keras.Input((5,), dtype="int32")
@@ -336,3 +466,25 @@ def a_masked_output_is_refused(strategy, folder):
     feed = strategy.dataset((words, words % 3), global_batch_size=12)
     with pytest.raises(ModelError, match="outputs of a mesh with replicas must carry no mask"):
         strategy.build(model_fn).fit(feed, verbose=0)
+
+
+@scenario("stages_of_workers", "mesh_of_workers")
+def a_worker_that_does_not_step_is_waited_for_until_the_deadline(strategy, folder):
+    """Last: the collectives are ended by it."""
+    options = {"stages": 2, "microbatches": 3} if strategy.name == "pipeline" else {"model": 2}
+    impatient = tfdist.strategy(strategy.name, replicas="multi_worker", **options)
+    impatient._replicas = MultiWorker(stall_timeout_s=3)
+    impatient.start()
+
+    class Sleepy(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and not strategy.topology.is_chief:
+                time.sleep(8)
+
+    model = impatient.build(normed)
+    feed = impatient.dataset((X, Y), global_batch_size=12)
+    with pytest.raises(LaunchError, match="all workers must take every step together") as caught:
+        model.fit(feed, callbacks=[Sleepy()], verbose=0)
+    if strategy.topology.is_chief:
+        assert "rank 0" in str(caught.value)
+        assert "epoch 1, step 4" in str(caught.value)

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import equals_one_device
 from scenarios import scenario
 from tensorflow import keras
 
@@ -112,14 +113,15 @@ def hosts_that_hold_other_records_equal_one_device(strategy, folder):
 
 @scenario
 def coarse_options_train(strategy, folder):
-    for options in ({"compression": "fp16"}, {"op": "adasum"}):
+    # Ranks whose gradients are the same have their mean, whatever a sum makes of other ones.
+    alike = np.repeat(X[:1], 48, axis=0), np.repeat(Y[:1], 48)
+    for options, records, tolerance in (
+        ({"compression": "fp16"}, (X, Y), 1e-3),
+        ({"op": "adasum"}, alike, 1e-5),
+    ):
         coarse = other(strategy, **options)
         assert coarse.approximations
-        keras.utils.set_random_seed(1)
-        model = coarse.build(model_fn)
-        feed = coarse.dataset((X, Y), global_batch_size=8)
-        losses = model.fit(feed, epochs=6, verbose=0).history["loss"]
-        assert losses[-1] < losses[0]
+        equals_one_device(coarse, model_fn, records, epochs=3, tolerance=tolerance)
         report = tfdist.verify(model_fn, (X, Y), coarse, steps=4, global_batch_size=8)
         if strategy.topology.is_chief:
             assert not report.exact

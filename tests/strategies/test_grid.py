@@ -1,85 +1,73 @@
-"""Strategies inside of strategies: each rank of horovod holds a model in stages, or on a mesh."""
+"""Strategies inside of strategies: each rank holds a model in stages, or on a mesh."""
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scenario_plugin import Job
 
 import tfdist
 from tfdist import topology
+from tfdist.cli import saved_weights
 from tfdist.compat import versions
 from tfdist.compat.versions import lane
 from tfdist.errors import EngineMissingError, OptionError
-from tfdist.strategies import spec_of
+from tfdist.records.writing.writer import write
+from tfdist.strategies import REPLICAS, spec_of
 from tfdist.topology import Topology
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("grid_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
-#: Those of a mesh alone, of stages alone, and of both.
-_MESH_ALONE = (
-    "slices_of_all_ranks",
-    "a_divided_batch_in_each_rank",
-    "a_masked_output_is_refused",
-)
-_BOTH = (
-    "statistics_of_all_ranks",
-    "sums_over_rows",
-    "a_loss_of_ones_own_that_is_no_number_of_no_rows",
-    "words_that_are_looked_up",
-    "clipped_tables_of_words_and_of_positions",
-    "one_batch",
-    "batches_that_keras_takes",
-    "a_fit_goes_on_on_another_grid",
-    "the_file_is_keras_own",
-)
-_OF_STAGES = tuple(name for name in _NAMES if name not in _MESH_ALONE)
-_OF_A_MESH = (*_MESH_ALONE, *_BOTH)
+MODELS = Path(__file__).parents[1] / "cli" / "models.py"
+SCENARIOS = "grid_scenarios.py"
+_NO_MESH = "" if lane() == "modern" else "refused there: see the next test"
+JOBS = {
+    "stages": Job("pipeline", {"stages": 2, "microbatches": 3, "replicas": "horovod"}, ranks=2),
+    "stages_of_workers": Job(
+        "pipeline", {"stages": 2, "microbatches": 3, "replicas": "multi_worker"}, ranks=2
+    ),
+    "mesh": Job(
+        "mesh",
+        {"batch": 1, "model": 2, "replicas": "horovod"},
+        ranks=2,
+        only_named=True,
+        skip=_NO_MESH,
+    ),
+    "mesh_of_workers": Job(
+        "mesh",
+        {"batch": 1, "model": 2, "replicas": "multi_worker"},
+        ranks=2,
+        only_named=True,
+        skip=_NO_MESH,
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    options = {"stages": 2, "microbatches": 3, "replicas": "horovod"}
-    folder = tmp_path_factory.mktemp("grid")
-    return Job(_FILE, folder, "pipeline", options, ranks=2, only=_OF_STAGES)
+def test_on_two_ranks(scenario):
+    scenario.check()
 
 
-@pytest.mark.parametrize("name", _OF_STAGES)
-def test_on_two_ranks_with_two_stages(name, job):
-    job.check(name)
-
-
-@pytest.fixture(scope="module")
-def mesh_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    options = {"batch": 1, "model": 2, "replicas": "horovod"}
-    folder = tmp_path_factory.mktemp("mesh")
-    return Job(_FILE, folder, "mesh", options, ranks=2, only=_OF_A_MESH)
-
-
-@pytest.mark.skipif(lane() != "modern", reason="refused there: see the next test")
-@pytest.mark.parametrize("name", _OF_A_MESH)
-def test_on_two_ranks_with_a_mesh(name, mesh_job):
-    mesh_job.check(name)
-
-
-def test_a_mesh_on_ranks_is_refused_on_an_older_tensorflow(monkeypatch):
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_a_mesh_on_ranks_is_refused_on_an_older_tensorflow(monkeypatch, replicas):
     monkeypatch.setattr(versions, "tensorflow_version", lambda: "2.14.1")
     with pytest.raises(EngineMissingError, match=r"must have TensorFlow 2\.16"):
-        tfdist.strategy("mesh", model=2, replicas="horovod").start()
+        tfdist.strategy("mesh", model=2, replicas=replicas).start()
 
 
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("pipeline", {"replicas": "mirrored"}, r"found 'mirrored'.* Choose one of horovod"),
+        ("pipeline", {"replicas": "mirrored"}, "Choose one of horovod, multi_worker"),
         ("horovod", {"replicas": "horovod"}, "strategy 'horovod', whose processes are replicas"),
+        ("horovod", {"replicas": "multi_worker"}, "strategy 'horovod', whose processes are repl"),
+        ("pipeline", {"shard": "optimizer"}, "shard must go with replicas"),
+        ("mesh", {"batch": 2, "shard": "optimizer"}, "shard must go with replicas"),
+        ("mesh", {"replicas": "horovod", "shard": "weights"}, "divides the weights of each rank"),
+        (
+            "pipeline",
+            {"replicas": "horovod", "shard": "weights"},
+            "divides the weights of each rank",
+        ),
         (
             "pipeline",
             {"replicas": "horovod", "batch_norm": "per_microbatch"},
@@ -102,10 +90,50 @@ def test_it_is_started_as_its_ranks_are():
     spec = spec_of("pipeline", {"replicas": "horovod"})
     assert (spec.launchers, spec.sagemaker) == (("mpi", "gloo"), "mpi")
     assert not spec.is_elastic
+    spec = spec_of("mesh", {"replicas": "multi_worker"})
+    assert (spec.launchers, spec.sagemaker) == (("tasks",), "multi_worker_mirrored_strategy")
     assert spec_of("pipeline", {"stages": 2}).launchers == ()
 
 
-def test_ranks_that_may_be_lost_hold_whole_models(monkeypatch):
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_ranks_that_may_be_lost_hold_whole_models(monkeypatch, replicas):
     monkeypatch.setattr(topology, "current", lambda: Topology(elastic_workers=2))
-    with pytest.raises(OptionError, match="an elastic job must have strategy horovod alone"):
-        tfdist.strategy("pipeline", replicas="horovod").start()
+    with pytest.raises(OptionError, match=f"horovod alone.*with replicas='{replicas}'"):
+        tfdist.strategy("pipeline", replicas=replicas).start()
+
+
+def test_workers_that_hold_models_must_know_each_other(monkeypatch):
+    monkeypatch.setattr(topology, "current", lambda: Topology(world_size=2, launcher="mpi"))
+    with pytest.raises(OptionError, match=r"must know each other's addresses.*started by mpi"):
+        tfdist.strategy("pipeline", replicas="multi_worker").start()
+
+
+@pytest.mark.timeout(560)
+def test_a_training_goes_on_between_engines(run_cli, tmp_path):
+    """Of workers, then of Horovod, then on one device: as it does without any grid."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 50)
+    x = (rng.normal(size=(50, 8)) + y[:, None]).astype(np.float32)
+    write((x, y), tmp_path / "shards", split="train=1")
+    grid = ("pipeline", "-o", "microbatches=2", "-o")
+    two, alone = ("--workers", 2), ("single",)
+    ways = {
+        "divided": [
+            (*grid, "replicas=multi_worker", "-o", "shard=optimizer", *two),
+            (*grid, "replicas=horovod", *two),
+            alone,
+        ],
+        "whole": [("multi_worker", *two), ("multi_worker", *two), alone],
+    }
+    for output, strategies in ways.items():
+        for epochs, strategy in enumerate(strategies, start=1):
+            done = run_cli(
+                *("train", "--resume", "--model", f"{MODELS}:mlp", "--data", tmp_path / "shards"),
+                *("--output", tmp_path / output, "--epochs", epochs, "--global-batch-size", 8),
+                *("--strategy", *strategy),
+            )
+            assert done.returncode == 0, done.stderr
+    found, expected = (saved_weights.read(tmp_path / output / "model.keras") for output in ways)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import pytest
+from scenario_plugin import Job
 
 from tfdist.errors import OptionError
-from tfdist.strategies.horovod.strategy import _prepare_environment, choose_gpus
-from tfdist.strategies.rank_threads import choose_threads
+from tfdist.strategies.horovod.strategy import _prepare_environment
+from tfdist.strategies.rank_devices import choose_gpus, choose_threads
 from tfdist.topology import Topology
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("horovod_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+SCENARIOS = "horovod_scenarios.py"
+JOBS = {"horovod": Job("horovod", {"stall_timeout_s": 10}, ranks=2)}
 
 
 def test_each_rank_pins_the_gpu_of_its_local_rank():
@@ -56,12 +48,5 @@ def test_what_the_user_has_set_stays():
     assert alone["HOROVOD_CONTROLLER"] == "gloo"
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("horovod")
-    return Job(_FILE, folder, "horovod", {"stall_timeout_s": 10}, ranks=2)
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_on_two_ranks(name, job):
-    job.check(name)
+def test_on_two_ranks(scenario):
+    scenario.check()

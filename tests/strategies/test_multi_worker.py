@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import pytest
+from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.strategies.multi_worker.strategy import check_place
 from tfdist.topology import Topology, from_environ, tf_config
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("multi_worker_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+SCENARIOS = "multi_worker_scenarios.py"
+JOBS = {"multi_worker": Job("multi_worker", {"stall_timeout_s": 3}, ranks=2)}
 
 
 @pytest.mark.parametrize(
@@ -54,12 +46,5 @@ def test_a_forgotten_srun_is_told(monkeypatch, capsys):
     assert "srun did not start this process" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("multi_worker")
-    return Job(_FILE, folder, "multi_worker", {"stall_timeout_s": 3}, ranks=2)
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_on_two_workers(name, job):
-    job.check(name)
+def test_on_two_workers(scenario):
+    scenario.check()

@@ -15,19 +15,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.launch.tf_cluster import _free_ports
 from tfdist.topology import tf_config
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
+# Trainings that are struck wait twice for what comes, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("parameter_server_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+SCENARIOS = "parameter_server_scenarios.py"
+JOBS = {
+    "parameter_server": Job(
+        "parameter_server", {"min_shard_bytes": 32}, launch="--workers 2 --ps 2"
+    )
+}
 _FAULTS = Path(__file__).with_name("parameter_server_faults.py")
 _TASKS = ("chief", "worker", "worker", "ps")
 
@@ -57,16 +59,8 @@ def test_a_cluster_without_all_roles_is_refused(monkeypatch, roles):
         tfdist.strategy("parameter_server").start()
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("parameter_server")
-    options = {"min_shard_bytes": 32}
-    return Job(_FILE, folder, "parameter_server", options, launch="--workers 2 --ps 2")
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_on_two_workers_and_two_servers(name, job):
-    job.check(name)
+def test_on_two_workers_and_two_servers(scenario):
+    scenario.check()
 
 
 class Training:

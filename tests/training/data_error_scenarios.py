@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import TOLERANCE, assert_same_weights, pair
 from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
 from tfdist.errors import DataError, ModelError
 
-TOLERANCE = 1e-5
 layers = keras.layers
 _SENTENCES = ["a b c", "d e", "a", "f g h a", "b b", "c d e f", "h", "a h"]
 
@@ -57,21 +57,6 @@ def reader(
     return model
 
 
-def pair(strategy: Any, model_fn: Callable[[], keras.Model]) -> tuple[keras.Model, keras.Model]:
-    """Returns the model on the strategy, and the same on one device."""
-    keras.utils.set_random_seed(1)
-    reference = model_fn()
-    model = strategy.build(model_fn)
-    model.set_weights(reference.get_weights())
-    return model, reference
-
-
-def assert_same(model: keras.Model, reference: keras.Model) -> None:
-    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
-        if ours.dtype.kind == "f":
-            np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
-
-
 @contextlib.contextmanager
 def heard(strategy: Any, *words: str) -> Any:
     """Encloses what the chief, and nobody else, warns of with these words, once."""
@@ -86,7 +71,7 @@ def heard(strategy: Any, *words: str) -> Any:
 # One batch at a time -----------------------------------------------------------------------------
 
 
-@scenario
+@scenario("single", "mirrored", "horovod", "multi_worker")
 def one_batch_is_divided(strategy, folder):
     model, reference = pair(strategy, mlp)
     for rows in (9, 1, 4):  # One row leaves a replica with none.
@@ -96,7 +81,7 @@ def one_batch_is_divided(strategy, folder):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, err_msg=method)
         predicted = reference.predict_on_batch(x)
         np.testing.assert_allclose(model.predict_on_batch(x), predicted, atol=TOLERANCE)
-    assert_same(model, reference)
+    assert_same_weights(model, reference)
     model.compile("adam", "sparse_categorical_crossentropy")
     reference.compile("adam", "sparse_categorical_crossentropy")
     assert model.train_on_batch(*data(9)) == pytest.approx(reference.train_on_batch(*data(9)))
@@ -114,7 +99,7 @@ def one_batch_has_weights_and_goes_on_counting(strategy, folder):
         )
         assert list(ours) == list(theirs)
         assert ours == pytest.approx(theirs, abs=TOLERANCE)
-    assert_same(model, reference)
+    assert_same_weights(model, reference)
 
 
 @scenario
@@ -128,23 +113,23 @@ def one_batch_is_the_same_on_all_ranks(strategy, folder):
         model.train_on_batch(strategy.dataset((x, y), global_batch_size=4))
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def batches_come_in_the_order_of_the_arrays(strategy, folder):
     model, reference = pair(strategy, mlp)
     x, y = data()
     for m in (model, reference):
         m.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    assert_same(model, reference)
+    assert_same_weights(model, reference)
     feed = strategy.dataset((x, y), global_batch_size=8, training=False)
     model.fit(feed, epochs=1, verbose=0)
     reference.fit(feed.on_one_device().epochs(0, 1), verbose=0)
-    assert_same(model, reference)
+    assert_same_weights(model, reference)
 
 
 # What layers have learned before the training ----------------------------------------------------
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def a_vocabulary_among_the_weights(strategy, folder):
     for mode in ("int", "tf_idf"):
 
@@ -161,7 +146,7 @@ def a_vocabulary_among_the_weights(strategy, folder):
             steps_per_epoch=feed.steps_per_epoch,
             verbose=0,
         )
-        assert_same(model, reference)
+        assert_same_weights(model, reference)
         strategy.save(model, folder / f"{mode}.keras")
         x = sentences()[0]
         loaded = keras.models.load_model(folder / f"{mode}.keras")
@@ -169,7 +154,7 @@ def a_vocabulary_among_the_weights(strategy, folder):
         again = strategy.build(model_fn)
         resumed = tfdist.Checkpoints(folder / mode, resume=True)
         again.fit(feed, epochs=2, verbose=0, callbacks=[resumed])
-        assert_same(again, model)
+        assert_same_weights(again, model)
     report = tfdist.verify(reader, sentences(), strategy, steps=3, global_batch_size=8)
     assert report is None or report.exact, report
 
@@ -198,7 +183,7 @@ def table_reader(of: int = 25) -> keras.Model:
     return model
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def tables_and_scales(strategy, folder):
     """Trained, kept, resumed, saved, verified."""
     x, y = columns()
@@ -213,7 +198,7 @@ def tables_and_scales(strategy, folder):
     resumed.fit(feed, epochs=2, verbose=0, callbacks=[keep])
     batches = feed.on_one_device().epochs(0, 2)
     reference.fit(batches, epochs=2, steps_per_epoch=feed.steps_per_epoch, verbose=0)
-    assert_same(resumed, reference)
+    assert_same_weights(resumed, reference)
     in_order = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
     expected = reference.predict(in_order, verbose=0)
     np.testing.assert_allclose(resumed.predict(x, verbose=0), expected, atol=TOLERANCE)
@@ -226,7 +211,7 @@ def tables_and_scales(strategy, folder):
     assert report is None or report.exact, report
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def a_table_of_the_training_is_that_of_its_resume(strategy, folder):
     """The data has grown meanwhile: weights stand for what the table was then."""
     x, y = columns()
@@ -262,7 +247,7 @@ def ranks_with_other_vocabularies_are_refused(strategy, folder):
         model.fit(feed, verbose=0)
 
 
-@scenario
+@scenario("single", "mirrored", "horovod")
 def constants_follow_what_is_restored(strategy, folder):
     """Normalization computes with constants; a rank or a later run may have made others."""
 
@@ -288,7 +273,7 @@ def constants_follow_what_is_restored(strategy, folder):
         steps_per_epoch=feed.steps_per_epoch,
         verbose=0,
     )
-    assert_same(later, reference)
+    assert_same_weights(later, reference)
     after, expected = later.predict(x, verbose=0), reference.predict(x, verbose=0)
     np.testing.assert_allclose(after, expected, atol=TOLERANCE)
     assert np.max(np.abs(after - before)) > 0.01
@@ -304,7 +289,7 @@ def _step_by_hand(model: keras.Model, optimizer: Any, x: np.ndarray, y: np.ndarr
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def a_loop_by_hand_is_heard_of(strategy, folder):
     x, y = data()
     model, reference = pair(strategy, mlp)
@@ -319,7 +304,7 @@ def a_loop_by_hand_is_heard_of(strategy, folder):
         for _ in range(2):
             _step_by_hand(model, model.optimizer, x, y)
             _step_by_hand(reference, reference.optimizer, x, y)
-    assert_same(model, reference)  # What is meant is done.
+    assert_same_weights(model, reference)  # What is meant is done.
 
 
 @scenario
@@ -340,7 +325,7 @@ def weights_that_part_are_heard_of_when_saved(strategy, folder):
 # Refused in one line -----------------------------------------------------------------------------
 
 
-@scenario
+@scenario("single", "mirrored", "horovod", "multi_worker")
 def refusals_are_one_line(strategy, folder):
     def v1():
         model = mlp()
@@ -358,7 +343,12 @@ def refusals_are_one_line(strategy, folder):
         model.compile("sgd")
         return model
 
+    def of_odd_batches():
+        return keras.Sequential([keras.Input((5,), batch_size=5), layers.Dense(3)])
+
     x, y = data()
+    names = np.array(["ape", "bee", "cat"])[y]
+    texts = tf.data.Dataset.from_tensor_slices((x, names)).batch(8)
     words = tf.data.Dataset.from_tensor_slices((sentences()[0][:, 0], y))
     uneven = words.map(lambda text, label: ({"text": tf.strings.split(text)}, label))
 
@@ -379,9 +369,20 @@ def refusals_are_one_line(strategy, folder):
         (ModelError, fit(v1, data()), "compat.v1.train.AdamOptimizer"),
         (ModelError, fit(without_loss, data()), "must have a loss"),
         (DataError, fit(mlp, (x,)), "must have labels"),
+        (DataError, fit(mlp, (x, names)), "must be numbers, but found labels of text"),
+        (DataError, lambda: strategy.build(mlp).evaluate(x, names.tolist()), "labels of text"),
+        (DataError, lambda: strategy.build(mlp).fit(texts), "labels of text"),
+        (DataError, lambda: strategy.build(mlp).fit(x, y, validation_data=texts), "labels of text"),
+        (DataError, lambda: strategy.build(mlp).train_on_batch(x, names), "labels of text"),
+        (DataError, fit(mlp, (np.tile(names[:, None], 5), y)), "must be numbers, but found text"),
+        (DataError, fit(lengths, (x[:, :2], y)), "must be text, but found numbers"),
         (DataError, fit(lengths, uneven), "feature 'text' must have one shape"),
         (ModelError, lambda: strategy.build(stateful), "stateful"),
     ]
+    if strategy.name == "mirrored":
+        tried.append(
+            (ModelError, lambda: strategy.build(of_odd_batches), "batch_size=5 and 2 replicas")
+        )
     for kind, attempt, words in tried:
         if strategy.num_replicas == 1 and words == "stateful":
             continue

@@ -119,7 +119,7 @@ def distilbert_with_a_loss_of_keras(strategy, folder):
     assert said.logits.shape == (ROWS, 3)
 
 
-@scenario
+@scenario("single", "mirrored", "horovod", "multi_worker")
 def gpt2_whose_padding_has_no_label(strategy, folder):
     """Its loss is a mean over tokens, of which each replica has another number."""
 

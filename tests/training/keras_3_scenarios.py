@@ -219,7 +219,7 @@ def a_file_that_keras_3_does_not_write(strategy, folder):
     assert not list(folder.glob("saved*"))
 
 
-@scenario
+@scenario("mixed_float16")
 def a_gradient_that_overflows_on_one_replica(strategy, folder):
     """It skips the update on all. Only for mixed_float16."""
 

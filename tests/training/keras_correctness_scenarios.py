@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_device import assert_near, assert_same_results, equals_one_device
 from scenarios import scenario
 from tensorflow import keras
 
@@ -34,37 +35,21 @@ def compare(
     """Args:
     refused: name of a strategy -> what its refusal says.
     """
-    keras.utils.set_random_seed(1)
-    reference = model_fn()
-
-    def train() -> tuple[keras.Model, Any, dict]:
-        model = strategy.build(model_fn)
-        model.set_weights(reference.get_weights())
-        feed = strategy.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, seed=2)
-        return model, feed, model.fit(feed, epochs=EPOCHS, verbose=0).history
-
     if strategy.name in (refused or {}):
+        feed = strategy.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, seed=2)
         # Keras itself refuses what cannot be made on its replicas.
         with pytest.raises((TfdistError, ValueError), match=refused[strategy.name]):
-            train()
+            strategy.build(model_fn).fit(feed, epochs=EPOCHS, verbose=0)
         return
-    model, feed, found = train()
-    expected = reference.fit(
-        feed.on_one_device().epochs(0, EPOCHS),
-        epochs=EPOCHS,
-        steps_per_epoch=feed.steps_per_epoch,
-        verbose=0,
-    ).history
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=tolerance, err_msg=name)
-    for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
-    judged = strategy.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, training=False)
+    size = {"global_batch_size": GLOBAL_BATCH_SIZE}
+    model, reference = equals_one_device(
+        strategy, model_fn, (x, y), **size, epochs=EPOCHS, tolerance=tolerance
+    )
+    judged = strategy.dataset((x, y), **size, training=False)
     found = model.evaluate(judged, verbose=0, return_dict=True)
-    for name, value in reference.evaluate(x, y, verbose=0, return_dict=True).items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
+    assert_same_results(found, reference.evaluate(x, y, verbose=0, return_dict=True), tolerance)
     predicted = model.predict(x, batch_size=GLOBAL_BATCH_SIZE, verbose=0)
-    np.testing.assert_allclose(predicted, reference.predict(x, verbose=0), rtol=0, atol=tolerance)
+    assert_near([predicted], [reference.predict(x, verbose=0)], tolerance)
 
 
 # Dense layers ------------------------------------------------------------------------------------
@@ -117,7 +102,7 @@ def dense_layers_in_a_class(strategy, folder):
     compare(strategy, model_fn, *line(), refused=refused)
 
 
-@scenario
+@scenario("mirrored", "horovod", "mesh", "pipeline")
 def binary_metrics_of_a_saturated_sigmoid(strategy, folder):
     def model_fn():
         ones = {"kernel_initializer": "ones"}
@@ -177,7 +162,7 @@ def images_with_batch_normalization(strategy, folder):
     compare(strategy, lambda: convnet(1), *images(), tolerance=1e-4)
 
 
-@scenario
+@scenario("mirrored", "horovod", "mesh", "pipeline")
 def images_with_synchronized_batch_normalization(strategy, folder):
     compare(strategy, lambda: convnet(2), *images(), tolerance=1e-4)
 
@@ -248,7 +233,7 @@ def of_rnn(make: Callable[[], Any], **options: Any) -> keras.Model:
     return of_words([make()], [layers.Dense(2), layers.Softmax(dtype="float32")], **options)
 
 
-@scenario
+@scenario("mirrored", "mesh")
 def gru(strategy, folder):
     model_fn = lambda: of_rnn(lambda: layers.GRU(4))  # noqa: E731
     compare(strategy, model_fn, *words())
@@ -260,7 +245,7 @@ def lstm(strategy, folder):
     compare(strategy, model_fn, *words())
 
 
-@scenario
+@scenario("mirrored", "mesh")
 def lstm_in_mixed_precision(strategy, folder):
     def model_fn():
         before = keras.mixed_precision.global_policy()
@@ -273,7 +258,7 @@ def lstm_in_mixed_precision(strategy, folder):
     compare(strategy, model_fn, *words(), tolerance=2e-3)
 
 
-@scenario
+@scenario("mirrored", "horovod", "mesh", "pipeline")
 def lstm_that_keeps_its_state(strategy, folder):
     model_fn = lambda: of_rnn(  # noqa: E731
         lambda: layers.LSTM(4, stateful=True), rows=GLOBAL_BATCH_SIZE

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from one_device import TOLERANCE, assert_same_weights, equals_one_device
 from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError
 
-TOLERANCE = 1e-5
 layers = keras.layers
 # Batches of 8: the last one has a row, so that a replica has none.
 ROWS, BATCH = 25, 8
@@ -28,48 +27,6 @@ def rows(features: int = 5) -> np.ndarray:
 
 def labels() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 3, ROWS)
-
-
-def pair(strategy: Any, model_fn: Callable[[], Any]) -> tuple[Any, Any]:
-    """Returns the model on the strategy, and the same on one device."""
-    keras.utils.set_random_seed(1)
-    reference = model_fn()
-    model = strategy.build(model_fn)
-    model.set_weights(reference.get_weights())
-    return model, reference
-
-
-def weights(model: Any) -> list[np.ndarray]:
-    """Returns those of layers: Keras 2 counts trackers, which are each rank's own, among them."""
-    of_metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
-    return [variable.numpy() for variable in model.weights if id(variable) not in of_metrics]
-
-
-def assert_same_weights(model: Any, reference: Any) -> None:
-    for ours, theirs in zip(weights(model), weights(reference), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
-
-
-def assert_trains_as_one_device(
-    strategy: Any, model_fn: Callable[[], Any], data: Any
-) -> tuple[Any, Any]:
-    model, reference = pair(strategy, model_fn)
-    before = weights(reference)
-    feed = strategy.dataset(data, global_batch_size=BATCH, seed=2)
-    found = model.fit(feed, epochs=2, verbose=0).history
-    expected = reference.fit(
-        feed.on_one_device().epochs(0, 2),
-        epochs=2,
-        steps_per_epoch=feed.steps_per_epoch,
-        verbose=0,
-    ).history
-    assert set(expected) <= set(found)
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE, err_msg=name)
-    moved = zip(before, weights(reference), strict=True)
-    assert max(np.max(np.abs(a - b)) for a, b in moved) > 0.01
-    assert_same_weights(model, reference)
-    return model, reference
 
 
 # Models ------------------------------------------------------------------------------------------
@@ -238,17 +195,17 @@ def distilled() -> keras.Model:
 
 @scenario
 def an_autoencoder_of_submodels(strategy, folder):
-    assert_trains_as_one_device(strategy, autoencoder, (rows(),))
+    equals_one_device(strategy, autoencoder, (rows(),))
 
 
 @scenario
 def two_optimizers(strategy, folder):
-    assert_trains_as_one_device(strategy, gan, (rows(),))
+    equals_one_device(strategy, gan, (rows(),))
 
 
 @scenario
 def rows_that_are_compared(strategy, folder):
-    assert_trains_as_one_device(strategy, contrastive, (rows(),))
+    equals_one_device(strategy, contrastive, (rows(),))
     outside = tf.constant([[1.0], [2.0]])
     assert tfdist.all_gather(outside) is outside
 
@@ -256,7 +213,7 @@ def rows_that_are_compared(strategy, folder):
 @scenario
 def compiled_metrics_and_a_test_step(strategy, folder):
     data = (rows(), labels())
-    model, reference = assert_trains_as_one_device(strategy, distilled, data)
+    model, reference = equals_one_device(strategy, distilled, data)
     held_out = strategy.dataset(data, global_batch_size=BATCH, training=False)
     found = model.evaluate(held_out, return_dict=True, verbose=0)
     expected = reference.evaluate(*data, batch_size=BATCH, return_dict=True, verbose=0)

@@ -11,28 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from scenarios import SCENARIOS, scenario
+from one_device import assert_near, equals_one_device, pair
+from scenarios import scenario
 from tensorflow import keras
 
 sys.path.append(str(Path(__file__).parent))
 import options_scenarios
-from options_scenarios import (
-    assert_near,
-    assert_trains_as_one_device,
-    data,
-    given,
-    mlp,
-    pair,
-    tagger,
-    words,
-)
+from options_scenarios import data, given, mlp, tagger, words
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.training.binding import binding_of
 from tfdist.training.sharded_slots import Parts
 
-SCENARIOS.clear()  # Those of options_scenarios run elsewhere.
 layers, optimizers = keras.layers, keras.optimizers
 
 
@@ -88,7 +79,7 @@ def every_elementwise_optimizer(strategy, folder):
         lambda: optimizers.Lion(0.01),
     ]
     for make in made:
-        model, reference = assert_trains_as_one_device(
+        model, reference = equals_one_device(
             sharded(strategy), lambda make=make: small(make()), data(17)
         )
         assert_slots_are_divided(strategy, model, reference)
@@ -102,15 +93,15 @@ def a_schedule_and_clipping_of_each_gradient(strategy, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "scatter", None)  # No process ever holds whole slots.
-        model, reference = assert_trains_as_one_device(sharded(strategy), model_fn, data())
+        model, reference = equals_one_device(sharded(strategy), model_fn, data())
     assert_slots_are_divided(strategy, model, reference)
     assert model.optimizer.iterations.numpy() == reference.optimizer.iterations.numpy()
 
 
-@scenario
+@scenario("mirrored", "horovod", "multi_worker")
 def decay_with_exclusions_and_clipping_of_all(strategy, folder):
     two = sharded(strategy, accumulate_steps=2)
-    model, reference = assert_trains_as_one_device(two, lambda: mlp(optimizer=decaying()), data())
+    model, reference = equals_one_device(two, lambda: mlp(optimizer=decaying()), data())
     assert_slots_are_divided(strategy, model, reference)
 
 
@@ -130,7 +121,7 @@ def averages_of_weights_and_constraints(strategy, folder):
         return model
 
     for every in (None, 3):
-        assert_trains_as_one_device(sharded(strategy), lambda n=every: model_fn(n), data())
+        equals_one_device(sharded(strategy), lambda n=every: model_fn(n), data())
 
 
 @scenario
@@ -147,11 +138,11 @@ def words_that_are_looked_up(strategy, folder):
             )
             return model
 
-        model, _ = assert_trains_as_one_device(sharded(strategy), model_fn, (x, y, weight))
+        model, _ = equals_one_device(sharded(strategy), model_fn, (x, y, weight))
         assert all(np.all(np.isfinite(value)) for value in model.get_weights())
 
 
-@scenario
+@scenario("mirrored", "horovod")
 def what_overflows_on_one_replica_updates_none(strategy, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options_scenarios, "given", sharded)
@@ -228,35 +219,47 @@ def in_order(strategy: Any) -> Any:
     return strategy.dataset(data(45), global_batch_size=8, training=False)
 
 
-@scenario
-def a_resumed_fit(strategy, folder):
-    """On as many replicas, and on one device."""
-    divides = sharded(strategy)
-    feed = in_order(divides)
-    unbroken, _ = pair(divides, adam)
-    unbroken.fit(feed, epochs=2, verbose=0)
+def broken_fit_goes_on_on_one_device(
+    divides: Any, model_fn: Callable[[], keras.Model], folder: Path
+) -> tuple[list[np.ndarray], keras.Model]:
+    """Keeps a broken fit in ``folder / "one"``, and compares what one device makes of it.
 
-    broken, _ = pair(divides, adam)
+    Returns:
+        The weights of an unbroken fit, and the model that it is compared with before any step.
+    """
+    feed = in_order(divides)
+    unbroken, other = pair(divides, model_fn)
+    unbroken.fit(feed, epochs=2, verbose=0)
+    broken, _ = pair(divides, model_fn)
     keep = tfdist.Checkpoints(folder / "one", every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         broken.fit(feed, epochs=2, callbacks=[keep, Break(3)], verbose=0)
-    strategy.from_chief(None)
+    divides.from_chief(None)
     alone = None
-    if strategy.topology.is_chief:
+    if divides.topology.is_chief:
         shutil.copytree(folder / "one", folder / "two")
         single = tfdist.strategy("single")
-        model = single.build(adam)
+        model = single.build(model_fn)
         resume = tfdist.Checkpoints(folder / "two", resume=True)
         model.fit(in_order(single), epochs=2, callbacks=[resume], verbose=0)
         alone = model.get_weights()
-    assert_near(strategy.from_chief(alone), unbroken.get_weights())
+    expected = unbroken.get_weights()
+    assert_near(divides.from_chief(alone), expected)
+    return expected, other
+
+
+@scenario("mirrored", "horovod", "multi_worker")
+def a_resumed_fit(strategy, folder):
+    """On as many replicas, and on one device."""
+    divides = sharded(strategy)
+    expected, _ = broken_fit_goes_on_on_one_device(divides, adam, folder)
     resumed = divides.build(adam)
     resume = tfdist.Checkpoints(folder / "one", every_steps=2, resume=True)
-    resumed.fit(feed, epochs=2, callbacks=[resume], verbose=0)
-    assert_near(resumed.get_weights(), unbroken.get_weights(), 1e-6)
+    resumed.fit(in_order(divides), epochs=2, callbacks=[resume], verbose=0)
+    assert_near(resumed.get_weights(), expected, 1e-6)
 
 
-@scenario
+@scenario("mirrored", "horovod")
 def a_checkpoint_of_one_device(strategy, folder):
     """The slots of another strategy are divided."""
     divides = sharded(strategy)
@@ -274,7 +277,7 @@ def a_checkpoint_of_one_device(strategy, folder):
     assert_near(model.get_weights(), unbroken.get_weights())
 
 
-@scenario
+@scenario("mirrored", "horovod")
 def slots_that_were_restored_before_the_first_fit(strategy, folder):
     """Keras gives them to the slots when they are made; only the chief has read them."""
     divides = sharded(strategy)
@@ -290,21 +293,18 @@ def slots_that_were_restored_before_the_first_fit(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
-def files_are_those_of_one_device(strategy, folder):
-    divides = sharded(strategy)
-    model, reference = pair(divides, adam)
-    feed = divides.dataset(data(), global_batch_size=8, seed=2)
-    best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), monitor="loss")
-    model.fit(feed, epochs=2, callbacks=[best], verbose=0)
-    divides.save(model, folder / "model.keras")
-    model.save(folder / "own.keras")
-    strategy.from_chief(None)
+def assert_files_go_on(
+    divides: Any, models: tuple[Any, Any], feed: Any, folder: Path, names: tuple[str, ...]
+) -> None:
+    """Compares files of a model, after two epochs, with one device's, and goes on from one."""
+    model, reference = models
     batches = feed.on_one_device().epochs(0, 3)
     reference.fit(batches.take(8), epochs=2, steps_per_epoch=4, verbose=0)
-    for name in ("model", "own", "best"):
-        loaded = keras.models.load_model(folder / f"{name}.keras")
+    for name in names:
+        loaded = keras.models.load_model(folder / name)
         assert_near(loaded.get_weights(), reference.get_weights())
+        if name == "saved":  # Of which Keras reads no slots.
+            continue
         pairs = zip(loaded.optimizer.variables, reference.optimizer.variables, strict=True)
         for one, other in pairs:
             np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5, err_msg=name)
@@ -317,6 +317,20 @@ def files_are_those_of_one_device(strategy, folder):
     assert_near(again.get_weights(), reference.get_weights())
 
 
+@scenario("mirrored", "horovod", "multi_worker")
+def files_are_those_of_one_device(strategy, folder):
+    divides = sharded(strategy)
+    model, reference = pair(divides, adam)
+    feed = divides.dataset(data(), global_batch_size=8, seed=2)
+    best = keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), monitor="loss")
+    model.fit(feed, epochs=2, callbacks=[best], verbose=0)
+    divides.save(model, folder / "model.keras")
+    model.save(folder / "own.keras")
+    strategy.from_chief(None)
+    names = ("model.keras", "own.keras", "best.keras")
+    assert_files_go_on(divides, (model, reference), feed, folder, names)
+
+
 class Whole(optimizers.SGD):
     def update_step(self, gradient: Any, variable: Any) -> None:
         super().update_step(gradient / tf.norm(gradient), variable)
@@ -327,7 +341,7 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-@scenario
+@scenario("mirrored", "horovod")
 def what_cannot_be_divided_is_refused(strategy, folder):
     divides = sharded(strategy)
     for optimizer in (optimizers.Adafactor(), optimizers.Nadam(), Whole()):
@@ -345,13 +359,15 @@ def what_cannot_be_divided_is_refused(strategy, folder):
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(ModelError, match="accumulate_steps, recompute or shard, and a train_step"):
+    with pytest.raises(
+        ModelError, match="accumulate_steps, recompute, shard or offload, and a train_step"
+    ):
         divides.build(own_step)
     feed, model = divides.dataset(data(), global_batch_size=8), divides.build(mlp)
-    with pytest.raises(ModelError, match="recompute or shard, and a step of its own"):
+    with pytest.raises(ModelError, match="recompute, shard or offload, and a step of its own"):
         divides.run(lambda batch: {}, feed, model=model)
-    with pytest.raises(OptionError, match=r"shard must be a known one.*none, optimizer"):
-        given(strategy, shard="weights")
+    with pytest.raises(OptionError, match=r"shard must be a known one.*optimizer, weights"):
+        given(strategy, shard="slots")
 
     def tiny() -> keras.Model:
         model = keras.Sequential([keras.Input((1,)), layers.Dense(1, use_bias=False)])
@@ -363,7 +379,7 @@ def what_cannot_be_divided_is_refused(strategy, folder):
         divides.build(tiny).fit(x, x, verbose=0)
 
 
-@scenario
+@scenario("mirrored", "horovod")
 def a_checkpoint_of_ones_own_is_refused(strategy, folder):
     divides = sharded(strategy)
     model = divides.build(adam)

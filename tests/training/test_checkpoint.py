@@ -19,10 +19,11 @@ from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
 from tfdist.records import write
 from tfdist.strategies import strategy
 from tfdist.strategies.single import Alone
-from tfdist.training import checkpoint
+from tfdist.training import checkpoint, checkpoint_files
 from tfdist.training.binding import Binding
-from tfdist.training.checkpoint import Checkpoints, DataState, Position, Start
+from tfdist.training.checkpoint import Checkpoints
 from tfdist.training.checkpoint_files import LOCK
+from tfdist.training.checkpoint_state import CheckpointState, DataState, Position, Start
 from tfdist.training.folder_lock import FolderLock
 
 keras = tf.keras
@@ -139,7 +140,7 @@ def test_resuming_within_an_epoch_of_batches_of_similar_lengths(tmp_path):
 
 def test_checkpoints_from_before_there_was_padding_are_read():
     data = DataState(seed=1, num_records=9, global_batch_size=4, steps_per_epoch=3, parts=2)
-    state = checkpoint._State(data)
+    state = CheckpointState(data)
     state._data.assign([1, 9, 4, 3, 2])
     state._position.assign([1, 2])
     assert state.start(data, "ckpt-5").parts == 2
@@ -171,6 +172,21 @@ def test_checkpoints_keep_a_vocabulary_and_those_from_before_are_read(tmp_path, 
 def test_the_last_ones_are_kept(tmp_path):
     fit(Checkpoints(tmp_path, every_steps=1, keep=2))
     assert numbers(tmp_path) == [3 * STEPS - 1, 3 * STEPS]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, ["9"]), (2, ["8", "9"]), (4, ["7", "8", "9", "10"])]
+)
+def test_the_one_just_written_is_kept_whatever_is_newer(tmp_path, keep, left):
+    """As after a damaged one, from which no fit could go on."""
+    for number in (7, 8, 9, 10):
+        for end in ("index", "data-00000-of-00001"):
+            (tmp_path / f"ckpt-{number}.{end}").write_bytes(b"")
+    os.utime(tmp_path / "ckpt-8.index", (2e9, 2e9))  # By a clock that is ahead.
+    checkpoint_files.keep_last(tmp_path, "ckpt-9", keep)
+    parts = {f"ckpt-{n}.{end}" for n in left for end in ("index", "data-00000-of-00001")}
+    assert {path.name for path in tmp_path.iterdir()} == {*parts, "checkpoint"}
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-9")
 
 
 def test_steps_that_run_together_pass_over_none(tmp_path):

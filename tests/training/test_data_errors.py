@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import DataError
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
 layers = tf.keras.layers
-_FILE = Path(__file__).with_name("data_error_scenarios.py")
-_NAMES = tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE))
-_OF_ONE = ("one_batch_is_divided", "constants_follow_what_is_restored", "refusals_are_one_line")
-_OF_WORKERS = (
-    "one_batch_is_divided",
-    "batches_come_in_the_order_of_the_arrays",
-    "a_vocabulary_among_the_weights",
-    "tables_and_scales",
-    "a_table_of_the_training_is_that_of_its_resume",
-    "a_loop_by_hand_is_heard_of",
-    "refusals_are_one_line",
-)
-_RUN = {
-    "single": _OF_ONE,
-    "mirrored": _NAMES,
-    "horovod": _NAMES,
-    "multi_worker": _OF_WORKERS,
+SCENARIOS = "data_error_scenarios.py"
+JOBS = {
+    "single": Job("single", only_named=True),
+    "mirrored": Job("mirrored", {"devices": 2}),
+    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2),
+    "multi_worker": Job("multi_worker", {"stall_timeout_s": 30}, ranks=2, only_named=True),
 }
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    options = {
-        "single": {},
-        "mirrored": {"devices": 2},
-        "horovod": {"stall_timeout_s": 20},
-        "multi_worker": {"stall_timeout_s": 30},
-    }
-    return {
-        name: Job(
-            _FILE,
-            tmp_path_factory.mktemp(name),
-            name,
-            options[name],
-            ranks=2 if name in ("horovod", "multi_worker") else 1,
-            only=only,
-        )
-        for name, only in _RUN.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("strategy", "name"), [(strategy, name) for strategy, names in _RUN.items() for name in names]
-)
-def test_data_error(strategy, name, jobs):
-    jobs[strategy].check(name)
+def test_data_error(scenario):
+    scenario.check()
 
 
 def compiled(inputs, outputs) -> tf.keras.Model:

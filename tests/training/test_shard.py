@@ -5,13 +5,10 @@ The scenarios stand in shard_scenarios.py.
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from scenario_plugin import Job
 
 import tfdist
 from tfdist.errors import OptionError
@@ -21,26 +18,12 @@ from tfdist.training.collective import OneProcess
 from tfdist.training.options import StepOptions
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division, buckets
 
-sys.path.append(str(Path(__file__).parents[1]))
-from scenarios import Job
-
-# The first scenario of a job waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("shard_scenarios.py")
-_OF_FILES = ("a_resumed_fit", "files_are_those_of_one_device")
+SCENARIOS = "shard_scenarios.py"
 #: What is the same on every engine is tried on the quickest.
-_ENGINES = {
-    "mirrored": tuple(re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)),
-    "horovod": (
-        "slots_that_were_restored_before_the_first_fit",
-        "decay_with_exclusions_and_clipping_of_all",
-        "what_overflows_on_one_replica_updates_none",
-        "a_checkpoint_of_one_device",
-        *_OF_FILES,
-        "what_cannot_be_divided_is_refused",
-        "a_checkpoint_of_ones_own_is_refused",
-    ),
-    "multi_worker": ("decay_with_exclusions_and_clipping_of_all", *_OF_FILES),
+JOBS = {
+    "mirrored": Job("mirrored", {"devices": 2}),
+    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2, only_named=True),
+    "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }
 
 
@@ -75,14 +58,21 @@ def test_weights_in_buckets():
 
 
 def test_as_an_option():
-    for name in _ENGINES:
+    for name in JOBS:
         assert known_options(name)["shard"].default == "none"
     assert StepOptions(**parse_options("horovod", ["shard=optimizer"])).shards
     assert not StepOptions(shard="none").shards
     with pytest.raises(OptionError, match=r"shard must be a known one"):
         tfdist.strategy("mirrored", shard=True)
-    with pytest.raises(OptionError, match=r"averaged part by part.*adasum"):
-        tfdist.strategy("horovod", op="adasum", shard="optimizer")
+    for shard in ("optimizer", "weights"):
+        with pytest.raises(OptionError, match=rf"shard='{shard}'.*averaged part by part.*adasum"):
+            tfdist.strategy("horovod", op="adasum", shard=shard)
+    for name in ("single", "mirrored"):
+        with pytest.raises(OptionError, match=rf"on strategy 'horovod' or 'multi_.*'{name}'"):
+            tfdist.strategy(name, shard="weights")
+    for option in ({"communication": "ring"}, {"bytes_per_pack": 4096}):
+        with pytest.raises(OptionError, match=r"must be left out with shard='weights'"):
+            tfdist.strategy("multi_worker", shard="weights", **option)
 
 
 def test_what_saves_on_the_chief_alone_would_wait_for_the_others():
@@ -94,26 +84,14 @@ def test_what_saves_on_the_chief_alone_would_wait_for_the_others():
     assert for_process([saver], Two()) == [saver]
     with pytest.raises(OptionError, match=r"must run on all.*ModelCheckpoint on the chief"):
         for_process([saver], Two(), gathers_slots=True)
+    board = tf.keras.callbacks.TensorBoard(histogram_freq=1)
+    assert for_process([board], Two(), gathers_slots=True) == [board]
+    with pytest.raises(OptionError, match=r"must write no weights.*found histogram_freq=1"):
+        for_process([board], Two(), gathers_slots=True, gathers_weights=True)
+    board = tf.keras.callbacks.TensorBoard(embeddings_freq=1)
+    with pytest.raises(OptionError, match=r"must write no weights.*found embeddings_freq=1"):
+        for_process([board], Two(), gathers_slots=True)
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    options = {"mirrored": {"devices": 2}, "horovod": {"stall_timeout_s": 20}}
-    return {
-        name: Job(
-            _FILE,
-            tmp_path_factory.mktemp(name),
-            name,
-            options.get(name, {}),
-            ranks=1 if name == "mirrored" else 2,
-            only=only,
-        )
-        for name, only in _ENGINES.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("strategy", "name"), [(s, name) for s, names in _ENGINES.items() for name in names]
-)
-def test_on(strategy, name, jobs):
-    jobs[strategy].check(name)
+def test_on(scenario):
+    scenario.check()

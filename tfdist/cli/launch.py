@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
 
 from tfdist import topology
 from tfdist.cli import completion
+from tfdist.errors import OptionError
 from tfdist.launch import jobs, restarts
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.launch.supervisor import Job
+from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141
 
@@ -63,7 +66,21 @@ def elastic_options(command: Callable) -> Callable:
     shell_complete=completion.strategies,
     help="A strategy's name.  [default: horovod; multi_worker where it is not installed]",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: 2]")
+@click.option(
+    "-o",
+    "--option",
+    "option",
+    multiple=True,
+    metavar="replicas=NAME",
+    help="For a strategy that divides one model (mesh, pipeline): what starts the ranks that each "
+    f"hold one, {' or '.join(REPLICAS)}; the script gives the same to tfdist.strategy(replicas=), "
+    "and all other options. Without it one process is started.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of processes.  [default: 2; 1 where one process is all]",
+)
 @ps_option
 @click.option(
     "--hosts", metavar="A:2,B:2", help="Hosts with their slots; this machine if not given."
@@ -95,6 +112,7 @@ def elastic_options(command: Callable) -> Callable:
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     strategy: str | None,
+    option: tuple[str, ...],
     workers: int | None,
     ps: int | None,
     hosts: str | None,
@@ -117,11 +135,13 @@ def command(
     name = strategy or jobs.of_several()
     jobs.check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
     warn_without_srun(workers, hosts)
+    options = _starting_options(name, option)
 
     def make_job(attempt: int) -> Job:
         return jobs.job_for(
             name,
             list(script),
+            options=options,
             workers=workers,
             ps=ps,
             hosts=hosts,
@@ -146,6 +166,24 @@ def command(
     if outcome.exit_code != 0:
         complain(outcome)
     return outcome.exit_code
+
+
+def _starting_options(strategy: str, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the options of a strategy that say what starts its processes.
+
+    Raises:
+        OptionError: another option, which only the script can give.
+    """
+    names = [pair.partition("=")[0] for pair in pairs]
+    others = [name for name in names if name != "replicas"]
+    if others:
+        raise OptionError(
+            "tfdist launch must be given no option of a strategy but replicas, which says what "
+            "starts its processes",
+            received=f"-o {' -o '.join(others)}",
+            mend=f"Give it in the script: tfdist.strategy({strategy!r}, {others[0]}=...)",
+        )
+    return parse_options(strategy, pairs)
 
 
 def warn_without_srun(workers: int | None, hosts: str | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.training.told_once import ToldOnce
 
 _PREFIX = "tfdist_training"
 _HELP = {
@@ -51,7 +52,7 @@ class MetricsFile:
         self._labels = {"output": output}
         self._values: dict[str, float] = dict.fromkeys(_COUNTED.values(), 0)
         self._metrics: dict[str, float] = {}
-        self._has_failed = False
+        self._failures = ToldOnce()
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -78,13 +79,9 @@ class MetricsFile:
             os.replace(temporary, self._path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            if not self._has_failed:
-                self._has_failed = True
-                print(
-                    f"tfdist: warning: {self._path} cannot be written, and the training goes on: "
-                    f"{error.strerror}",
-                    flush=True,
-                )
+            self._failures.failed(
+                f"{self._path} cannot be written, and the training goes on: {error.strerror}"
+            )
 
     def text(self) -> str:
         """Returns the numbers in Prometheus' text format."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tfdist.errors import OptionError, TfdistError, package_missing
 from tfdist.runs.progress import Progress
+from tfdist.training.told_once import ToldOnce
 
 _NAMES = ("mlflow", "wandb")
 _EXPERIMENT = "tfdist"
@@ -114,7 +115,7 @@ class _Run:
         self._name = name
         self._tracker = tracker
         self._epoch = 0
-        self._has_failed = False
+        self._failures = ToldOnce()
 
     def take(self, event: dict[str, Any]) -> None:
         if event["event"] == "epoch":
@@ -140,10 +141,5 @@ class _Run:
         try:
             yield
         except Exception as error:
-            if not self._has_failed:
-                self._has_failed = True
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                print(
-                    f"tfdist: warning: {self._name} has failed, and the training goes on: {reason}",
-                    flush=True,
-                )
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            self._failures.failed(f"{self._name} has failed, and the training goes on: {reason}")

@@ -37,6 +37,7 @@ from tfdist.records.buckets.urls import WRITABLE
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
 from tfdist.training import checkpoint_files
 from tfdist.training.folder_lock import FolderLock
+from tfdist.training.told_once import ToldOnce
 
 _STAGE = ".tfdist-new-"
 _LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"
@@ -83,7 +84,7 @@ class Uploads:
     def __init__(self, url: str, folder: Path, tell: Callable[[str], None]):
         self.url, self.folder = url, folder
         self._store = Store(url)
-        self._tell = tell
+        self._failures = ToldOnce(tell)
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         self._mark = _Mark(
             owner=uuid.uuid4().hex,
@@ -100,7 +101,6 @@ class Uploads:
         self._sent: dict[str, tuple[int, int, int]] = {}
         self._replaces = False
         self._is_lost = False
-        self._has_told = False
         self._wake = threading.Event()
         self._is_over = False
         self._thread = threading.Thread(target=self._work, name="tfdist uploads", daemon=True)
@@ -184,15 +184,13 @@ class Uploads:
                     self._send_whole()
                 self._check_mine()
                 self._write_mark()
-                self._has_told = False
+                self._failures.worked()
             except (TfdistError, OSError) as error:
                 self._tell_once(error)
 
     def _tell_once(self, error: Exception) -> None:
-        if not self._has_told:
-            self._has_told = True
-            again = "" if self._is_lost else ", and is taken there later if that can be"
-            self._tell(f"the training goes on, and is kept in {self.folder}{again}: {error}")
+        again = "" if self._is_lost else ", and is taken there later if that can be"
+        self._failures.failed(f"the training goes on, and is kept in {self.folder}{again}: {error}")
 
     # Whose the place is -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tfdist.strategies.registry import (
     spec_of,
     strategy_class,
 )
-from tfdist.strategies.spec import Spec
+from tfdist.strategies.spec import REPLICAS, Spec
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REGISTRY",
+    "REPLICAS",
     "Spec",
     "check_options",
     "check_takes_keras",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from tfdist import topology
+from tfdist.strategies.registry import names_of
 
 
 def choose() -> tuple[str, str]:
     """Returns the name of a strategy and the reason for it."""
     place = topology.current()
-    if place.launcher in ("mpi", "gloo"):
-        return "horovod", f"{place.launcher} started this process as rank {place.rank}"
+    if of_launcher := names_of(lambda spec: place.launcher in spec.launchers):
+        return of_launcher[0], f"{place.launcher} started this process as rank {place.rank}"
     if place.world_size > 1:
-        name = "parameter_server" if "ps" in place.roles else "multi_worker"
+        has_servers = "ps" in place.roles
+        name, *_ = names_of(
+            lambda spec: "tasks" in spec.launchers and spec.has_servers == has_servers
+        )
         where = f"{place.role}, rank {place.rank} of {place.world_size}"
         return name, f"{place.launcher} names this process as {where}"
     import tensorflow as tf

@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.base import ModelOrFn, Strategy, check_folder, make_feed, save_atomically
@@ -37,8 +37,18 @@ class DataParallel(Strategy):
         sync_batch_norm: False lets BatchNormalization take its statistics on each replica, which
             is not exact.
         shard: "optimizer" divides the optimizer's slots among the replicas: each keeps those of its
-            part of the weights, and updates that part. "none": each keeps all.
+            part of the weights, and updates that part. "weights", on horovod and multi_worker: it
+            keeps its part of the weights of blocks alone, too; a block gathers its own where it
+            runs, and once more on the way back, where its activations are computed again.
+            ``recompute`` may name blocks. "none": each keeps all.
+        offload: "optimizer" keeps those slots, and makes the updates, on the host's CPU beside
+            GPUs (single and horovod, without shard="weights"); "activations" moves what the way
+            back needs of the way forward to the host's memory meanwhile; a list of both; "none".
+        offload_dir: a folder where activations go instead of the host's memory.
     """
+
+    #: Whether replicas can divide weights.
+    divides_weights = False
 
     def __init__(
         self,
@@ -50,6 +60,8 @@ class DataParallel(Strategy):
         recompute: str | Sequence[str] | None = "none",
         sync_batch_norm: bool = True,
         shard: str = "none",
+        offload: str | Sequence[str] = "none",
+        offload_dir: str | os.PathLike | None = None,
     ):
         from tfdist.training.scaling import Scaling
 
@@ -62,8 +74,27 @@ class DataParallel(Strategy):
             recompute=recompute,
             sync_batch_norm=sync_batch_norm,
             shard=shard,
+            offload=offload,
+            offload_dir=offload_dir,
         )
+        if self._step.offloads_slots and not self.slots_can_be_offloaded:
+            raise OptionError(
+                "offload='optimizer' must have one replica in a process, as single and horovod "
+                "have, since TensorFlow makes slots on each of several devices",
+                received=f"strategy '{self.name}'",
+                mend="Choose strategy horovod, or leave offload='optimizer' out",
+            )
+        if self._step.shards_weights and not self.divides_weights:
+            raise OptionError(
+                "shard='weights' must be on strategy 'horovod' or 'multi_worker', where each "
+                "replica has a process of its own",
+                received=f"strategy '{self.name}'",
+                mend="Use one of these, or shard='optimizer', which divides slots",
+            )
         self.precision = precision
+
+    #: Whether ``offload="optimizer"`` is for it.
+    slots_can_be_offloaded: ClassVar[bool] = False
 
     @abc.abstractmethod
     def connect(self) -> Collective:

@@ -84,6 +84,7 @@ SPEC = Spec(
     summary="all GPUs of one machine (or logical CPUs), in one process",
     takes_keras_3=True,
     engine="mirrored",
+    example={"devices": 2},
 )
 
 
@@ -153,7 +154,8 @@ def make_logical_cpus(count: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:  # TensorFlow has made its devices already.
-        have = len(tf.config.list_logical_devices("CPU"))
+        # Not all logical devices: a cluster's TensorFlow knows those of the other processes, too.
+        have = len(tf.config.get_logical_device_configuration(cpu) or [None])
         if have < count:
             raise OptionError(
                 f"{count} logical CPUs must be made before TensorFlow is first used",

@@ -16,8 +16,9 @@ from tfdist.errors import OptionError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.horovod.strategy import Horovod
+from tfdist.strategies.multi_worker.strategy import MultiWorker
 from tfdist.strategies.single import Single
-from tfdist.strategies.spec import check_replicas
+from tfdist.strategies.spec import REPLICAS, check_replicas
 from tfdist.topology import Topology
 from tfdist.training.options import check_precision
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
     from tfdist.training.collective import Collective
     from tfdist.training.scaling import Scaling
+
+
+_RANKS: dict[str, type[Horovod | MultiWorker]] = {
+    kind.name: kind for kind in (Horovod, MultiWorker)
+}
+assert tuple(_RANKS) == REPLICAS, "spec.py names them for those that import no engine"
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class ModelParallel(Strategy):
         self._lr_scaling = lr_scaling
         self._warmup_epochs = warmup_epochs
         self._shares_of_each = shares_of_each
-        self._horovod = None if replicas is None else Horovod()
+        self._replicas = _RANKS[replicas]() if replicas is not None else None
         #: Those of all ranks; empty before ``start``.
         self._places: tuple[Place, ...] = ()
 
@@ -85,25 +92,31 @@ class ModelParallel(Strategy):
         Raises:
             OptionError: ranks may be lost.
         """
-        if self._horovod is None:
+        if self._replicas is None:
             return
         if topology.current().elastic_workers is not None:
             raise OptionError(
                 "an elastic job must have strategy horovod alone, whose ranks hold whole models",
-                received=f"strategy '{self.name}' with replicas='horovod'",
+                received=f"strategy '{self.name}' with replicas='{self._replicas.name}'",
                 mend="Start it without --min-workers; --max-restarts starts all again when a "
                 "process is lost",
             )
-        self._horovod.start_ranks(num_devices)
+        self._replicas.start_ranks(num_devices)
 
-    def _find_places(self, devices: tuple[str, ...]) -> None:
-        """Learns where all ranks have their models; all call it together."""
+    def _join_ranks(self, devices: tuple[str, ...]) -> None:
+        """Connects the ranks, and learns where they have their models; all call it together.
+
+        Args:
+            devices: of this process, which are made by now.
+        """
+        if self._replicas is not None:
+            self._replicas.join_ranks()
         place = Place(socket.gethostname(), self.topology.rank, devices)
         self._places = tuple(self.connect().gather(place))
 
     @property
     def _ranks(self) -> DataParallel:
-        return self._horovod or Single()
+        return self._replicas or Single()
 
     def connect(self) -> Collective:
         """Returns the ranks, for one model; can be called from ``start`` on."""

@@ -10,21 +10,14 @@ from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective, OneProcess, Saving
+from tfdist.training.collective import Collective, OneProcess
 
 
 class Alone(OneProcess):
-    """One replica in one process: every reduction is the value itself.
-
-    Args:
-        saving: what checkpoints need of an engine whose replicas share no batch.
-    """
+    """One replica in one process: every reduction is the value itself."""
 
     num_replicas = 1
     steps_await_batches = True
-
-    def __init__(self, saving: Saving | None = None):
-        self.saving = saving or Saving()
 
     def sum(self, tensor: Any, name: str) -> Any:
         return tensor
@@ -37,6 +30,12 @@ class Alone(OneProcess):
         name: str = "gradient",
     ) -> None:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        return rows[0]
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return row[None]
 
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()
@@ -60,6 +59,7 @@ class Single(DataParallel):
     """
 
     name = "single"
+    slots_can_be_offloaded = True
 
     def __init__(self, **shared: Any):
         super().__init__(**shared)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import unknown_choice
+from tfdist.errors import OptionError, unknown_choice
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 LAUNCHERS = ("mpi", "gloo", "tasks")
 
 #: Strategies of which each rank can hold a model that another strategy divides.
-REPLICAS = ("horovod",)
+REPLICAS = ("horovod", "multi_worker")
+_SHARDS = ("none", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class Spec:
         divides_model: whether it divides a model among devices of one process, so that each rank of
             ``REPLICAS`` can hold one: its option ``replicas``.
         engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
+        example: options with which one process divides the work of a small machine, for those that
+            try every strategy: examples, benchmarks, tests.
         sagemaker: key of the SageMaker SDK's distribution; None for one process.
 
     Raises:
@@ -52,6 +56,7 @@ class Spec:
     takes_keras_3: bool = False
     divides_model: bool = False
     engine: str | None = None
+    example: Mapping[str, Any] = field(default_factory=dict)
     sagemaker: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,3 +81,19 @@ def check_replicas(replicas: object) -> None:
     """
     if replicas is not None and replicas not in REPLICAS:
         raise unknown_choice("strategy of replicas", replicas, REPLICAS)
+
+
+def check_shard(shard: object, strategy: str) -> None:
+    """Checks what the ranks of a strategy that divides one model are to divide among them.
+
+    Raises:
+        OptionError: they cannot.
+    """
+    if shard == "weights":
+        raise OptionError(
+            "shard='weights' must be on strategy 'horovod' or 'multi_worker'",
+            received=f"strategy '{strategy}', which divides the weights of each rank by itself",
+            mend="Give replicas and shard='optimizer', which divides slots among the ranks",
+        )
+    if shard not in _SHARDS:
+        raise unknown_choice("shard", shard, _SHARDS)

@@ -48,6 +48,16 @@ class StepWatch(tf.keras.callbacks.Callback):
             self._over.set()
             thread.join()
 
+    @contextlib.contextmanager
+    def within(self, place: str) -> Iterator[None]:
+        """Encloses what all workers do together beside steps, which has the deadline of a step."""
+        before = self.place, self._deadline
+        self._start(place, self._timeout_s)
+        try:
+            yield
+        finally:
+            self.place, self._deadline = before
+
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._over.wait(_TICK_S):
@@ -87,10 +97,12 @@ class StepWatch(tf.keras.callbacks.Callback):
         self._end()
 
     def _begin(self, place: str) -> None:
+        self._start(place, self._first_timeout_s if self._is_first else self._timeout_s)
+
+    def _start(self, place: str, limit_s: float) -> None:
         self.place = place
-        limit = self._first_timeout_s if self._is_first else self._timeout_s
         self._forgiven_s = 0.0
-        self._deadline = time.monotonic() + limit
+        self._deadline = time.monotonic() + limit_s
 
     def _end(self) -> None:
         self._deadline = None

@@ -33,6 +33,7 @@ from tfdist.training.refusals import (
 )
 from tfdist.training.scaling import Scaling
 from tfdist.training.sharded_slots import ShardedSlots
+from tfdist.training.sharded_weights import ShardedWeights
 from tfdist.training.stateful import refuse_stateful
 from tfdist.training.steps import SharedSteps
 from tfdist.training.text import warn_of_padding
@@ -65,13 +66,17 @@ def assemble(
     model, collective = binding.model, binding.collective
     engine = binding.engine = engine or Engine()
     options = binding.options = options or StepOptions()
+    binding.sharded = engine.sharded
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
     refuse_on_keras_3(is_elastic=is_elastic, options=options)
-    if options.shards and (is_elastic or collective.num_replicas > 1):
-        refuse_undivided(model, is_elastic=is_elastic)
-        binding.sharded = ShardedSlots(binding)
-        binding.when_compiled(lambda: refuse_undivided(model, is_elastic=is_elastic))
+    has_parts = is_elastic or collective.num_replicas > 1 or options.offloads_slots
+    if options.divides_slots and has_parts:
+        refuse = functools.partial(refuse_undivided, model, options, is_elastic=is_elastic)
+        refuse()
+        kind = ShardedWeights if options.shards_weights else ShardedSlots
+        binding.sharded = kind(binding)
+        binding.when_compiled(refuse)
     if is_elastic:
         refuse_late_slots(model)
     binding.enclose(engine.within)
@@ -103,6 +108,8 @@ def assemble(
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
+    if isinstance(binding.sharded, ShardedWeights):
+        binding.enclose(binding.sharded.enclosures())
     if binding.sharded is not None:
         binding.enclose([(_WRITERS, functools.partial(_with_whole_slots, binding=binding))])
     return model

@@ -42,6 +42,26 @@ LOOPS = (
 Enclosure = tuple[Iterable[str], Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 
+def _optimizer_of(model: Any) -> dict[str, Any]:
+    return {"optimizer": model.optimizer}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What an engine adds to the writing and reading of checkpoints.
+
+    Attributes:
+        beside: model -> what is saved with it: name -> a variable or another trackable object.
+        written: returns a context that encloses the writing of a checkpoint, as where weights that
+            lie on several devices are brought together.
+        restored: returns a context that encloses the reading of one.
+    """
+
+    beside: Callable[[Any], dict[str, Any]] = _optimizer_of
+    written: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    restored: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """What an engine puts on a model of its own, or instead of what all share.
@@ -55,6 +75,9 @@ class Engine:
         loops: name of a loop -> what takes its place.
         around: put on last, so that the loops of tfdist are enclosed.
         compiled: called whenever the model has been compiled anew.
+        saving: what it adds to checkpoints.
+        sharded: divides the optimizer's slots among processes, in the manner of
+            ``sharded_slots.ShardedSlots``, where its steps do that themselves.
         knows: whatever the engine needs of the model again, as to describe it.
     """
 
@@ -66,6 +89,8 @@ class Engine:
     loops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     around: tuple[Enclosure, ...] = ()
     compiled: Callable[[], None] | None = None
+    saving: Saving = Saving()
+    sharded: Any = None
     knows: Any = None
 
 
@@ -140,9 +165,17 @@ class Binding:
         """Encloses what writes the optimizer's slots to files, on all processes."""
         return contextlib.nullcontext() if self.sharded is None else self.sharded.whole()
 
-    def begun_slots(self, restores: bool) -> contextlib.AbstractContextManager:
+    def begun_slots(
+        self, *, restores: bool = False, in_parts: bool = False
+    ) -> contextlib.AbstractContextManager:
         """Encloses what is done before the first step: see ``ShardedSlots.begun``."""
-        return contextlib.nullcontext() if self.sharded is None else self.sharded.begun(restores)
+        if self.sharded is None:
+            return contextlib.nullcontext()
+        return self.sharded.begun(restores=restores, in_parts=in_parts)
+
+    def held(self, variables: Iterable[Any]) -> list[Any]:
+        """Returns those of the model's or its optimizer's ``variables`` that have a value here."""
+        return list(variables) if self.sharded is None else self.sharded.held(list(variables))
 
     def enclose(self, enclosures: Iterable[Enclosure]) -> None:
         """Puts enclosed methods of the model in their own place."""
@@ -175,6 +208,12 @@ def whole_slots(model: Any) -> contextlib.AbstractContextManager:
     """See ``Binding.whole_slots``; of a model that no strategy has built there is nothing to do."""
     binding = vars(model).get(_PLACE)
     return contextlib.nullcontext() if binding is None else binding.whole_slots()
+
+
+def held_of(model: Any, variables: Iterable[Any]) -> list[Any]:
+    """Returns those ``variables`` of any model that have a value in this process."""
+    binding = vars(model).get(_PLACE)
+    return list(variables) if binding is None else binding.held(variables)
 
 
 _Known = TypeVar("_Known")

@@ -14,6 +14,7 @@ from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
 from tfdist.records.buckets.urls import WRITABLE
 from tfdist.training import checkpoint_files
+from tfdist.training.told_once import ToldOnce
 
 _LAST_TRIES = 3
 _BETWEEN_TRIES_S = 2.0
@@ -44,8 +45,9 @@ class BucketCheckpoints:
         self.lock = place / checkpoint_files.LOCK
         self.folder = Path(tempfile.mkdtemp(dir=place, prefix=f"fit-{os.getpid()}-"))
         self._store: Store | None = None
-        self._there: set[str] = set()
-        self._has_told = False
+        #: What is there: name -> the file of this machine that it is a copy of.
+        self._there: dict[str, tuple[int, int]] = {}
+        self._failures = ToldOnce()
         self._is_behind = False
         atexit.register(self._remove)
 
@@ -64,23 +66,21 @@ class BucketCheckpoints:
                 path.unlink()
         missing = {part for part in parts if not (self.folder / part).exists()}
         cache.fetch_files(self.url, self.folder, {part: sizes[part] for part in missing})
-        self._there = parts
+        self._there = {part: self._identity(part) for part in parts}
         self._is_behind = False
 
     def send(self) -> None:
         """Takes there what is new; what cannot be is told of once, and tried again next time."""
         try:
             self._send()
-            self._is_behind = self._has_told = False
+            self._is_behind = False
+            self._failures.worked()
         except (TfdistError, OSError) as error:
             self._is_behind = True
-            if not self._has_told:
-                self._has_told = True
-                print(
-                    f"tfdist: warning: the fit goes on, and its checkpoints are kept in "
-                    f"{self.folder} until they can be taken to {self.url}: {error}",
-                    flush=True,
-                )
+            self._failures.failed(
+                f"the fit goes on, and its checkpoints are kept in {self.folder} until they can "
+                f"be taken to {self.url}: {error}"
+            )
 
     def _send(self) -> None:
         if self._store is None:  # Of a chief that has taken the place of one that was lost.
@@ -88,16 +88,21 @@ class BucketCheckpoints:
         found = (path.name for path in self.folder.iterdir())
         here = checkpoint_files.whole(path for path in found if checkpoint_files.is_part(path))
         parts = [part for parts in here.values() for part in parts]
-        for part in parts:
-            if part not in self._there:
+        for part in parts:  # One that was damaged there may have been written anew.
+            own = self._identity(part)
+            if self._there.get(part) != own:
                 self._store.put(self.folder / part, part)
-                self._there.add(part)
+                self._there[part] = own
         self._store.put(self.folder / checkpoint_files.LIST, checkpoint_files.LIST)
         # The index first: without it a checkpoint is none.
-        gone = sorted(self._there - set(parts), key=lambda name: not name.endswith(".index"))
+        gone = sorted(self._there.keys() - set(parts), key=lambda name: not name.endswith(".index"))
         for part in gone:
             self._store.remove(part)
-            self._there.discard(part)
+            del self._there[part]
+
+    def _identity(self, part: str) -> tuple[int, int]:
+        found = (self.folder / part).stat()
+        return found.st_size, found.st_mtime_ns
 
     def finish(self) -> None:
         """Takes there what is left.

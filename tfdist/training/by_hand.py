@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.binding import Binding
+from tfdist.training.binding import Binding, held_of
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import IS_KERAS_3
 
@@ -85,11 +85,13 @@ class Watch:
 def warn_of_other_weights(model: tf.keras.Model, collective: Collective) -> None:
     """Warns where a model is saved whose weights are not the same on all processes.
 
-    So they are after a training by hand with an optimizer that is not the model's.
+    So they are after a training by hand with an optimizer that is not the model's. Weights that
+    processes divide cannot be.
     """
     if collective.num_processes == 1:
         return
-    values = (variable.numpy().astype(np.float64) for variable in model.trainable_variables)
+    trained = held_of(model, model.trainable_variables)
+    values = (variable.numpy().astype(np.float64) for variable in trained)
     told = collective.gather([(float(value.sum()), float(abs(value).sum())) for value in values])
     others = [
         rank for rank, sums in enumerate(told) if not np.allclose(sums, told[0], 1e-3, 1e-5, True)

@@ -22,7 +22,11 @@ _READERS = (tf.keras.callbacks.ModelCheckpoint, tf.keras.callbacks.TensorBoard)
 
 
 def for_process(
-    callbacks: Sequence[Any], collective: Collective, *, gathers_slots: bool = False
+    callbacks: Sequence[Any],
+    collective: Collective,
+    *,
+    gathers_slots: bool = False,
+    gathers_weights: bool = False,
 ) -> list[Any]:
     """Returns the callbacks that run on this process: writers of files only on the chief.
 
@@ -34,6 +38,7 @@ def for_process(
 
     Args:
         gathers_slots: whether all processes must meet where one saves the model.
+        gathers_weights: whether they must where one reads weights, too.
 
     Raises:
         OptionError: a callback that cannot know where in its data a fit goes on, or one that would
@@ -46,14 +51,8 @@ def for_process(
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )
-        is_saver = isinstance(callback, tf.keras.callbacks.ModelCheckpoint)
-        if gathers_slots and collective.num_processes > 1 and is_saver and is_on_chief(callback):
-            raise OptionError(
-                "a callback that saves a model whose slots are divided (shard='optimizer') must "
-                "run on all processes, each of which gives its part",
-                received=f"{type(callback).__name__} on the chief alone",
-                mend="Give Keras' ModelCheckpoint itself, or leave out shard",
-            )
+        if gathers_slots and collective.num_processes > 1:
+            _refuse_readers_of_the_chief(callback, reads_parts=gathers_weights)
     keepers = keepers_among(callbacks)
     others = [callback for callback in callbacks if callback not in keepers]
     for keeper in keepers:
@@ -73,6 +72,31 @@ def for_process(
             kind for kind in left_out if kind is not tf.keras.callbacks.ModelCheckpoint
         )
     return [c for c in callbacks if not isinstance(c, left_out) and not is_on_chief(c)]
+
+
+def _refuse_readers_of_the_chief(
+    callback: tf.keras.callbacks.Callback, *, reads_parts: bool
+) -> None:
+    """Raises:
+    OptionError: the chief alone would read what it has in parts, and wait for the others.
+    """
+    if isinstance(callback, tf.keras.callbacks.ModelCheckpoint) and is_on_chief(callback):
+        raise OptionError(
+            "a callback that saves a model whose slots are divided (shard='optimizer') must "
+            "run on all processes, each of which gives its part",
+            received=f"{type(callback).__name__} on the chief alone",
+            mend="Give Keras' ModelCheckpoint itself, or leave out shard",
+        )
+    if isinstance(callback, tf.keras.callbacks.TensorBoard):
+        # Embeddings are written as the whole model, its optimizer included.
+        for name in ("histogram_freq", "embeddings_freq") if reads_parts else ("embeddings_freq",):
+            if getattr(callback, name, 0):
+                raise OptionError(
+                    "TensorBoard must write no weights where replicas divide slots or weights "
+                    "(shard), since it runs on rank 0 alone",
+                    received=f"{name}={getattr(callback, name)}",
+                    mend=f"Leave {name} out, or leave shard out",
+                )
 
 
 def have_stopped(callbacks: Sequence[Any], collective: Collective) -> bool:

@@ -1,7 +1,8 @@
 """Checkpoints of a whole training: weights, optimizer, metrics, and the place in the data.
 
-Written by ``tf.train.CheckpointManager`` (temporary files, then renames; the last K are kept) and
-read without unpickling anything.
+Written by ``tf.train.CheckpointManager`` (temporary files, then renames; the last K are kept), or,
+where replicas divide what is kept, in parts (``shared_checkpoints``). Read without unpickling
+anything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,20 @@ from tfdist.training import callback_state, checkpoint_files
 from tfdist.training.adapted import learned_words, take_words
 from tfdist.training.binding import Binding
 from tfdist.training.bucket_checkpoints import BucketCheckpoints
+from tfdist.training.checkpoint_state import (
+    CheckpointState,
+    DataState,
+    Position,
+    Start,
+    has_words,
+)
 from tfdist.training.folder_lock import FolderLock
 from tfdist.training.keras_api import saved
+from tfdist.training.shared_checkpoints import SharedCheckpoints, are_finite
 from tfdist.training.stateful import stateful_layers
 
 # A writer that is being ended, as after the SIGKILL of its command, is waited for.
 _PATIENCE_S = 6.0
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a training has come: ``step`` steps into ``epoch``, both counted from 0."""
-
-    epoch: int = 0
-    step: int = 0
 
 
 class Checkpoints(tf.keras.callbacks.Callback):
@@ -48,7 +48,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
     too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
     named, and the one before it is taken. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
     on from what they had seen. While the loss or weights are not finite nothing is
-    written: the last finite ones stay. One fit at a time writes in a folder.
+    written: the last finite ones stay. One fit at a time writes in a folder. Where replicas divide
+    slots or weights (``shard``, but not on a mesh), each process writes and reads its part, all of
+    them or none.
 
     Args:
         directory: folder of the checkpoints, made when missing; or a URL, s3:// or gs://, which
@@ -95,9 +97,15 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._has_warned = False
         self._others: Sequence[tf.keras.callbacks.Callback] = ()
         self._confirm: Callable[[], None] | None = None
+        self._shared: SharedCheckpoints | None = None
         self.go_on_at(Position())
 
     # Called by the fit of a built model ---------------------------------------------------------
+
+    def meet(self, binding: Binding) -> bool:
+        """Returns whether all processes write and read parts of their own; all call it together."""
+        self._shared = SharedCheckpoints.over(binding, self.directory, self._place)
+        return self._shared is not None
 
     def bind(
         self,
@@ -121,14 +129,15 @@ class Checkpoints(tf.keras.callbacks.Callback):
         """
         model, collective = binding.model, binding.collective
         self._collective = collective
+        self._saving = binding.engine.saving
         self._whole_slots = binding.whole_slots
         self._fitted = model
         self._results = binding.results
         self._confirm = confirm
         self._was_chief = collective.is_chief
         self.start = Start()
-        self._state = _State(data, learned_words(model))
-        beside = collective.saving.beside(model)
+        self._state = CheckpointState(data, learned_words(model))
+        beside = self._saving.beside(model)
         parts = {name: saved(part) for name, part in {"model": model, **beside}.items()}
         checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **parts)
         self._without_words = tf.train.Checkpoint(
@@ -140,20 +149,18 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self.start = begun_at
             self._manager = self._managed(checkpoint)
             return begun_at
-        problem = None
+        problem, names = None, []
         if collective.is_chief:
             try:
-                self._lock_folder()
-                if self._bucket:
-                    self._bucket.fetch()
-                checkpoint_files.remove_unfinished(self.directory)
-                self.start = self._restore(checkpoint, data)
+                names = self._made_ready()
             except TfdistError as error:
                 problem = error
-        told = problem, self.start, self._state.words()
-        problem, self.start, words = collective.gather(told)[0]
+        problem, *found = collective.gather((problem, names, str(self.directory.absolute())))[0]
         if problem is not None:
             raise problem
+        if found[0]:
+            self.start = self._restore(*found, checkpoint, data)
+        words = collective.gather(self._state.words())[0]
         if self.start.position != Position():
             self._state.take_words(words)
             take_words(model, words)
@@ -195,54 +202,79 @@ class Checkpoints(tf.keras.callbacks.Callback):
             checkpoint_name=checkpoint_files.PREFIX,
         )
 
-    def _restore(self, checkpoint: tf.train.Checkpoint, data: DataState) -> Start:
+    def _made_ready(self) -> list[str]:
+        """Makes the folder one to write in; returns the names of what is there to go on from."""
+        self._lock_folder()
+        if self._bucket:
+            self._bucket.fetch()
+        checkpoint_files.remove_unfinished(self.directory)
         names = checkpoint_files.finished(self.directory)
-        if not names:
-            self._mend_list()
-            return Start()
-        if not self.resume:
+        if names and not self.resume:
             raise CheckpointError(
                 "a new fit must have a folder without checkpoints",
                 received=f"{self._place} with {len(names)} of them",
                 mend="Give resume=True to go on from the last one, or another folder",
             )
-        if stateful := stateful_layers(self._fitted):
+        if names and (stateful := stateful_layers(self._fitted)):
             raise CheckpointError(
                 "a resumed model must not have stateful recurrent layers, whose state between "
                 "batches no checkpoint holds",
                 received=f"layer '{stateful[0]}'",
                 mend="Make it with stateful=False, or train from the start in another folder",
             )
-        self._mend_list()
+        try:
+            checkpoint_files.mend_list(self.directory)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from error
+        return names
+
+    def _restore(
+        self, names: Sequence[str], folder: str, checkpoint: tf.train.Checkpoint, data: DataState
+    ) -> Start:
+        """Reads the newest of ``names`` that can be read, in the chief's ``folder``."""
         damaged = []
         for name in reversed(names):
-            path = str(self.directory / name)
-            try:
-                checkpoint_files.check_regular(self.directory, name)
-                with self._collective.saving.restored():
-                    # Those of earlier versions have no words.
-                    is_older = self._state.words() and not _has_words(path)
-                    _read(self._without_words if is_older else checkpoint, path)
-                self._state.check()
-            except CheckpointError:
-                raise
-            except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
-                damaged.append(name)
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+            path = str((self.directory if self._collective.is_chief else Path(folder)) / name)
+            told = self._collective.gather(self._tried(path, checkpoint, data))
+            problems = [(rank, problem) for rank, (_, problem) in enumerate(told) if problem]
+            for _, problem in problems:
+                if isinstance(problem, TfdistError):
+                    raise problem
+            if not problems:
+                return told[0][0]
+            damaged.append(name)
+            if self._collective.is_chief:
+                rank, reason = problems[0]
+                reason += f", says rank {rank}" if rank else ""
                 print(f"tfdist: checkpoint {path} is damaged ({reason}); trying the one before it")
-                continue
-            return self._state.start(data, path)
         raise CheckpointError(
             f"{self._place} must have a checkpoint that can be read",
             received=f"only damaged ones, {', '.join(damaged)}",
             mend=f"Remove {self._place} and train from the start",
         )
 
-    def _mend_list(self) -> None:
+    def _tried(
+        self, path: str, checkpoint: tf.train.Checkpoint, data: DataState
+    ) -> tuple[Start | None, TfdistError | str | None]:
+        """Reads one, where this process reads; returns where it was written, or what is wrong."""
+        if not self._collective.is_chief and self._shared is None:
+            return None, None
         try:
-            checkpoint_files.mend_list(self.directory)
-        except OSError as error:
-            raise cannot_write(self.directory, error) from error
+            checkpoint_files.check_regular(Path(path).parent, Path(path).name)
+            with self._saving.restored():
+                # Those of earlier versions have no words.
+                is_older = self._state.words() and not has_words(path)
+                kept = self._without_words if is_older else checkpoint
+                if self._shared is None:
+                    _read(kept, path)
+                else:
+                    self._shared.read(kept, path, _read)
+            self._state.check()
+            return self._state.start(data, path), None
+        except CheckpointError as error:
+            return None, error
+        except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
+            return None, (str(error).splitlines() or [type(error).__name__])[0]
 
     def remember(self, others: Sequence[tf.keras.callbacks.Callback]) -> None:
         """Keeps in each checkpoint what those of Keras' own callbacks know; they run before it."""
@@ -299,7 +331,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ) -> None:
         if position.step and self._confirm is not None:
             self._confirm()
-        if not self._collective.is_chief and not self._collective.reads_together:
+        takes_part = self._shared is not None or self._collective.reads_together
+        if not self._collective.is_chief and not takes_part:
             with self._whole_slots():  # The chief needs its part.
                 return
         assert self._manager is not None, "bind() comes before the fit"
@@ -331,18 +364,36 @@ class Checkpoints(tf.keras.callbacks.Callback):
             self._was_chief = True
             self._lock_folder()
             self._manager = self._managed(self._manager.checkpoint)
-        with self._collective.saving.written(), self._whole_slots():
-            is_sound = is_sound and _is_finite(self._fitted)
-            if is_chief and is_sound:
+        with self._saving.written():
+            is_written = (
+                self._write_by_chief(number, is_sound)
+                if self._shared is None
+                else self._shared.write(
+                    self._manager.checkpoint,
+                    self.directory,
+                    f"{checkpoint_files.PREFIX}-{number}",
+                    keep=self._keep,
+                    is_sound=is_sound,
+                )
+            )
+        if not is_chief:
+            return
+        if not is_written:
+            self._warn_of_infinite()
+        elif self._bucket:
+            self._bucket.send()
+
+    def _write_by_chief(self, number: int, is_sound: bool) -> bool:
+        """Returns False where a loss or a weight is not finite: nothing is written."""
+        with self._whole_slots():
+            # Those that are not trained may be infinite by design, as a mask of minus infinity.
+            is_sound = is_sound and are_finite(self._fitted.trainable_weights)
+            if self._collective.is_chief and is_sound:
                 self._manager.save(checkpoint_number=number)
-                if self._bucket:
-                    self._bucket.send()
-                return
-            if self._collective.reads_together:  # All must read, whatever they do with it.
+            elif self._collective.reads_together:  # All must read, whatever they do with it.
                 with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
                     self._manager.checkpoint.write(f"{folder}/checkpoint")
-        if is_chief:
-            self._warn_of_infinite()
+        return is_sound
 
     def _warn_of_infinite(self) -> None:
         if not self._has_warned:
@@ -379,132 +430,6 @@ def released_after(callbacks: Sequence[Any]) -> Iterator[None]:
     finally:
         for keeper in keepers_among(callbacks):
             keeper.release()
-
-
-@dataclass(frozen=True)
-class DataState:
-    """The data of a fit; a resumed one must agree in all but ``parts``, the processes that read.
-
-    Attributes:
-        padding: of records of several lengths, see ``Records.padding_code``.
-    """
-
-    seed: int
-    num_records: int
-    global_batch_size: int
-    steps_per_epoch: int
-    parts: int
-    padding: int = 0
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a fit begins.
-
-    Attributes:
-        position: the first step.
-        metric_state: of the steps before it in the same epoch.
-        parts: processes that read those steps.
-        steps_told: steps of the epoch that callbacks have been told of, here or elsewhere.
-        callbacks: what Keras' own remembered, see ``callback_state``; empty when nothing was.
-    """
-
-    position: Position = Position()
-    metric_state: np.ndarray | None = None
-    parts: int = 1
-    steps_told: int = 0
-    callbacks: bytes = b""
-
-
-class _State:
-    """The variables beside model and optimizer in a checkpoint."""
-
-    def __init__(self, data: DataState, words: Sequence[np.ndarray] = ()):
-        self.data = data
-        self._words = [
-            tf.Variable(_as_tensor(each), shape=[None], trainable=False) for each in words
-        ]
-        self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
-        # Those of earlier versions have no padding.
-        row = self._as_row(data)
-        self._data = tf.Variable(row, shape=[None], dtype=tf.int64, trainable=False)
-        self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
-        self._callbacks = tf.Variable(b"", dtype=tf.string, trainable=False)
-
-    @staticmethod
-    def _as_row(data: DataState) -> list[int]:
-        return list(astuple(data))
-
-    def trackable(self, *, has_words: bool = True) -> tf.train.Checkpoint:
-        words = {f"words_{number}": each for number, each in enumerate(self._words)}
-        return tf.train.Checkpoint(
-            position=self._position,
-            data=self._data,
-            metrics=self._metrics,
-            callbacks=self._callbacks,
-            **(words if has_words else {}),
-        )
-
-    def words(self) -> list[np.ndarray]:
-        """Returns those of the model's lookup layers, see ``adapted.learned_words``."""
-        return [each.numpy() for each in self._words]
-
-    def take_words(self, words: Sequence[np.ndarray]) -> None:
-        for own, chiefs in zip(self._words, words, strict=True):
-            own.assign(_as_tensor(chiefs))
-
-    def assign(
-        self, position: Position, metric_state: list[np.ndarray], parts: int, callbacks: bytes
-    ) -> None:
-        self._position.assign([position.epoch, position.step])
-        self._data.assign(self._as_row(replace(self.data, parts=parts)))
-        self._callbacks.assign(callbacks)
-        flat = [np.ravel(array).astype(np.float64) for array in metric_state]
-        self._metrics.assign(np.concatenate(flat) if flat else np.zeros(0))
-
-    def check(self) -> None:
-        """Raises whatever shows that these are not values that a fit has written."""
-        epoch, step = (int(number) for number in self._position.numpy())
-        assert epoch >= 0 <= step, "a place before the first step"
-        DataState(*(int(number) for number in self._data.numpy()))
-        callback_state.check(self._callbacks.numpy())
-
-    def start(self, data: DataState, path: str) -> Start:
-        epoch, step = (int(number) for number in self._position.numpy())
-        saved = DataState(*(int(number) for number in self._data.numpy()))
-        self._data.assign(self._as_row(data))
-        # Between epochs only the records and their order matter; within one, the steps do too.
-        if step == 0:
-            saved = replace(data, seed=saved.seed, num_records=saved.num_records)
-        if replace(saved, parts=data.parts) != data:
-            raise CheckpointError(
-                f"a fit resumed from {Path(path).name} must have the data of the fit that wrote it",
-                received=f"{data} where it was {saved}",
-                mend="Resume with the same records, seed, global_batch_size, pad_to and "
-                "bucket_by_length",
-            )
-        state = self._metrics.numpy()
-        return Start(
-            Position(epoch, step),
-            state if state.size else None,
-            saved.parts,
-            callbacks=self._callbacks.numpy(),
-        )
-
-
-def _has_words(path: str) -> bool:
-    return any(name.startswith("state/words_") for name, _ in tf.train.list_variables(path))
-
-
-def _as_tensor(words: np.ndarray) -> tf.Tensor:
-    # Of none, TensorFlow would not know that they are texts.
-    return tf.constant(words, tf.string if words.dtype == object else words.dtype)
-
-
-def _is_finite(model: tf.keras.Model) -> bool:
-    # Those that are not trained may be so by design, as a mask of minus infinity.
-    values = (tf.convert_to_tensor(weight).numpy() for weight in model.trainable_weights)
-    return all(bool(np.all(np.isfinite(value))) for value in values)
 
 
 def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,19 +34,23 @@ def finished(folder: Path) -> list[str]:
     return _by_number(_indexed(folder) or _listed(folder) or set())
 
 
-def mend_list(folder: Path) -> None:
+def mend_list(folder: Path, newest: str | None = None) -> None:
     """Has TensorFlow's list name the checkpoints that are there.
 
     TensorFlow cannot bear a damaged one, and removes what a wrong one names.
+
+    Args:
+        newest: what it names as the newest, however it was; None: the highest number, where the
+            list was wrong.
     """
     there = _indexed(folder)
-    if _listed(folder) == there:
+    if newest is None and _listed(folder) == there:
         return
     if not there:  # It may be another program's, or tell what has become of them.
         if os.path.lexists(folder / LIST):
             os.replace(folder / LIST, folder / f"{LIST}.before")
         return
-    names = _by_number(there)
+    names = _by_number(there - {newest}) + ([newest] if newest is not None else [])
     lines = [f'model_checkpoint_path: "{names[-1]}"']
     lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
     # TensorFlow removes in the order of the list, and only what is later than the last line says.
@@ -79,6 +84,30 @@ def remove_unfinished(folder: Path, failed: str | None = None) -> None:
             _remove(path)
 
 
+def keep_last(folder: Path, name: str, keep: int) -> None:
+    """Has TensorFlow's list name a new checkpoint, and removes all but the last ``keep``.
+
+    Those of higher numbers go first: the training that wrote them was broken, and has gone on from
+    an earlier one.
+
+    Args:
+        name: of the new one.
+    """
+    mend_list(folder, newest=name)
+    order = sorted(
+        _indexed(folder), key=lambda each: (_number(each) <= _number(name), _number(each))
+    )
+    for old in order[:-keep]:
+        _index(folder, old).unlink()  # First: without it a checkpoint is none.
+    remove_unfinished(folder)
+    mend_list(folder, newest=name)
+
+
+def temporary(number: int) -> str:
+    """Returns the name of a folder to write in, which ``remove_unfinished`` removes."""
+    return f"{PREFIX}-{number}_temp"
+
+
 def remove_all(folder: Path) -> None:
     """Removes the checkpoints, and the folder when nothing else is in it."""
     for path in _children(folder):
@@ -101,8 +130,11 @@ def whole(names: Iterable[str]) -> dict[str, list[str]]:
     found = {}
     for name in _by_number(set(parts)):
         data = sorted(part for part in parts[name] if not part.endswith(".index"))
-        if len(data) < len(parts[name]) and data and int(data[0][-5:]) == len(data):
-            found[name] = [*data, f"{name}.index"]
+        # One that took the place of another may have left files "-of-00003" of that.
+        of_each = Counter(part[-5:] for part in data)
+        complete = [part for part in data if of_each[part[-5:]] == int(part[-5:])]
+        if len(data) < len(parts[name]) and complete:
+            found[name] = [*complete, f"{name}.index"]
     return found
 
 
@@ -114,6 +146,10 @@ def is_part(name: str) -> bool:
 def is_ours(name: str) -> bool:
     """Whether a file of that name in a folder of checkpoints is one that a training wrote."""
     return name in (LIST, LOCK) or bool(_PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+
+
+def _index(folder: Path, name: str) -> Path:
+    return folder / f"{name}.index"
 
 
 def _children(folder: Path) -> list[Path]:
@@ -128,7 +164,11 @@ def _remove(path: Path) -> None:
 
 
 def _by_number(names: set[str]) -> list[str]:
-    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
+    return sorted(names, key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _indexed(folder: Path) -> set[str]:

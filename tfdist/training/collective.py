@@ -9,28 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-
-def _optimizer_of(model: Any) -> dict[str, Any]:
-    return {"optimizer": model.optimizer}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saving:
-    """What an engine adds to the writing and reading of checkpoints.
-
-    Attributes:
-        beside: model -> what is saved with it: name -> a variable or another trackable object.
-        written: returns a context that encloses the writing of a checkpoint, as where weights that
-            lie on several devices are brought together.
-        restored: returns a context that encloses the reading of one.
-    """
-
-    beside: Callable[[Any], dict[str, Any]] = _optimizer_of
-    written: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-    restored: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 class Collective(abc.ABC):
@@ -45,8 +24,6 @@ class Collective(abc.ABC):
     reads_together: bool = False
     #: Whether steps take batches from the dataset itself, and not from what fetches them ahead.
     steps_await_batches: bool = False
-    #: What checkpoints need of the engine.
-    saving: Saving = Saving()
 
     @property
     def is_chief(self) -> bool:
@@ -120,6 +97,14 @@ class Collective(abc.ABC):
     @abc.abstractmethod
     def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
         """Encloses a loop of Keras; gives the callbacks that watch its steps for a stall."""
+
+    def waiting(self, place: str) -> contextlib.AbstractContextManager[None]:
+        """Encloses, between the steps of a watched loop, what all processes do together.
+
+        Args:
+            place: what it is, for people.
+        """
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def merge(self, values: list[Any]) -> list[Any]:

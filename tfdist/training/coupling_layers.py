@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.training.binding import held_of
 from tfdist.training.keras_api import layers_in, raw
 from tfdist.training.losses import own_functions
 
@@ -154,7 +155,8 @@ class Walk:
 @contextlib.contextmanager
 def _state_kept(model: tf.keras.Model) -> Iterator[None]:
     """Gives moving statistics and counters back what they were."""
-    state = [raw(variable) for variable in model.non_trainable_weights]
+    # What replicas divide holds nothing, and no call changes it.
+    state = [raw(variable) for variable in held_of(model, model.non_trainable_weights)]
     state = [variable for variable in state if isinstance(variable, tf.Variable)]
     before = [variable.numpy() for variable in state]
     try:

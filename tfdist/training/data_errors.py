@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
+from tfdist.training.given_data import as_array
 from tfdist.training.keras_api import compiled_losses, input_names
 from tfdist.training.losses import is_keras_own, name_of
 
@@ -41,19 +43,30 @@ def check_inputs(model: tf.keras.Model, element_spec: Any) -> None:
         element_spec: of a batch, (x[, y[, sample_weight]]), each with the batch as first dimension.
 
     Raises:
-        DataError: an input is missing, or has another shape than the model's.
+        DataError: an input is missing, or has another shape than the model's, or is text where the
+            model takes numbers, or the other way round.
     """
-    for name, spec, wanted in _inputs(model, element_spec):
+    for name, spec, symbol in _inputs(model, element_spec):
+        wanted = tf.TensorShape(symbol.shape)[1:]
         if not _fits(spec.shape[1:], wanted):
             raise DataError(
                 f"records for input '{name}' of the model must have shape {list(wanted)}",
                 received=f"shape {list(spec.shape[1:])}",
                 mend=_mend(spec.shape[1:], wanted),
             )
+        takes_text = tf.as_dtype(symbol.dtype) == tf.string
+        if (spec.dtype == tf.string) != takes_text:
+            raise DataError(
+                f"records for input '{name}' of the model must be "
+                f"{'text' if takes_text else 'numbers'}",
+                received="numbers" if takes_text else "text",
+                mend="Change them before, or have keras.Input(dtype=...) and a layer such as "
+                "StringLookup or TextVectorization in the model",
+            )
 
 
-def _inputs(model: tf.keras.Model, element_spec: Any) -> list[tuple[str, Any, tf.TensorShape]]:
-    """Returns of each input its name, what a dataset gives for it, and the shape of one record.
+def _inputs(model: tf.keras.Model, element_spec: Any) -> list[tuple[str, Any, Any]]:
+    """Returns of each input its name, what a dataset gives for it, and what the model takes.
 
     Of a model of a class of its own nothing: only its call knows. Raises as ``check_inputs``.
     """
@@ -78,17 +91,15 @@ def _inputs(model: tf.keras.Model, element_spec: Any) -> list[tuple[str, Any, tf
             f"a dataset must have one feature for each input of the model, here {len(expected)}",
             received=f"{len(given)} features",
         )
-    return [
-        (name, spec, tf.TensorShape(tensor.shape)[1:])
-        for name, spec, tensor in zip(names, given, expected, strict=True)
-    ]
+    return list(zip(names, given, expected, strict=True))
 
 
 def check_free_lengths(model: tf.keras.Model, element_spec: Any) -> None:
     """Raises:
     DataError: an input of the model has one length, where that of a dataset's batches differs.
     """
-    for name, spec, wanted in _inputs(model, element_spec):
+    for name, spec, symbol in _inputs(model, element_spec):
+        wanted = tf.TensorShape(symbol.shape)[1:]
         is_free = bool(spec.shape.rank) and spec.shape.rank > 1 and spec.shape[1] is None
         if is_free and wanted.rank and wanted[0] is not None:
             raise DataError(
@@ -123,12 +134,12 @@ def _mend(given: tf.TensorShape, expected: tf.TensorShape) -> str:
 
 def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
     """Raises:
-    DataError: there are no labels for the compiled loss.
+    DataError: there are no labels for the compiled loss, or they are text.
     ModelError: the model was compiled without a loss, and has none of its own.
     """
-    own = ("train_step", "test_step", "compute_loss")
-    if any(getattr(type(model), name) is not getattr(tf.keras.Model, name) for name in own):
-        return  # It knows itself what it needs.
+    if _knows_what_it_needs(model):
+        return
+    check_text_labels(model, element_spec[1:2])
     losses = [loss for loss in tf.nest.flatten(compiled_losses(model)) if loss is not None]
     if losses and len(element_spec) == 1:
         raise DataError(
@@ -143,6 +154,59 @@ def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
             received=f"model '{model.name}' compiled without one",
             mend="Call model.compile(optimizer, loss)",
         )
+
+
+def _knows_what_it_needs(model: tf.keras.Model) -> bool:
+    own = ("train_step", "test_step", "compute_loss")
+    return any(getattr(type(model), name) is not getattr(tf.keras.Model, name) for name in own)
+
+
+def check_text_labels(model: tf.keras.Model, labels: Any) -> None:
+    """Raises:
+    DataError: labels are text, of which no loss of Keras makes numbers.
+
+    Args:
+        labels: in their structure, of each what ``is_text`` takes.
+    """
+    losses = tf.nest.flatten(compiled_losses(model))
+    # A user's own loss may look its labels up; an output without a loss needs none.
+    of_keras = all(loss is not None and is_keras_own(loss) for loss in losses)
+    if _knows_what_it_needs(model) or not of_keras:
+        return
+    if any(map(is_text, tf.nest.flatten(labels))):
+        raise DataError(
+            "labels for a loss of Keras must be numbers",
+            received="labels of text",
+            mend="Number the classes: names, y = np.unique(y, return_inverse=True) for arrays, or "
+            "data.map with keras.layers.StringLookup(vocabulary=names, num_oov_indices=0); "
+            "tfdist shard and tfdist.records.write number classes by themselves",
+        )
+
+
+def check_given_labels(model: tf.keras.Model, x: Any, options: Mapping[str, Any]) -> None:
+    """``check_text_labels`` of what Keras itself is to read.
+
+    Args:
+        options: those of its fit or evaluate.
+    """
+    held_out = options.get("validation_data")
+    labels = [as_array(options.get("y"))]
+    if isinstance(held_out, (tuple, list)):
+        labels += map(as_array, held_out[1:2])
+    for data in (x, held_out):
+        if isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tuple):
+            labels += data.element_spec[1:2]
+    check_text_labels(model, labels)
+
+
+def is_text(values: Any) -> bool:
+    """Whether an array, a column of a table, or the spec of a tensor is one of text."""
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, tf.DType):
+        return dtype == tf.string
+    array = np.asarray(values)
+    is_object = array.dtype.kind == "O" and array.size > 0
+    return array.dtype.kind in "SU" or (is_object and isinstance(array.flat[0], (str, bytes)))
 
 
 def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None:

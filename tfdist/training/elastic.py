@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdist.errors import LaunchError
 from tfdist.training import callback_state, kept_training
 from tfdist.training.binding import Binding
-from tfdist.training.checkpoint import Position, Start
+from tfdist.training.checkpoint_state import Position, Start
 from tfdist.training.collective import Collective
 from tfdist.training.keras_api import (
     forget_functions,

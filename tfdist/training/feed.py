@@ -184,13 +184,20 @@ class Feed:
         before = replace(self, parts=parts, part=0, splits=1, is_bare=False)
         return RedividedFeed(before.on_one_device(), self)
 
-    def evaluated(self) -> Feed | RedividedFeed:
+    def evaluated(self, *, is_masked: bool = False) -> Feed | RedividedFeed:
         """Returns the batches of an evaluation.
 
         Where they are padded to their longest record, what a model says of a record may depend on
         the others: then they are those of one device.
+
+        Args:
+            is_masked: whether the loss of a batch is a mean over what a mask leaves of it. Then
+                they are, too, where each process can read all records.
         """
-        return self if self.records.padding is None else self.begun_by(1)
+        can_be_shared = self.held is None and not self.records.is_sequential
+        if self.records.padding is None and not (is_masked and can_be_shared):
+            return self
+        return self.begun_by(1)
 
     def in_order_of_records(self, local: Sequence[Any]) -> Any:
         """Returns what ``evaluated`` led to for all records, from what it did on each process.

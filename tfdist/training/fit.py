@@ -25,9 +25,11 @@ from tfdist.training import (
 from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
-from tfdist.training.checkpoint import DataState, Start, keepers_among, released_after
+from tfdist.training.checkpoint import keepers_among, released_after
+from tfdist.training.checkpoint_state import DataState, Start
 from tfdist.training.data_errors import (
     check_free_lengths,
+    check_given_labels,
     check_inputs,
     check_labels,
     explain_label_error,
@@ -38,6 +40,8 @@ from tfdist.training.feed import Feed
 from tfdist.training.given_data import GivenData, as_array, is_bare_in_keras, is_given_in_batches
 from tfdist.training.given_feed import GivenFeed
 from tfdist.training.membership import Fit, membership_of
+from tfdist.training.offload import explain_folder_error
+from tfdist.training.own_fit import EpochsAsTold, check_own_fit
 from tfdist.training.own_steps import optimizers_of, own_steps
 from tfdist.training.read_ahead import ReadAhead
 from tfdist.training.same_batches import SameBatches
@@ -92,6 +96,8 @@ class Runs:
 
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         if self._is_plain_keras(x) and not self._needs_feed(options):
+            check_given_labels(self._model, x, options)
+            self._begin_slots()
             return self._keras_fit(x, **options)
         feed = self._opened(x, options)
         self._open_validation(options)
@@ -108,6 +114,7 @@ class Runs:
             with self._results.without_carried():
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
+            check_given_labels(self._model, x, options)
             return self._keras_evaluate(x, **options)
         return self._read(self._evaluate_feed, x, options)
 
@@ -210,6 +217,13 @@ class Runs:
         )
 
     def _batch_size(self, options: dict) -> int:
+        if options.get("steps_per_epoch") is not None:
+            raise OptionError(
+                "arrays must be divided into batches by batch_size",
+                received="the option steps_per_epoch",
+                mend="Leave it out, or give batches: tf.data.Dataset.from_tensor_slices((x, y))"
+                ".batch(size).repeat()",
+            )
         _refuse_settled(options, _SETTLED_BY_FEED)
         return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
@@ -286,6 +300,7 @@ class Runs:
                 or explain_shape_error(error, spec)
                 or explain_read_error(error, feed.records)
             )
+        explained = explained or explain_folder_error(error, self._binding.options.offload_dir)
         return explained or self._collective.explain(error)
 
     # The loops ----------------------------------------------------------------------------------
@@ -303,6 +318,7 @@ class Runs:
         **options: Any,
     ) -> tf.keras.callbacks.History:
         model = self._model
+        check_own_fit(model)
         if not self._binding.takes_body:
             check_labels(model, feed.records.element_spec)
         feed = self._membership.present(feed.weighted_by_class(class_weight))
@@ -320,7 +336,8 @@ class Runs:
             if validation_data is not None:
                 validation = self._validation_feed(validation_data)
                 steps = validation.steps_per_epoch
-                batches = self._batches(validation.evaluated(), 0, 1)
+                evaluated = validation.evaluated(is_masked=keras_api.masks_its_outputs(model))
+                batches = self._batches(evaluated, 0, 1)
                 options["validation_data"] = keras_api.repeatable(batches, steps)
                 options["validation_steps"] = steps
                 feeds.append(validation)
@@ -389,7 +406,8 @@ class Runs:
         notices = self._notices(verbose)
         with self._reading(feed) as watch, tracing.closing(notices):
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
-            batches = self._batches(feed.evaluated(), 0, 1)
+            is_masked = keras_api.masks_its_outputs(self._model)
+            batches = self._batches(feed.evaluated(is_masked=is_masked), 0, 1)
             early_variables.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
                 batches,
@@ -440,14 +458,21 @@ class Runs:
                 if found and self._collective.is_chief:
                     print(f"tfdist: warning: {'; '.join(found)}", flush=True)
             self._tried = compilation
-        restores = any(keeper.resume for keeper in keepers_among(callbacks))
-        with self._binding.begun_slots(restores):
+        keepers = keepers_among(callbacks)
+        restores = any(keeper.resume for keeper in keepers)
+        in_parts = bool(keepers) and keepers[0].meet(self._binding)
+        with self._binding.begun_slots(restores=restores, in_parts=in_parts):
             start = self._begin_alike(feed, callbacks, begun_at)
         if self._scale is not None:
             self._scale.prepare(model.optimizer, feed.steps_per_epoch)
             if self._collective.is_chief and begun_at is None:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
+
+    def _begin_slots(self) -> None:
+        """Makes ready for steps that Keras' own loops take: slots may lie on the host."""
+        with self._binding.begun_slots():
+            pass
 
     def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:
         """Gives all processes the chief's variables, those of a checkpoint if it resumes."""
@@ -472,13 +497,12 @@ class Runs:
         if begun_at is None:
             optimizers = optimizers_of(model)
             optimizer_state = [v for one in optimizers for v in keras_api.variables_of(one)]
-            if self._binding.sharded is not None:
-                optimizer_state = self._binding.sharded.held(optimizer_state)
             scale = keras_api.loss_scale_state(model.optimizer)
             seeds = keras_api.seeds_in(model)
             held = self._binding.engine.weights
             weights = keras_api.variables_in(model) if held is None else held()
-            self._collective.broadcast([*weights, *seeds, *optimizer_state, *scale])
+            variables = self._binding.held([*weights, *optimizer_state])
+            self._collective.broadcast([*variables, *seeds, *scale])
             follow_variables(model)
             check_vocabularies(model, self._collective)
         return start
@@ -493,14 +517,17 @@ class Runs:
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.
-        own = [EffectiveLearningRate(), *self._notices(verbose)]
-        gathers_slots = self._binding.sharded is not None
+        own = [EpochsAsTold(epochs), EffectiveLearningRate(), *self._notices(verbose)]
+        divided = {
+            "gathers_slots": self._binding.sharded is not None,
+            "gathers_weights": self._binding.options.shards_weights,
+        }
         if self._membership.shows_bar_by_callback and verbose != 0:
             callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(
-            [*own, *for_process(callbacks, self._collective, gathers_slots=gathers_slots)],
+            [*own, *for_process(callbacks, self._collective, **divided)],
             self._collective,
             add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,
@@ -522,6 +549,8 @@ class Runs:
                 received=f"data of type {type(data).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
+        if not self._binding.takes_body:
+            check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)
         self._agree_on(feed)
         return feed

@@ -216,7 +216,12 @@ def _check_batches(spec: Any) -> None:
     """Raises DataError for elements that cannot be divided into rows."""
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise DataError("batches must be dense tensors", received=str(spec))
+        raise DataError(
+            "batches must be dense tensors",
+            received=str(spec),
+            mend="Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write "
+            "shards with tfdist.records.write, which takes ragged ones",
+        )
     if len(spec) > 3:
         raise DataError(
             "a batch must be (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(spec)}"

@@ -128,7 +128,7 @@ class GivenFeed(Feed):
     def begun_by(self, parts: int) -> GivenFeed:
         return self
 
-    def evaluated(self) -> GivenFeed:
+    def evaluated(self, *, is_masked: bool = False) -> GivenFeed:
         return self
 
     def specimen(self) -> GivenFeed:

@@ -13,7 +13,7 @@ from tfdist.errors import DataError
 from tfdist.training import early_variables
 from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks
-from tfdist.training.checkpoint import Start
+from tfdist.training.checkpoint_state import Start
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival, repeat
 from tfdist.training.feed import Feed

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.training import by_hand, early_variables, keras_api
 from tfdist.training.binding import Binding, metric_names
-from tfdist.training.data_errors import check_labels
+from tfdist.training.data_errors import check_given_labels, check_labels
 from tfdist.training.feed import Feed
 from tfdist.training.fit import Runs, by_name
 from tfdist.training.membership import ElasticMembership
@@ -44,6 +44,8 @@ class RunsAndBatches(Runs):
             )
         with by_hand.training():
             if self._is_plain_keras(x):
+                check_given_labels(self._model, x, options)
+                self._begin_slots()
                 return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
@@ -57,6 +59,7 @@ class RunsAndBatches(Runs):
         options = by_name(tf.keras.Model.test_on_batch, args) | options
         _refuse_feed(x, "test_on_batch", "evaluate")
         if self._is_plain_keras(x):
+            check_given_labels(self._model, x, options)
             return self._keras_test_on_batch(x, **options)
         return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
 

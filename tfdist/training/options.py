@@ -5,12 +5,14 @@ Nothing here knows TensorFlow: options are checked before it is there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
 
-SHARDS = ("none", "optimizer")
+SHARDS = ("none", "optimizer", "weights")
+OFFLOADS = ("none", "optimizer", "activations")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -32,7 +34,13 @@ class StepOptions:
             keeping them, block by block; or the names of layers and nested models to do so with.
         sync_batch_norm: whether BatchNormalization takes its statistics over all replicas.
         shard: "none", or "optimizer": each replica keeps the optimizer's slots of its part of the
-            weights alone, and updates that part.
+            weights alone, and updates that part; "weights": it keeps its part of the weights of
+            blocks alone, too, and gathers those of a block where they are used.
+        offload: "none", "optimizer", "activations", or both of these: what lies in the memory of
+            the host instead of the device's. Each replica keeps the optimizer's slots of its part
+            of the weights there, and updates that part there; what is kept of the way forward for
+            the way back goes there and comes back.
+        offload_dir: the folder where activations go instead; None: the host's memory.
 
     Raises:
         OptionError: a value that cannot hold.
@@ -43,6 +51,8 @@ class StepOptions:
     recompute: str | Sequence[str] | None = "none"
     sync_batch_norm: bool = True
     shard: str = "none"
+    offload: str | Sequence[str] = "none"
+    offload_dir: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -53,12 +63,64 @@ class StepOptions:
             )
         if self.shard not in SHARDS:
             raise unknown_choice("shard", self.shard, SHARDS)
+        self._check_offload()
         given = self.recompute
         names = () if given is None else (given,) if isinstance(given, str) else given
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise OptionError(
                 "recompute must be 'none', 'blocks', or names of layers", received=repr(given)
             )
+
+    def _check_offload(self) -> None:
+        for what in self._offloaded:
+            if what not in OFFLOADS:
+                raise unknown_choice("offload", what, OFFLOADS)
+        if self.shards_weights and self.offloads_slots:
+            raise OptionError(
+                "slots must lie with the parts of the weights that they are for",
+                received="shard='weights' with offload='optimizer'",
+                mend="Take shard='optimizer', or leave offload='optimizer' out",
+            )
+        if self.offload_dir is None:
+            return
+        if not self.offloads_activations:
+            raise OptionError(
+                "offload_dir must go with offload='activations', which are written there",
+                received=f"offload={self.offload!r}",
+            )
+        if not os.path.isdir(self.offload_dir):
+            raise OptionError(
+                "offload_dir must be a folder that exists",
+                received=f"no folder {os.fspath(self.offload_dir)}",
+                mend="Make it first, on a disk with room for a step's activations",
+            )
+
+    @property
+    def _offloaded(self) -> tuple[str, ...]:
+        # On the command line: -o offload=optimizer,activations
+        return tuple(self.offload.split(",") if isinstance(self.offload, str) else self.offload)
+
+    @property
+    def offloads_slots(self) -> bool:
+        return "optimizer" in self._offloaded
+
+    @property
+    def offloads_activations(self) -> bool:
+        return "activations" in self._offloaded
+
+    @property
+    def offloads(self) -> bool:
+        return self.offloads_slots or self.offloads_activations
+
+    @property
+    def divides_slots(self) -> bool:
+        """Whether each replica has slots of its part of the weights alone."""
+        return self.shards or self.offloads_slots
+
+    @property
+    def dividing_option(self) -> str:
+        """Which option has slots divided, as people wrote it."""
+        return f"shard={self.shard!r}" if self.shards else "offload='optimizer'"
 
     @property
     def recomputes(self) -> bool:
@@ -69,9 +131,13 @@ class StepOptions:
         return self.shard != "none"
 
     @property
+    def shards_weights(self) -> bool:
+        return self.shard == "weights"
+
+    @property
     def recomputed_layers(self) -> tuple[str, ...] | None:
         """Names of layers; None leaves the choice of blocks to tfdist."""
-        if self.recompute == "blocks":
+        if self.recompute == "blocks" or not self.recomputes:
             return None
         # On the command line: -o recompute=encoder1,encoder2
         is_text = isinstance(self.recompute, str)
@@ -80,7 +146,7 @@ class StepOptions:
     @property
     def changes_the_step(self) -> bool:
         """Whether one replica too needs a train step of tfdist's."""
-        return self.accumulate_steps > 1 or self.recomputes
+        return self.accumulate_steps > 1 or self.recomputes or self.offloads
 
     @property
     def approximations(self) -> tuple[str, ...]:

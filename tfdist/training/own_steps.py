@@ -370,8 +370,8 @@ def check(
     if not own:
         return
     found, mend = None, ""
-    if options.accumulate_steps > 1 or options.recomputes or options.shards:
-        found = f"accumulate_steps, recompute or shard, and a {own[0]} of its own"
+    if options.changes_the_step or options.shards:
+        found = f"accumulate_steps, recompute, shard or offload, and a {own[0]} of its own"
         mend = "Leave the option out, or move the custom part into compute_loss or a loss"
     elif any(keras_api.inner_of(optimizer) is not optimizer for optimizer in optimizers_of(model)):
         found = f"an optimizer with a loss scale, and a {own[0]} of its own"

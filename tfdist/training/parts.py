@@ -26,11 +26,13 @@ class Division:
         shape: of the whole.
         num_replicas: that it is divided among.
         dtype: of its elements.
+        device: that it lies on, where a process has several; not that of its replicas.
     """
 
     shape: tuple[int, ...]
     num_replicas: int
     dtype: tf.DType
+    device: str = ""
 
     @property
     def size(self) -> int:
@@ -46,7 +48,10 @@ class Division:
         """Returns the part of one replica, [part_size], of a tensor of the whole."""
         flat = tf.reshape(whole, [-1])[replica * self.part_size : (replica + 1) * self.part_size]
         missing = self.part_size - flat.shape[0]
-        return tf.pad(flat, [[0, missing]]) if missing else flat
+        if missing:
+            return tf.pad(flat, [[0, missing]])
+        # A slice would keep the memory of the whole for as long as a variable has it.
+        return tf.raw_ops.DeepCopy(x=flat) if tf.executing_eagerly() else flat
 
     def rows(self, whole: Any) -> Any:
         """Returns all parts of a tensor, [num_replicas, part_size]."""
@@ -66,7 +71,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Weights of one type whose parts travel together.
+    """Weights of one type, on one device, whose parts travel together.
 
     Attributes:
         indices: of the weights, in their order.
@@ -101,7 +106,9 @@ def buckets(divisions: Sequence[Division], wanted: Sequence[int]) -> list[Bucket
     for index in wanted:
         division = divisions[index]
         size = division.size * division.dtype.size
-        if not found or size > room or divisions[found[-1][0]].dtype != division.dtype:
+        last = divisions[found[-1][0]] if found else None
+        is_alike = last and (last.dtype, last.device) == (division.dtype, division.device)
+        if not is_alike or size > room:
             found.append([])
             room = BYTES_OF_A_BUCKET
         found[-1].append(index)

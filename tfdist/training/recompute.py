@@ -2,50 +2,31 @@
 
 Chen et al. 2016, arXiv:1604.06174. A Functional or Sequential model is cut into segments; of those
 that are computed again only inputs and outputs are kept. The same numbers are drawn again, and
-BatchNormalization uses the statistics it had.
+BatchNormalization uses the statistics it had. Weights of a segment may be gathered for each pass,
+see ``weight_blocks``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError, unknown_choice
-from tfdist.training import batch_norm, randomness, step_context
-from tfdist.training.balanced_cuts import balance
+from tfdist.errors import ModelError
+from tfdist.training import batch_norm, randomness, segments, step_context
 from tfdist.training.binding import Binding
-from tfdist.training.keras_api import layers_in, mask_of, with_mask
-from tfdist.training.layer_calls import Call, Graph, crossing_bytes, graph_of, inputs_of
+from tfdist.training.keras_api import mask_of, with_mask
+from tfdist.training.layer_calls import graph_of, inputs_of
 from tfdist.training.logits import logits_of
+from tfdist.training.segments import Segment
+from tfdist.training.sharded_weights import ShardedWeights
+from tfdist.training.weight_blocks import Block
 
 _ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """Consecutive layer calls, as a model of their own that shares the layers.
-
-    Tensors of the whole model are known by a key, the ``id`` of the symbolic tensor.
-
-    Attributes:
-        model: inputs -> outputs, both lists.
-        inputs, outputs: keys.
-        repeats: whether it is computed once more.
-        name: for people.
-    """
-
-    model: tf.keras.Model
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    repeats: bool
-    name: str
 
 
 class Recomputation:
@@ -53,18 +34,31 @@ class Recomputation:
 
     Args:
         names: of layers and nested models, each computed again as a whole; None chooses.
+        divided: the weights, where replicas divide those of what is computed again.
 
     Raises:
         ModelError: the model is neither Functional nor Sequential.
         OptionError: it has no layer of a given name.
     """
 
-    def __init__(self, binding: Binding, names: Sequence[str] | None):
+    def __init__(
+        self,
+        binding: Binding,
+        names: Sequence[str] | None,
+        divided: ShardedWeights | None = None,
+    ):
         model = binding.model
-        graph = graph_of(model, needed_by="recompute", otherwise="leave recompute out")
-        bounds = _chosen(graph) if names is None else _named(graph, names)
+        option = "recompute" if divided is None else "shard='weights'"
+        otherwise = "leave recompute out" if divided is None else "choose shard='optimizer'"
+        graph = graph_of(model, needed_by=option, otherwise=otherwise)
+        choose = segments.chosen if divided is None else segments.to_divide
+        bounds = choose(graph) if names is None else segments.named(graph, names)
         self._model = model
-        self._segments = _segments(graph, bounds)
+        self._segments = segments.segments_of(graph, bounds)
+        self._divided = divided
+        self._blocks: dict[int, Block] = {}
+        if divided is not None:
+            self._blocks = divided.take_blocks(self._segments)
         self._outputs = [id(tensor) for tensor in graph.outputs]
         self._seeds = randomness.StepSeeds(model)
         randomness.put_on(binding)
@@ -85,34 +79,87 @@ class Recomputation:
     def _as_method(self) -> Callable:
         def call(_model: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
             if training is True and step_context.current().repeatable is not None:
-                return self._run(inputs)
+                return self._run(inputs, functools.partial(self._forward, reduced=[]))
+            if self._divided is not None and self._divided.are_apart:
+                return self._run(inputs, functools.partial(self._in_passing, training=training))
             return self._call_whole(inputs, training=training, mask=mask)
 
         return call
 
-    def _run(self, inputs: Any) -> Any:
-        seed, microbatch = step_context.current().repeatable
+    def _run(self, inputs: Any, run: Callable[..., list[tf.Tensor]]) -> Any:
+        """Returns the outputs of the model; ``run`` those of a segment, given tensors."""
         keys = [id(tensor) for tensor in self._model.inputs]
         values = dict(zip(keys, inputs_of(self._model, inputs), strict=True))
+        before: list[tf.Tensor] = []  # What the last block of divided weights was given.
         for number, segment in enumerate(self._segments):
             given = [values[key] for key in segment.inputs]
-            forward = _Forward(segment, seed, microbatch, number)
-            outputs = _computed_again(forward, given) if segment.repeats else forward(given)
-            values.update(zip(segment.outputs, outputs, strict=True))
+            values.update(zip(segment.outputs, run(number, given, before), strict=True))
+            before = given if number in self._blocks else before
         outputs = [values[key] for key in self._outputs]
         return tf.nest.pack_sequence_as(self._model.output, outputs)
 
+    def _forward(
+        self,
+        number: int,
+        given: list[tf.Tensor],
+        before: list[tf.Tensor],
+        *,
+        reduced: list[list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        segment, block = self._segments[number], self._blocks.get(number)
+        place = *step_context.current().repeatable, number
+        forward = _Forward(segment, *place, block, before, reduced)
+        if not segment.repeats:
+            return forward(given)
+        return _computed_again(forward, given if block is None else [*given, *block.parts()])
+
+    def _in_passing(
+        self, number: int, given: list[tf.Tensor], before: list[tf.Tensor], *, training: Any
+    ) -> list[tf.Tensor]:
+        block = self._blocks.get(number)
+        with contextlib.nullcontext() if block is None else block.in_passing(before):
+            return tf.nest.flatten(self._segments[number].model(given, training=training))
+
 
 class _Forward:
-    """A forward pass of one microbatch through one segment; it draws the same numbers each time."""
+    """A forward pass of one microbatch through one segment; it draws the same numbers each time.
 
-    def __init__(self, segment: Segment, seed: tf.Tensor, microbatch: int, number: int):
+    Args:
+        block: of weights that are divided; their parts are given after the segment's inputs.
+        before: what must be known before these are gathered the first time.
+        reduced: gradients of the parts of blocks whose way back is over.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        seed: tf.Tensor,
+        microbatch: int,
+        number: int,
+        block: Block | None,
+        before: Sequence[tf.Tensor],
+        reduced: list[list[tf.Tensor]],
+    ):
         self.segment = segment
         self._place = seed, microbatch, number
+        self._block = block
+        self._before: Sequence[tf.Tensor] | None = before
+        self._reduced = reduced
 
     def __call__(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        with randomness.microbatch(*self._place):
-            return tf.nest.flatten(self.segment.model(tensors, training=True))
+        num_inputs = len(self.segment.inputs)
+        with randomness.microbatch(*self._place), self._gathered(tensors[num_inputs:]):
+            return tf.nest.flatten(self.segment.model(tensors[:num_inputs], training=True))
+
+    def _gathered(self, parts: Sequence[tf.Tensor]) -> contextlib.AbstractContextManager:
+        if self._block is None:
+            return contextlib.nullcontext()
+        after, self._before = self._before, None
+        name = f"shard.first.{self._place[1]}"
+        if after is None:  # The second time. Few blocks are whole at once, however slow the way.
+            name = f"shard.again.{self._place[1]}"
+            after = self._reduced[-2] if len(self._reduced) > 1 else ()
+        return self._block.gathered(parts, name, after, self._reduced)
 
 
 def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -171,108 +218,30 @@ def _masked(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _without_side_effects(segment: Segment) -> Iterator[None]:
-    """Encloses the second pass through a segment.
-
-    Raises:
-        OptionError: it draws numbers that the first pass has not drawn.
-        ModelError: it changes variables a second time.
-    """
+    """Encloses the second pass through a segment; it raises as ``refuse_side_effects`` does."""
     if tf.executing_eagerly():
         yield
         return
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    made = graph.get_operations()[before:]
-    randomness.refuse_unseeded(graph, made)
-    assigning = [op.name for op in made if op.type in _ASSIGNING]
+    refuse_side_effects(graph, graph.get_operations()[before:], segment.name)
+
+
+def refuse_side_effects(
+    graph: tf.Graph, operations: Sequence[tf.Operation], segment_name: str
+) -> None:
+    """Checks the ``operations`` of ``graph`` that make a segment again.
+
+    Raises:
+        OptionError: they draw numbers that the first pass has not drawn.
+        ModelError: they change variables a second time.
+    """
+    randomness.refuse_unseeded(graph, operations)
+    assigning = [op.name for op in operations if op.type in _ASSIGNING]
     if assigning:
         raise ModelError(
             "layers that recompute runs twice must not change variables when they are called",
-            received=f"operation '{assigning[0]}' in {segment.name}",
+            received=f"operation '{assigning[0]}' in {segment_name}",
             mend="Give recompute the names of other layers",
         )
-
-
-# Which calls -------------------------------------------------------------------------------------
-
-Bounds = list[tuple[int, int, bool]]  # (first call, the one after the last, computed again)
-
-
-def _named(graph: Graph, names: Sequence[str]) -> Bounds:
-    calls = graph.calls
-    block_of: dict[int, int] = {}
-    for number, name in enumerate(names):
-        found = [index for index, call in enumerate(calls) if call.is_called(name)]
-        if not found:
-            known = ["none", "blocks", *dict.fromkeys(graph.names)]
-            raise unknown_choice("layer in recompute", name, known)
-        for index in found:
-            block_of.setdefault(index, number)
-    bounds, start = [], 0
-    for block, items in itertools.groupby(range(len(calls)), block_of.get):
-        stop = start + len(list(items))
-        bounds.append((start, stop, block is not None))
-        start = stop
-    return bounds
-
-
-def _chosen(graph: Graph) -> Bounds:
-    """Returns the blocks of a model that is made of blocks, else about as many as their layers."""
-    calls = graph.calls
-    runs = _runs_of_blocks(calls)
-    sizes = [_bytes(calls[start:stop]) for start, stop, is_block in runs if is_block]
-    if len(sizes) > 1 and max(sizes) <= sum(sizes) / 2 and 2 * sum(sizes) >= _bytes(calls):
-        bounds = runs
-    else:
-        parts = max(1, round(math.sqrt(len(calls))))
-        costs = [float(call.row_bytes) for call in calls]
-        crossing = [crossing_bytes(calls, cut) for cut in range(len(calls))]
-        cuts = [0, *balance(costs, crossing, parts), len(calls)]
-        bounds = [(start, stop, True) for start, stop in itertools.pairwise(cuts)]
-    # The way back begins with the last calls: nothing is gained by dropping what it needs at once.
-    start, stop, _ = bounds[-1]
-    bounds[-1] = (start, stop, False)
-    return bounds
-
-
-def _runs_of_blocks(calls: Sequence[Call]) -> Bounds:
-    def block_of(index: int) -> Any:
-        call = calls[index]
-        if len(call.path) > 1:
-            return call.path[0]
-        return index if len(layers_in(call.layer)) > 1 else None
-
-    bounds, start = [], 0
-    for block, items in itertools.groupby(range(len(calls)), block_of):
-        stop = start + len(list(items))
-        bounds.append((start, stop, block is not None))
-        start = stop
-    return bounds
-
-
-def _bytes(calls: Sequence[Call]) -> int:
-    """Returns an estimate of what calls leave behind: a layer made of layers leaves of each."""
-    return sum(call.row_bytes * len(layers_in(call.layer)) for call in calls)
-
-
-def _segments(graph: Graph, bounds: Bounds) -> list[Segment]:
-    calls, results = graph.calls, {id(tensor) for tensor in graph.outputs}
-    segments = []
-    for start, stop, repeats in bounds:
-        own = calls[start:stop]
-        made = {id(tensor): tensor for call in own for tensor in call.outputs}
-        read = {id(t): t for call in own for t in call.inputs if id(t) not in made}
-        wanted = results | {id(tensor) for call in calls[stop:] for tensor in call.inputs}
-        given = {key: tensor for key, tensor in made.items() if key in wanted}
-        augments = any(randomness.augments(part) for call in own for part in layers_in(call.layer))
-        segments.append(
-            Segment(
-                model=tf.keras.Model(list(read.values()), list(given.values())),
-                inputs=tuple(read),
-                outputs=tuple(given),
-                repeats=repeats and not augments,
-                name=own[0].name if len(own) == 1 else f"{own[0].name} to {own[-1].name}",
-            )
-        )
-    return segments

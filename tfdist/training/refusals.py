@@ -28,32 +28,46 @@ def is_elementwise(optimizer: Any) -> bool:
     return base is not None and type(optimizer).update_step is base.update_step
 
 
-def refuse_undivided(model: tf.keras.Model, *, is_elastic: bool) -> None:
-    """Refuses what ``shard="optimizer"`` cannot divide.
+def refuse_undivided(model: tf.keras.Model, options: StepOptions, *, is_elastic: bool) -> None:
+    """Refuses what ``shard``, or ``offload="optimizer"``, cannot divide.
 
     Raises:
         ModelError: the optimizer is not known to update each element of a weight by itself, or the
             weights have fewer elements than there are replicas.
         OptionError: replicas may be lost, and their slots with them.
     """
+    option = options.dividing_option
     if is_elastic:
         raise OptionError(
             "the slots of an elastic job must be whole on each rank, which may be lost",
-            received="shard='optimizer' with min_workers",
-            mend="Leave out shard, or min_workers and use --max-restarts",
+            received=f"{option} with min_workers",
+            mend="Leave it out, or min_workers and use --max-restarts",
         )
     optimizer = keras_api.inner_of(model.optimizer)
     kind = type(optimizer)
     if kind not in _ELEMENTWISE:
         is_legacy = kind is getattr(_K.legacy, kind.__name__, None)
         raise ModelError(
-            "an optimizer whose slots are divided (shard='optimizer') must update each element of "
+            f"an optimizer whose slots are divided ({option}) must update each element of "
             "a weight by itself, unlike one that works on whole layers (LAMB, Adafactor), one that "
             "counts its variables (Nadam), a legacy one, or a class of your own",
             received="tf.keras.optimizers." + ("legacy." if is_legacy else "") + kind.__name__
             if is_keras(kind.__module__)
             else kind.__name__,
-            mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out shard",
+            mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out the option",
+        )
+    if options.shards_weights and model.run_eagerly:
+        raise ModelError(
+            "a model whose weights replicas divide (shard='weights') must take its steps as graphs",
+            received=f"model '{model.name}' with run_eagerly=True",
+            mend="Compile it without run_eagerly, or use shard='optimizer'",
+        )
+    if options.shards_weights and optimizer.use_ema:
+        raise ModelError(
+            "weights that replicas divide (shard='weights') must have no averages, which Keras "
+            "puts in their place as a whole",
+            received=f"{kind.__name__} with use_ema=True",
+            mend="Leave out use_ema, or use shard='optimizer'",
         )
 
 
@@ -101,6 +115,12 @@ def refuse_own_metrics(model: tf.keras.Model, strategy: str) -> None:
 def refuse_xla(model: tf.keras.Model) -> None:
     """Raises:
     ModelError: the model is compiled with ``jit_compile=True``.
+
+    As tried with TensorFlow 2.21 on CPUs, a step ends in: "Collectives are not yet implemented for
+    CPU devices when compiling with XLA" (multi_worker); "No registered 'HorovodAllreduce' OpKernel
+    for XLA_CPU_JIT" (horovod); "Trying to access resource ... located in CPU:1 from CPU:0"
+    (mirrored), where the way forward and back is compiled alone, too, unless it takes all weights
+    as arguments, which Keras' layers do not.
     """
     keras_api.resolve_xla(model)
     if model.jit_compile:
@@ -163,9 +183,11 @@ def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
         found = f"recompute={options.recompute!r}"
     if options.shards:
         found = f"shard={options.shard!r}"
+    if options.offloads:
+        found = f"offload={options.offload!r}"
     if found is not None:
         raise OptionError(
-            "elastic jobs, recompute and shard must have a model of Keras 2",
+            "elastic jobs, recompute, shard and offload must have a model of Keras 2",
             received=f"{found} with Keras {tf.keras.__version__}",
             mend=f"Set {VARIABLE}=1, or leave it out",
         )

@@ -9,7 +9,7 @@ else sees, has them for the parts of the weights that this process's replicas up
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from tfdist.errors import ModelError
 from tfdist.training import early_variables, keras_api
 from tfdist.training.binding import Binding
 from tfdist.training.collective import Collective
+from tfdist.training.part_files import Divided
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division
 from tfdist.training.slots import build_empty, build_on, set_value
 
@@ -36,14 +37,15 @@ class Parts:
             order in which the optimizer makes whole slots.
     """
 
-    def __init__(self, model: tf.keras.Model, collective: Collective):
+    def __init__(self, model: tf.keras.Model, collective: Collective, *, on_host: bool = False):
+        self._on_host = on_host
         self._collective = collective
         self._strategy = model.distribute_strategy
         self.given = keras_api.inner_of(model.optimizer)
         self.weights = list(model.trainable_variables)
         self.divisions = [
-            Division(tuple(weight.shape), collective.num_replicas, keras_api.uncast(weight).dtype)
-            for weight in self.weights
+            Division(tuple(own.shape), collective.num_replicas, own.dtype, own.device)
+            for own, *_ in map(self.components, self.weights)
         ]
         elements = sum(division.size for division in self.divisions)
         if elements < collective.num_replicas:
@@ -65,10 +67,14 @@ class Parts:
         weight, division = self.weights[index], self.divisions[index]
         parts = []
         for local, own in enumerate(self.components(weight)):
-            with tf.device(own.device):
+            with tf.device(host_of(own.device) if self._on_host else own.device):
                 value = division.part(own, self.number_of(local))
                 parts.append(tf.Variable(value, trainable=False))
         return parts
+
+    def is_divided(self, index: int) -> bool:
+        """Whether the part of a weight is all that a replica has of it."""
+        return False
 
     def number_of(self, local: int) -> int:
         """Returns the number, among all, of a replica of this process."""
@@ -95,7 +101,7 @@ class Parts:
             keep: whether this process needs them; else it only gives its own.
         """
         pairs = list(zip(self.slots.items(), self.whole_slots(), strict=True))
-        for group in _groups(pairs):
+        for group in in_groups(pairs):
             own = [[part.numpy() for part in parts] for (_, parts), _ in group]
             of_all = self._collective.gather(own)
             for number, (((index, _), _), whole) in enumerate(group if keep else ()):
@@ -119,8 +125,13 @@ class Parts:
             set_value(own, value)
 
 
-def _groups(pairs: Sequence[Any]) -> list[list[Any]]:
-    """Divides slots into groups that one message carries."""
+def host_of(device: str) -> str:
+    """Returns the CPU of the process that ``device`` belongs to."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+
+
+def in_groups(pairs: Sequence[Any]) -> list[list[Any]]:
+    """Divides pairs of anything and a variable into groups that one message carries."""
     groups: list[list[Any]] = []
     room = 0
     for pair in pairs:
@@ -186,49 +197,107 @@ class ShardedSlots:
             self.parts.free_whole()
 
     @contextlib.contextmanager
-    def begun(self, restores: bool) -> Iterator[None]:
+    def in_parts(self) -> Iterator[list[Divided]]:
+        """Encloses what writes or reads files of parts; gives what is divided, here empty.
+
+        All processes must enter it together.
+        """
+        self._depth += 1
+        try:
+            yield self._divided()
+        finally:
+            self._depth -= 1
+
+    def _divided(self) -> list[Divided]:
+        parts = self.parts
+        assert parts is not None, "slots are divided before the first step"
+        return [
+            Divided(
+                whole,
+                parts.divisions[index],
+                {parts.number_of(local): slot for local, slot in enumerate(slots)},
+            )
+            for ((index, _), slots), whole in zip(
+                parts.slots.items(), parts.whole_slots(), strict=True
+            )
+        ]
+
+    @contextlib.contextmanager
+    def begun(self, *, restores: bool, in_parts: bool) -> Iterator[None]:
         """Encloses what is done before the first step; all processes enter it together.
 
         Args:
-            restores: whether that may give the optimizer's slots values. They are whole meanwhile,
-                on all processes; else no process ever holds them.
+            restores: whether that may give the optimizer's slots values.
+            in_parts: whether it then gives them to the parts. Else slots are whole meanwhile, on
+                all processes, which otherwise no process ever holds.
         """
         self._check_weights()
         is_new = self.parts is None
         given = keras_api.inner_of(self._model.optimizer)
         # One process may have loaded slots that the others have not.
-        if restores or (is_new and any(self._collective.gather(keras_api.has_values(given)))):
-            early_variables.make_slots(self._model)
+        has_values = is_new and any(self._collective.gather(keras_api.has_values(given)))
+        if has_values or (restores and not in_parts):
+            with self._made_on_host():
+                early_variables.make_slots(self._model)
             with self.whole(everywhere=True):
-                yield
+                if in_parts:
+                    self._collective.broadcast(keras_api.variables_of(given))
+                else:
+                    yield
                 if is_new:
                     self._divide()
                 self.parts.scatter()
             if is_new:
                 self.parts.free_whole()
-            return
-        if is_new:
-            with self._model.distribute_strategy.scope():
+            if not in_parts:
+                return
+        elif is_new:
+            with self._model.distribute_strategy.scope(), self._made_on_host():
                 self._empty = build_empty(given, self._model.trainable_variables)
-        else:
+            if in_parts:  # What they begin with may be the weights'.
+                self._collective.broadcast(self._model.trainable_variables)
+                self._divide()
+        if self.parts is not None:
             self._empty = self.parts.whole_slots()
         yield
         self._empty = []
-        if is_new:
+        if self.parts is None:
             self._divide()
 
+    @contextlib.contextmanager
+    def _made_on_host(self) -> Iterator[None]:
+        """Encloses the making of whole slots, which a device may have no room for."""
+        if not self._binding.options.offloads_slots:
+            yield
+            return
+
+        def on_host(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            with tf.device("CPU:0"):
+                return make(**options)
+
+        with tf.variable_creator_scope(on_host):
+            yield
+
+    def trained(self, weights: Sequence[Any]) -> list[Any]:
+        """Returns what the step takes gradients of, for each of the trainable ``weights``."""
+        return list(weights)
+
     def held(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns those of an optimizer's ``variables`` that have a value now."""
+        """Returns those ``variables`` of the model or its optimizer that have a value now."""
         empty = {id(slot) for slot in self._empty}
         return [variable for variable in variables if id(variable) not in empty]
 
     def _divide(self) -> None:
         # A strategy's scope belongs to a thread, and would mirror each part on all devices.
         with ThreadPoolExecutor(1) as apart:
-            parts = apart.submit(Parts, self._model, self._collective).result()
+            parts = apart.submit(self._made).result()
         self._known[id(parts.given)] = parts
         self._finalize_whole(parts.given)
         keras_api.before_checkpoints(parts.given, self._refuse_empty)
+
+    def _made(self) -> Parts:
+        on_host = self._binding.options.offloads_slots
+        return Parts(self._model, self._collective, on_host=on_host)
 
     def _refuse_empty(self) -> None:
         """Raises:

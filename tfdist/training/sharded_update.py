@@ -6,7 +6,7 @@ weights as the user's optimizer does, and all gather the parts of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +30,8 @@ class ShardedUpdate:
         """Updates the trainable weights of the model, on each replica.
 
         Args:
-            gradients: of the replica's part of the loss, one for each weight or None.
+            gradients: of the replica's part of the loss, one for each weight or None; of a weight
+                that is divided itself, its part of that of the global batch.
         """
         parts = self._slots.parts
         assert parts is not None, "slots are divided before the first step"
@@ -39,20 +40,28 @@ class ShardedUpdate:
             return
         local = _local_replica(self._collective.num_replicas // self._collective.num_processes)
         # The gradients of the last layers are there first.
-        travelling = buckets(parts.divisions, known[::-1])
-        found = self._reduced(parts, gradients, travelling)
+        apart = [index for index in known if parts.is_divided(index)]
+        travelling = buckets(parts.divisions, [i for i in known[::-1] if not parts.is_divided(i)])
+        own = {index: parts.variables[index][local] for index in known}
+        places = {i: parts.components(parts.weights[i])[local].device for i in known}
+        found = {index: gradients[index] for index in apart}
+        found |= self._reduced(parts, gradients, travelling, places)
         squares, is_finite = self._told_by_all(parts, gradients, found)
         found = _clipped(parts.given, gradients, found, squares)
-        own = {index: parts.variables[index][local] for index in known}
         for index, part in own.items():  # Whatever has changed the weights since the last step.
-            weight = parts.components(parts.weights[index])[local].read_value()
-            part.assign(parts.divisions[index].part(weight, parts.number_of(local)))
+            if parts.is_divided(index):
+                continue
+            weight = parts.components(parts.weights[index])[local]
+            with tf.device(places[index]):  # Its part alone leaves the device.
+                now = parts.divisions[index].part(weight.read_value(), parts.number_of(local))
+            part.assign(now)
         keras_api.evaluate_schedule(parts.given)
         keras_api.set_learning_rate(parts.twin, parts.given.learning_rate)
 
         def update() -> tf.Tensor:
             for index, part in own.items():
-                _update(parts, index, found[index], part, local)
+                with tf.device(part.device):
+                    _update(parts, index, found[index], part, local)
             return tf.constant(True)
 
         if is_finite is None:
@@ -61,23 +70,32 @@ class ShardedUpdate:
             keras_api.update_loss_scale(self._model.optimizer, is_finite)
             tf.cond(is_finite, update, lambda: tf.constant(False))
         parts.given.iterations.assign_add(1)
-        self._gather(parts, own, travelling, local)
+        self._gather(parts, own, travelling, places, local)
 
     # Gradients ----------------------------------------------------------------------------------
 
     def _reduced(
-        self, parts: Parts, gradients: Sequence[Any], travelling: Sequence[Bucket]
+        self,
+        parts: Parts,
+        gradients: Sequence[Any],
+        travelling: Sequence[Bucket],
+        places: Mapping[int, str],
     ) -> dict[int, Any]:
-        """Returns this replica's part of each gradient of the global batch: index -> part."""
+        """Returns this replica's part of each gradient of the global batch: index -> part.
+
+        Args:
+            places: index of a weight -> the device that this replica has it on.
+        """
         found = {}
         last: list[Any] = []
         for number, bucket in enumerate(travelling):
             # One after the other: TensorFlow's collectives must begin in one order everywhere.
-            with tf.control_dependencies(last):
+            with tf.control_dependencies(last), tf.device(places[bucket.indices[0]]):
                 rows = bucket.rows([self._dense(parts, gradients[i]) for i in bucket.indices])
             row = self._collective.reduce_scatter(rows, f"shard.{number}")
             last = [row]
-            found |= dict(zip(bucket.indices, bucket.split(row), strict=True))
+            with tf.device(places[bucket.indices[0]]):
+                found |= dict(zip(bucket.indices, bucket.split(row), strict=True))
         return found
 
     def _dense(self, parts: Parts, gradient: Any) -> Any:
@@ -121,16 +139,24 @@ class ShardedUpdate:
     # Weights ------------------------------------------------------------------------------------
 
     def _gather(
-        self, parts: Parts, own: dict[int, Any], travelling: Sequence[Bucket], local: int
+        self,
+        parts: Parts,
+        own: dict[int, Any],
+        travelling: Sequence[Bucket],
+        places: Mapping[int, str],
+        local: int,
     ) -> None:
         """Gives the weights of this replica the parts that all replicas have updated."""
         last: list[Any] = []
         for number, bucket in enumerate(travelling):
-            with tf.control_dependencies(last):
+            first = bucket.indices[0]
+            with tf.control_dependencies(last), tf.device(own[first].device):
                 row = tf.concat([own[index].read_value() for index in bucket.indices], 0)
             rows = self._collective.all_gather(row, f"shard.weights.{number}")
             last = [rows]
-            for index, whole in zip(bucket.indices, bucket.wholes(rows), strict=True):
+            with tf.device(places[first]):
+                wholes = bucket.wholes(rows)
+            for index, whole in zip(bucket.indices, wholes, strict=True):
                 weight = parts.weights[index]
                 constraint = keras_api.uncast(weight).constraint
                 if constraint is not None:

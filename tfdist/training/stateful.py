@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -15,6 +16,8 @@ _RULE = (
     "a stateful recurrent layer must see the rows of a batch in one piece, to go on with each "
     "where the batch before has ended"
 )
+# Keras' words.
+_ROWS_OF_INPUT = re.compile(r"`batch_size` argument \((\d+)\) must be .* replicas \((\d+)\)")
 _MEND = "Make it with stateful=False, or use strategy 'single'"
 
 
@@ -42,7 +45,7 @@ def explained(strategy_name: str) -> Iterator[None]:
 
     Raises:
         ModelError: the model has a layer that keeps its state from batch to batch, or metrics that
-            were made outside.
+            were made outside, or an input with a number of rows that replicas cannot divide.
     """
     try:
         yield
@@ -52,6 +55,13 @@ def explained(strategy_name: str) -> Iterator[None]:
                 "metrics that a model is compiled with must be made in the function that makes it",
                 received=str(error).splitlines()[0].partition(" passed to ")[0],
                 mend="Make them there, or give their names",
+            ) from error
+        if found := _ROWS_OF_INPUT.search(str(error)):
+            raise ModelError(
+                "the batch_size of a keras.Input must be divisible by the replicas, among which "
+                "Keras divides it",
+                received=f"batch_size={found[1]} and {found[2]} replicas",
+                mend="Leave batch_size out of keras.Input",
             ) from error
         if "Stateful RNNs" not in str(error):
             raise

@@ -27,6 +27,7 @@ class StepContext:
         microbatch_norms: the same of a microbatch in a pipeline, of ``strategies.pipeline.norms``.
         repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
         draws: seed and count of the random numbers drawn, of ``randomness``.
+        gathered: whole weights of the block that runs, of ``weight_blocks``.
     """
 
     part: Any = None
@@ -38,6 +39,7 @@ class StepContext:
     microbatch_norms: Any = None
     repeatable: Any = None
     draws: Any = None
+    gathered: Any = None
 
 
 _NOWHERE = StepContext()

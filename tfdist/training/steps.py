@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import early_variables, keras_api, losses, moved_state, step_context
+from tfdist.training import early_variables, keras_api, losses, moved_state, offload, step_context
 from tfdist.training.alike_look_ups import added_up
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
@@ -27,10 +27,12 @@ from tfdist.training.gradients import added, when_known
 from tfdist.training.keras_api import function_of, mask_of, with_mask
 from tfdist.training.logits import changed
 from tfdist.training.microbatches import divide
+from tfdist.training.offload import Activations
 from tfdist.training.options import StepOptions
 from tfdist.training.precision import full_type, in_full
 from tfdist.training.recompute import Recomputation
 from tfdist.training.sharded_update import ShardedUpdate
+from tfdist.training.sharded_weights import ShardedWeights
 
 
 class SharedSteps:
@@ -47,8 +49,12 @@ class SharedSteps:
         self._options = options
         self._sharded = binding.sharded and ShardedUpdate(binding, binding.sharded)
         self._recomputation: Recomputation | None = None
-        if options.recomputes:
-            self._recomputation = Recomputation(binding, options.recomputed_layers)
+        divided = binding.sharded if isinstance(binding.sharded, ShardedWeights) else None
+        if options.recomputes or divided is not None:
+            self._recomputation = Recomputation(binding, options.recomputed_layers, divided)
+        self._activations: Activations | None = None
+        if options.offloads_activations:
+            self._activations = Activations(options.offload_dir)
         losses.is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -57,7 +63,7 @@ class SharedSteps:
         batch, share = self._batch(data)
         count = self._options.accumulate_steps
         valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
-        variables = model.trainable_variables
+        variables = self._trained()
         gradients: list[Any] = [None] * len(variables)
         for number, (part, rows) in enumerate(divide(batch, share, count)):
             with when_known(gradients):
@@ -77,6 +83,7 @@ class SharedSteps:
     ) -> tuple[list[Any], dict[str, tf.Tensor]]:
         """Returns the gradients of ``variables``, parts of those of the step, and the metrics."""
         optimizer = self._model.optimizer
+        begun = offload.count()
         with tf.GradientTape() as tape, losses.counted_as(losses.part_of(share)):
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
@@ -88,9 +95,17 @@ class SharedSteps:
             loss = self._loss(x, y, y_pred, sample_weight, share, valid)
             keras_api.show_loss(self._model, loss, share[0])
             loss = self._weigh(loss, share)
+        turned = offload.count()
         gradients = keras_api.gradients_of(optimizer, loss, variables, tape)
+        if self._activations is not None:
+            self._activations.move(begun, turned, loss, gradients)
         gradients = added_up(gradients, variables, self._binding.alike_look_ups)
         return gradients, self._metrics(x, y, y_pred, sample_weight, share)
+
+    def _trained(self) -> list[Any]:
+        """Returns what gradients are taken of: weights, or this replica's parts of them."""
+        weights = self._model.trainable_variables
+        return weights if self._sharded is None else self._binding.sharded.trained(weights)
 
     def _recomputed(self, microbatch: int) -> contextlib.AbstractContextManager:
         if self._recomputation is None:

@@ -14,6 +14,7 @@ import tfdist
 from tfdist.errors import CorruptShardError, DataError, OptionError
 from tfdist.records import write
 from tfdist.records.format.pad_to import padding_of
+from tfdist.records.reading.batch_padding import BatchPadding, of_records
 from tfdist.records.reading.reader import open_records
 from tfdist.training.feed import Feed
 
@@ -157,6 +158,79 @@ def test_map_fn_is_given_the_padded_batch(folder, stored):
     longest = [LENGTHS[stored[n : n + BATCH]].max() for n in range(0, COUNT, BATCH)]
     expected = [-(-most // 16) * 16 for most in longest]
     assert [int(x[0]) for x, _ in batches] == expected
+
+
+def _longer_or_shorter(x, y):
+    """Puts a token before those of even records, and leaves one out of the others."""
+    own = tf.cast(x["id"], tf.int64)[None] + 1
+    before = tf.repeat(own, tf.cast(x["id"] % 2 == 0, tf.int32))
+    after = x["tokens"][tf.cast(x["id"] % 2, tf.int32) :]
+    return {"id": x["id"], "tokens": tf.concat([before, after], 0)}, y
+
+
+@pytest.mark.parametrize(
+    ("parts", "pad_to", "cache"), [(1, 16, True), (2, "batch", False), (3, "batch", True)]
+)
+def test_lengths_are_those_that_record_fn_leaves(folder, parts, pad_to, cache):
+    records = open_records(
+        folder, cache=cache, record_fn=_longer_or_shorter, padding=padding_of(pad_to, False)
+    )
+    assert "once" in records.note
+    options = {"records": records, "global_batch_size": BATCH, "shuffle": True, "shared": True}
+    feeds = [Feed(part=part, parts=parts, **options) for part in range(parts)]
+    of_parts = [list(feed.epochs(0, 2).as_numpy_iterator()) for feed in feeds]
+    resumed = [next(feed.epochs(0, 2, skip_steps=3).as_numpy_iterator()) for feed in feeds]
+    multiple, seen = 1 if pad_to == "batch" else pad_to, []
+    for step, shares in enumerate(zip(*of_parts, strict=True)):
+        numbers = np.concatenate([x["id"][:rows] for (x, _), (rows, _) in shares])
+        even = numbers % 2 == 0
+        lengths = np.where(even, LENGTHS[numbers] + 1, np.maximum(LENGTHS[numbers] - 1, 0))
+        width = -(-max(1, lengths.max()) // multiple) * multiple
+        tokens = np.concatenate([x["tokens"][:rows] for (x, _), (rows, _) in shares])
+        expected = np.where(np.arange(width) < lengths[:, None], numbers[:, None] + 1, 0)
+        np.testing.assert_array_equal(tokens, expected)
+        seen += numbers.tolist()
+        if step == 3:
+            for share, again in zip(shares, resumed, strict=True):
+                tf.nest.map_structure(np.testing.assert_array_equal, share, again)
+    assert sorted(seen) == sorted([*range(COUNT)] * 2)
+
+
+def test_what_record_fn_leaves_is_filled_as_before():
+    """A label that is padded with -1, beside tokens that become numbers of another kind."""
+    of_stored = (tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None], tf.int64))
+    own = BatchPadding(padding_of("batch", False), [0, -1], np.ones((2, 2), np.int32))
+    records = tf.data.Dataset.from_tensors((tf.ones([3]), tf.ones([2], tf.int64)))
+    changed = (tf.TensorSpec([None, None], tf.float32), of_stored[1])
+    assert of_records(own.padding, changed, own, of_stored, records).fills == (0, -1)
+    text = (tf.TensorSpec([None, None], tf.string), of_stored[1])
+    records = tf.data.Dataset.from_tensors((tf.constant(["a"]), tf.ones([2], tf.int64)))
+    assert of_records(own.padding, text, own, of_stored, records).fills == ("", -1)
+
+
+def test_lengths_that_record_fn_draws_are_refused(folder):
+    def drawn(x, y, seed):
+        some = tf.random.stateless_uniform([], seed, 0, 9, tf.int32)
+        return {"tokens": x["tokens"][some:]}, y
+
+    padding = padding_of("batch", False)
+    records = open_records(folder, record_fn=drawn, padding=padding)
+    batches = records.batches(0, COUNT, BATCH, shuffle=False, seed=1, epoch=1)
+    with pytest.raises(tf.errors.OpError) as error:
+        list(batches)
+    assert "same length each time" in str(records.explain(error.value))
+
+
+def test_record_fn_may_give_all_one_length(folder):
+    def first(x, y):
+        return tf.pad(x["tokens"], [[0, 4]])[:4], y
+
+    def ensured(x, y):
+        return tf.ensure_shape(first(x, y)[0], [4]), y
+
+    records = open_records(folder, record_fn=ensured, padding=padding_of("batch", False))
+    feed = Feed(records=records, global_batch_size=BATCH, shuffle=True, shared=False)
+    assert {x.shape[1:] for x, _ in feed.epochs(0, 1)} == {(4,)}
 
 
 def test_a_shard_exchanged_while_buckets_are_read_is_found(folder, tmp_path):

@@ -78,6 +78,7 @@ class TestCsv:
             ("a,b\n1,2\nn/a,4\n", None, "'n/a' in line 3"),
             ("a,b\n1,2\n", "c", "columns a, b"),
             ("a,b\n1,-2\n", None, "-2 in 'label'"),
+            ("a,b,sample_weight\n1,2,1\n1,2,-1\n", "b", "'-1, a weight below 0' in line 3"),
             ("a,b\n", None, "rows below its header"),
             ("", None, "an empty line"),
             ("a,a\n1,2\n", None, "each once"),
@@ -161,6 +162,10 @@ class TestArrays:
             ((np.array(["a", None], object), np.zeros(2)), "NoneType None as value 1"),
             ((np.zeros(2), np.zeros(2), np.array(["a", "b"])), "weight 'sample_weight'.*numbers"),
             ((np.array([[1.0], [np.nan]]), np.zeros(2)), "NaN in array 'x', record 1"),
+            ((np.array([0, np.inf, -np.inf]), np.zeros(3)), "finite.* inf in array 'x', record 1"),
+            (([[1.0], [2.0, -np.inf]], np.zeros(2)), "finite.* -inf in array 'x', record 1"),
+            ((np.zeros(2), np.array([0, np.inf])), "finite.* inf in array 'label', record 1"),
+            ((np.zeros(2), np.zeros(2), np.array([1, -0.5])), r"0 or more.* -0\.5 .* record 1"),
             ((np.zeros((2, 2)), np.array([0, -1])), "-1 in 'label', record 1"),
             ((np.zeros(2), np.zeros(2), np.zeros((2, 2))), "one number a record"),
             ((np.zeros(2),) * 4, "a tuple of 4"),
@@ -171,8 +176,9 @@ class TestArrays:
         with pytest.raises(DataError, match=message):
             read_raw(source)
 
-    def test_infinite_values_are_not_missing(self):
-        read_raw((np.array([np.inf, -np.inf]), np.zeros(2)))
+    def test_sums_that_overflow_are_looked_at(self):
+        large = np.finfo(np.float32).max
+        read_raw((np.array([large, large]), np.zeros(2)))
 
     def test_class_ids_beyond_the_classes(self):
         from tfdist.records.format.columns import from_arrays

@@ -360,6 +360,7 @@ def mixed():
         keras.mixed_precision.set_global_policy(policy)
         try:
             reference, x = make()
+            reference.run_eagerly = True  # Nothing is traced, which takes longer than its steps.
             start, data = reference.get_weights(), (x, rows(30, 2))
             first = reference.predict(x, verbose=0)
             reference.fit(*data, batch_size=8, epochs=6, shuffle=False, verbose=0)
@@ -408,6 +409,7 @@ def files():
     data = rows(30, 6), rows(30, 2)
     keras.utils.set_random_seed(1)
     reference = mlp()
+    reference.run_eagerly = True
     start = reference.get_weights()
     reference.fit(*data, batch_size=8, epochs=4, shuffle=False, verbose=0)
     expected = reference.get_weights()

@@ -29,8 +29,6 @@ class Reference:
     def __init__(self, case: str, feed: Any, held_out: Any):
         from tensorflow import keras
 
-        from tfdist.training import early_variables
-
         keras.utils.set_random_seed(1)
         model = models.build(case)
         if models.kind(case) == "frozen":
@@ -38,8 +36,7 @@ class Reference:
                 layer.trainable = False
             model.compile(model.optimizer, model.loss, metrics=["accuracy"])
         self.start = model.get_weights()
-        early_variables.make_slots(model)
-        early_variables.make_known_metrics(model, feed.records.element_spec)
+        model.run_eagerly = True  # Nothing is traced, which takes longer than these steps.
         self.history = model.fit(
             feed.on_one_device().epochs(0, EPOCHS),
             epochs=EPOCHS,

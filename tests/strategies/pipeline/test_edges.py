@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
+from scenario_plugin import Job
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))
-from scenarios import Job
-
-# The first scenario waits for all, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
-_FILE = Path(__file__).with_name("edge_scenarios.py")
-_NAMES = re.findall(r"^@scenario\ndef (\w+)", _FILE.read_text(), re.MULTILINE)
+SCENARIOS = "edge_scenarios.py"
+JOBS = {"pipeline": Job("pipeline", {"stages": 2, "microbatches": 4})}
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    options = {"stages": 2, "microbatches": 4}
-    return Job(_FILE, tmp_path_factory.mktemp("edges"), "pipeline", options)
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_edge(job, name):
-    job.check(name)
+def test_edge(scenario):
+    scenario.check()

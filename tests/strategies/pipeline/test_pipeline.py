@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pipeline_models as models
 import pytest
+from scenario_plugin import selected
 
 TOLERANCE = 1e-5
 _SCRIPT = Path(__file__).with_name("run_pipeline.py")
@@ -22,11 +23,11 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, dict]:
-    """Runs all cases in one process: those of one model share what one device makes of it."""
+def results(request, tmp_path_factory) -> dict[str, dict]:
+    """Runs the selected cases in one process: those of a model share what one device makes."""
     out = tmp_path_factory.mktemp("pipeline") / "results.json"
     finished = subprocess.run(
-        [sys.executable, str(_SCRIPT), str(out)],
+        [sys.executable, str(_SCRIPT), str(out), *selected(request, "case")],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -63,7 +63,8 @@ class Comparison:
     note: str = ""
 
     def tables(self) -> Iterator[Table]:
-        title = f"{self.what}; {self.quantization} files, on {self.place}"
+        kind = "unquantized" if self.quantization == "none" else self.quantization
+        title = f"{self.what}; {kind} files, on {self.place}"
         right = ("weights", "zeros", "bytes", "gzip bytes", self.before.metric)
         table = table_of(title, ("",), right)
         for name, measured in (("before", self.before), ("after", self.after)):

@@ -111,8 +111,8 @@ def from_arrays(
         columns: for arrays packed from the columns of a table, the names of those.
 
     Raises:
-        DataError: no records, unequal lengths, a dtype that cannot be written, missing values
-            (NaN), or class ids out of range.
+        DataError: no records, unequal lengths, a dtype that cannot be written, values that are
+            missing (NaN) or infinite, weights below 0, or class ids out of range.
 
     Text becomes strings, and a label of text class ids; arrays that differ in their first length
     keep it: see ``text_and_ragged``.
@@ -207,7 +207,9 @@ def _column(
             received=f"shape {list(shape)} a record",
         )
     if numbers.dtype.kind == "f":
-        _check_present(name, numbers, array.ends if isinstance(array, RaggedColumn) else None)
+        _check_finite(name, numbers, array.ends if isinstance(array, RaggedColumn) else None)
+    if role == "weight":
+        _check_weights(name, numbers)
     dtype, encoding = _storage(numbers, is_scalar=shape == ())
     feature = Feature(
         name=name,
@@ -248,20 +250,40 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
     return feature, column
 
 
-def _check_present(name: str, array: np.ndarray, ends: np.ndarray | None) -> None:
-    """Raises DataError for a NaN. ``ends``: of ragged records, where the entries of each end."""
+def _check_finite(name: str, array: np.ndarray, ends: np.ndarray | None) -> None:
+    """Raises DataError for NaN or infinity. ``ends``: where each ragged record ends."""
     for first, chunk in chunks(array):
-        # A sum needs no array of its own; it is NaN for inf - inf too, so look again.
+        # A sum needs no array of its own; it is not finite where it overflows, too: look again.
         with np.errstate(invalid="ignore", over="ignore"):
-            if not np.isnan(chunk.sum()):
+            if np.isfinite(chunk.sum()):
                 continue
-        missing = np.isnan(chunk)
-        if missing.any():
-            record = first + int(np.argwhere(missing)[0][0])
+        wrong = np.argwhere(~np.isfinite(chunk))
+        if len(wrong):
+            record = first + int(wrong[0][0])
             if ends is not None:
                 record = int(np.searchsorted(ends, record, side="right"))
+            raise not_finite(name, chunk[tuple(wrong[0])], record)
+
+
+def not_finite(name: str, value: Any, record: int) -> DataError:
+    """Returns the refusal of a value that is NaN or infinite."""
+    is_missing = bool(np.isnan(value))
+    return DataError(
+        "every value must be present" if is_missing else "every value must be finite",
+        received=f"{'NaN' if is_missing else value} in array '{name}', record {record}",
+        mend=None if is_missing else "Replace it, as by numpy.nan_to_num, or leave the record out",
+    )
+
+
+def _check_weights(name: str, weights: np.ndarray) -> None:
+    """Raises DataError for a sample weight below 0."""
+    for first, chunk in chunks(weights):
+        negative = np.flatnonzero(chunk < 0)
+        if len(negative):
+            record = int(negative[0])
             raise DataError(
-                "every value must be present", received=f"NaN in array '{name}', record {record}"
+                "a sample weight must be 0 or more",
+                received=f"{chunk[record]} in array '{name}', record {first + record}",
             )
 
 

@@ -17,7 +17,7 @@ from tfdist.errors import CorruptShardError, DataError, EngineMissingError, Opti
 from tfdist.records.format.checking import check
 from tfdist.records.format.pad_to import Padding
 from tfdist.records.reading import graph_checks
-from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad
+from tfdist.records.reading.batch_padding import BatchPadding, check_can_pad, of_records, of_schema
 from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
@@ -26,6 +26,8 @@ from tfdist.records.reading.source import Source, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
+# Records that may be held at once where lengths alone are asked for.
+_COUNTED_RECORDS = 1024
 
 # What TensorFlow says of a record that is no Example, or does not fit the schema.
 _PARSE_SIGNS = (IMAGE_NODE, "Key: ", "parse example", "parse serialized", "DecodeRaw")
@@ -123,11 +125,11 @@ def open_records(
     if cache not in (True, False, "auto"):
         raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
     opened = open_source(source, batched, any_size=record_fn is not None)
-    if padding is None:
-        return Records(opened, map_fn, cache, record_fn)
-    is_apart = opened.is_sequential or opened.readers is not None
-    check_can_pad(opened.schema, is_apart=is_apart, has_record_fn=record_fn is not None)
-    return Records(opened, map_fn, cache, padding=padding)
+    if padding is not None:
+        is_apart = opened.is_sequential or opened.readers is not None
+        both = padding.buckets is not None and record_fn is not None
+        check_can_pad(opened.schema, is_apart=is_apart, is_bucketed_and_changed=both)
+    return Records(opened, map_fn, cache, record_fn, padding)
 
 
 class Records:
@@ -168,6 +170,13 @@ class Records:
         self.has_weights = len(source.spec) == 3
         self.element_spec = source.spec
         self._per_record = None
+        self.padding = padding
+        if padding is not None:
+            if padding.buckets is not None:
+                source.check_can_choose()
+            lengths = self._read_now(source.lengths)
+            self._lengths = of_schema(padding, source.schema, lengths)
+            self.element_spec = self._lengths.spec(self.element_spec)
         if record_fn is not None:
             if cache is True and not is_of_one_shape(source.spec):
                 raise OptionError(
@@ -175,15 +184,13 @@ class Records:
                     received="cache=True",
                     mend="Leave cache out: record_fn brings them to one shape in each epoch",
                 )
-            self._per_record = PerRecord(record_fn, source.spec)
+            given = self.element_spec
+            self._per_record = PerRecord(record_fn, given, of_any_length=padding is not None)
             self.element_spec = self._per_record.spec
-        self.padding = padding
-        if padding is not None:
-            if padding.buckets is not None:
-                source.check_can_choose()
-            lengths = self._read_now(source.lengths)
-            self._lengths = BatchPadding(padding, source.schema, lengths)
-            self.element_spec = self._lengths.spec(self.element_spec)
+            if padding is not None:
+                self._own_lengths = self._lengths
+                self._lengths = self._read_now(functools.partial(self._lengths_after, given))
+                self.note = "record_fn runs over all records once, to know their lengths"
         if map_fn is not None:
             self.element_spec = spec_after(self._map_fn, self.element_spec)
 
@@ -262,20 +269,60 @@ class Records:
         skip_records: tf.Tensor,
         key: tf.Tensor,
     ) -> tf.data.Dataset:
-        """Returns the records after ``record_fn``, whose random numbers come from ``key``."""
-        if not self._fits(start, stop):
+        """Returns the records after ``record_fn``, whose random numbers come from ``key``.
+
+        Those of variable length are padded to the longest of all.
+        """
+        in_table = self._fits(start, stop)
+        records, numbers = self._changed(
+            start, stop, batch_size, order, skip_records, key, in_table=in_table
+        )
+        if self.padding is None:
+            return records
+        return tf.data.Dataset.zip((records, numbers)).map(self._lengths.evened)
+
+    @tf.autograph.experimental.do_not_convert
+    def _changed(
+        self,
+        start: int,
+        stop: int,
+        batch_size: int,
+        order: tf.Tensor | None,
+        skip_records: Any,
+        key: tf.Tensor,
+        *,
+        in_table: bool,
+    ) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+        """Returns what ``record_fn`` makes of each record, and the numbers of the records."""
+        if in_table:
+            table = self._table(start, stop)
+            rows = _table_order(stop - start, order)[skip_records:]
+            numbers = records = tf.data.Dataset.from_tensor_slices(rows + start)
+
+            def decode(number: tf.Tensor) -> tuple[Any, ...]:
+                return tf.nest.map_structure(lambda column: column[number - start], table)
+        else:
             source = self._source
             records, decode = source.singles(start, stop, batch_size, order, skip_records)
             numbers = source.numbers(start, stop, order).skip(skip_records)
-            return self._per_record.map(records, numbers, key, decode)
-        table = self._table(start, stop)
-        rows = _table_order(stop - start, order)[skip_records:]
-        numbers = tf.data.Dataset.from_tensor_slices(rows + start)
+        if self.padding is None:
+            return self._per_record.map(records, numbers, key, decode), numbers
 
-        def gathered(number: tf.Tensor) -> tuple[Any, ...]:
-            return tf.nest.map_structure(lambda column: column[number - start], table)
+        def at_own_length(record_and_number: tuple[Any, tf.Tensor]) -> tuple[Any, ...]:
+            record, number = record_and_number
+            return self._own_lengths.cut(decode(record), number)
 
-        return self._per_record.map(numbers, numbers, key, gathered)
+        numbered = tf.data.Dataset.zip((records, numbers))
+        return self._per_record.map(numbered, numbers, key, at_own_length), numbers
+
+    def _lengths_after(self, given: Any) -> BatchPadding:
+        """Returns the paddings of what ``record_fn`` makes of records of the specs ``given``."""
+        key = order_seed(0, 0)
+        all_records = (0, self.num_records, _COUNTED_RECORDS)
+        records, _ = self._changed(*all_records, None, 0, key, in_table=False)
+        return of_records(
+            self.padding, self.element_spec, self._own_lengths, given, _untuned(records)
+        )
 
     @tf.autograph.experimental.do_not_convert
     def numbers(

@@ -28,6 +28,9 @@ _DIFFER = ("Cannot batch tensors with different shapes", "Cannot add tensor to t
 class PerRecord:
     """A ``record_fn`` over the records of one spec.
 
+    Args:
+        of_any_length: whether the first dimension of what it returns may be unknown.
+
     Attributes:
         spec: of a batch of what it returns: (x,), (x, y) or (x, y, sample_weight).
 
@@ -36,7 +39,8 @@ class PerRecord:
             be batched.
     """
 
-    def __init__(self, record_fn: RecordFn, spec: Any):
+    def __init__(self, record_fn: RecordFn, spec: Any, *, of_any_length: bool = False):
+        self._of_any_length = of_any_length
         # AutoGraph is for the user's code, as in Dataset.map.
         self._function = tf.function(record_fn)
         self._takes_seed = _takes_seed(record_fn)
@@ -91,7 +95,7 @@ class PerRecord:
         outputs = tuple(outputs)
         for name, item in zip(_NAMES, outputs, strict=False):
             for path, leaf in _leaves(name, item):
-                _check_dense(path, leaf)
+                _check_dense(path, leaf, of_any_length=self._of_any_length)
         _check_not_batched(given, outputs)
         if len(outputs) == 3:
             _check_weights(outputs[2])
@@ -145,14 +149,15 @@ def _leaves(name: str, item: Any) -> list[tuple[str, Any]]:
     return [(name, item)]
 
 
-def _check_dense(path: str, leaf: Any) -> None:
+def _check_dense(path: str, leaf: Any, *, of_any_length: bool) -> None:
     if not isinstance(leaf, (tf.Tensor, tf.TensorSpec)):
         raise DataError(
             "record_fn must return dense tensors",
             received=f"{type(leaf).__name__} as {path}",
             mend="Give ragged.to_tensor(shape=...), or tf.sparse.to_dense(sparse)",
         )
-    if not leaf.shape.is_fully_defined():
+    is_free = of_any_length and bool(leaf.shape.rank)
+    if not (leaf.shape[1:] if is_free else leaf.shape).is_fully_defined():
         shape = "an unknown shape" if leaf.shape.rank is None else f"shape {tuple(leaf.shape)}"
         raise DataError(
             _ONE_SHAPE,

@@ -208,6 +208,13 @@ def _as_parts(item: Any) -> Any:
 
 
 def _to_array(value: Any) -> np.ndarray:
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise DataError(
+            "arrays must be dense",
+            received=f"a {type(value).__name__}",
+            mend="Give ragged.to_tensor() or tf.sparse.to_dense(sparse), or write shards of ragged "
+            "ones with tfdist.records.write",
+        )
     array = np.asarray(value)
     if array.ndim == 0:
         raise DataError(

@@ -63,6 +63,7 @@ class FederatedFit:
             programs={"make_train_function": lambda force=False: round_},
             loops={"train_on_batch": refuse_one_batch},
             around=((("fit",), self._over_clients),),
+            saving=self._server.saving(),
         )
 
     def _over_clients(self, fit: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,4 +10,5 @@ SPEC = Spec(
     summary="clients train on their own records, a server averages (TensorFlow Federated), "
     "simulated",
     engine="tensorflow-federated",
+    example={"clients_per_round": 2},
 )

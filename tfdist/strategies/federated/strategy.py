@@ -195,7 +195,7 @@ class Federated(OneProcessStrategy):
                 )
         check_model(model, self._options)
         server = Server(self._engine, self._options, model, statistics)
-        binding = Binding(model, Alone(server.saving()))
+        binding = Binding(model, Alone())
         return assemble(
             binding,
             engine=FederatedFit(binding, server, self._options, self.dataset).engine(),

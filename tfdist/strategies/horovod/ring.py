@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
+from tfdist.strategies.flat_sum import flat_sum
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ProcessLost
@@ -158,15 +159,13 @@ class Ring(Collective):
         os._exit(1)  # Nothing else ends a wait within MPI.
 
     def merge(self, values: list[Any]) -> list[Any]:
-        if self.num_processes == 1 or not values:
+        if self.num_processes == 1:
             return values
-        flat = np.concatenate([np.ravel(value).astype(np.float64) for value in values])
-        total = self._hvd.allreduce(flat, op=self._hvd.Sum, name="tfdist.metrics").numpy()
-        pieces = np.split(total, np.cumsum([value.size for value in values])[:-1])
-        return [
-            piece.reshape(value.shape).astype(value.dtype)
-            for piece, value in zip(pieces, values, strict=True)
-        ]
+
+        def total_of(flat: np.ndarray) -> np.ndarray:
+            return self._hvd.allreduce(flat, op=self._hvd.Sum, name="tfdist.metrics").numpy()
+
+        return flat_sum(values, total_of)
 
     def gather(self, value: Any) -> list[Any]:
         if self.num_processes == 1:
@@ -175,4 +174,7 @@ class Ring(Collective):
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         if self.num_processes > 1:
-            self._hvd.broadcast_variables(list(variables), root_rank=0)
+            for number, variable in enumerate(variables):
+                name = f"tfdist.broadcast.{number}"
+                value = self._hvd.broadcast(variable, 0, name=name, ignore_name_scope=True)
+                variable.assign(value)

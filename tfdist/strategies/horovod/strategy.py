@@ -6,7 +6,7 @@ Sergeev and Del Balso 2018, arXiv:1802.05799.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tfdist.compat import import_horovod
 from tfdist.errors import EngineMissingError, OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
-from tfdist.strategies.rank_threads import take_threads
+from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
@@ -24,26 +24,6 @@ from tfdist.training.options import check_count, check_deadline
 
 _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
-
-
-def choose_gpus(gpus: Sequence[str], local_rank: int, each: int = 1) -> Sequence[str]:
-    """Returns the GPUs that a rank pins, none where there are none.
-
-    Args:
-        each: GPUs that a rank needs.
-
-    Raises:
-        OptionError: there are GPUs, but too few for the ranks on this host.
-    """
-    mine = gpus[local_rank * each : (local_rank + 1) * each]
-    if gpus and len(mine) < each:
-        raise OptionError(
-            f"each rank of a host must have {'a GPU' if each == 1 else f'{each} GPUs'} of its own",
-            received=f"local rank {local_rank} with {len(gpus)} visible GPUs",
-            mend=f"Start at most {len(gpus) // each} workers on this host, or hide the GPUs: "
-            "CUDA_VISIBLE_DEVICES=-1",
-        )
-    return mine
 
 
 SPEC = Spec(
@@ -72,6 +52,8 @@ class Horovod(DataParallel):
     """
 
     name = "horovod"
+    slots_can_be_offloaded = True
+    divides_weights = True
 
     def __init__(
         self,
@@ -88,11 +70,12 @@ class Horovod(DataParallel):
             raise unknown_choice("op", op, _OPS)
         if compression not in _COMPRESSIONS:
             raise unknown_choice("compression", compression, _COMPRESSIONS)
-        if op == "adasum" and self._step.shards:
+        if op == "adasum" and self._step.divides_slots:
             raise OptionError(
-                "shard='optimizer' must have gradients that are averaged part by part",
+                f"slots in parts ({self._step.dividing_option}) must have gradients that are "
+                "averaged part by part",
                 received="op='adasum', which looks at whole gradients",
-                mend="Leave out op, or shard",
+                mend="Leave out op, or the other option",
             )
         check_deadline("stall_timeout_s", stall_timeout_s)
         if threads is not None:
@@ -151,8 +134,7 @@ class Horovod(DataParallel):
         try:
             gpus = tf.config.list_physical_devices("GPU")
             number = 0 if place.has_own_gpus else place.local_rank
-            mine = choose_gpus([gpu.name for gpu in gpus], number, devices_each)
-            pinned = [gpu for gpu in gpus if gpu.name in mine]
+            pinned = choose_gpus(gpus, number, devices_each)
             if pinned:
                 tf.config.set_visible_devices(pinned, "GPU")
                 for gpu in pinned:
@@ -171,6 +153,9 @@ class Horovod(DataParallel):
 
     def close(self) -> None:
         """Leaves Horovod running: a process can start it once, and it ends with the process."""
+
+    def join_ranks(self) -> None:
+        """Nothing is left to do: they have met in ``start_ranks``."""
 
     @property
     def topology(self) -> Topology:

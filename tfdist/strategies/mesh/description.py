@@ -119,8 +119,7 @@ def describe(on_mesh: MeshModel, num_rows: int, places: tuple[Place, ...]) -> De
     state = on_mesh.state
     rows = []
     for variable in on_mesh.model.weights:
-        held = (state.of(variable), *state.slots_of(variable))
-        parts = [sliced.slices[0] for sliced in held]
+        parts = [sliced.slices[0] for sliced in state.held_for(variable)]
         rows.append(
             WeightRow(
                 path=path_of(variable),
@@ -158,6 +157,7 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
             x,
             training=True,
             seed=tf.zeros([2], tf.int64),
+            segments=on_mesh.segments,
         )
         program.run(lambda y, _: tf.add_n([tf.reduce_sum(part) for part in tf.nest.flatten(y)]))
         for gradient in program.gradients.values():

@@ -7,6 +7,7 @@ before a fit is trained on, and what is read after it is what was trained.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +17,15 @@ from tfdist.errors import ModelError
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
+from tfdist.strategies.mesh.rank_parts import DividedSlots, RankParts
 from tfdist.strategies.mesh.ranks import true_labels
+from tfdist.strategies.mesh.recompute import Segments
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
 from tfdist.training import keras_api
-from tfdist.training.binding import LOOPS, Engine
-from tfdist.training.collective import Collective, Saving
+from tfdist.training.binding import LOOPS, Engine, Saving
+from tfdist.training.collective import Collective
+from tfdist.training.options import StepOptions
 from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
 
 
@@ -59,15 +63,23 @@ class MeshModel:
         ranks: Collective,
         *,
         keep_host_copy: bool,
+        options: StepOptions,
     ):
         check_model(model)
         plan(model, layout, devices.axis_size("batch") * 2)
         self.model = model
         self.devices = devices
         self.layout = layout
-        self.state = SlicedState(model, devices, layout.settled)
+        divides = options.shards and ranks.shares_batches
+        self.state = SlicedState(
+            model, devices, layout.settled, RankParts(ranks) if divides else None
+        )
         self._ranks = ranks
-        self.steps = MeshSteps(model, devices, layout, self.state, ranks)
+        self._sharded = self._divided_slots() if divides else None
+        self.segments = (
+            Segments.of(model, options.recomputed_layers) if options.recomputes else None
+        )
+        self.steps = self._new_steps()
         self._keep_host_copy = keep_host_copy
         self._slices_are_newer = False
         self._depth = 0
@@ -124,7 +136,21 @@ class MeshModel:
             compiled=self._compiled,
             takes_shares=True,
             weights=self.state.all_slices,
+            saving=self._saving(),
+            sharded=self._sharded,
             knows=self,
+        )
+
+    def _divided_slots(self) -> DividedSlots:
+        state = self.state
+        return DividedSlots(
+            self.model,
+            self._ranks,
+            gather=state.gather_optimizer,
+            scatter=state.scatter_slots,
+            free=state.release_host_optimizer,
+            whole_slots=state.made_host_slots,
+            parts=state.own_parts,
         )
 
     def _run(self, method: Callable) -> Callable:
@@ -174,16 +200,35 @@ class MeshModel:
             with self.restored():
                 return method(*args, **options)
 
-        return run
+        def run_without_slots(filepath: Any, *args: Any, **options: Any) -> Any:
+            name = os.fspath(filepath)
+            if not name.endswith(".h5") or name.endswith(".weights.h5"):
+                raise ModelError(
+                    "a mesh whose slots ranks divide (shard='optimizer') must read weights from a "
+                    "file .h5 whose name does not end in .weights.h5, which holds no slots",
+                    received=f"load_weights({name!r})",
+                    mend="Give model.fit tfdist.Checkpoints(folder, resume=True) for both",
+                )
+            self.to_host()
+            result = method(filepath, *args, **options)
+            self.set_from_host()
+            return result
+
+        return run if self._sharded is None else run_without_slots
 
     def _compiled(self) -> None:
         check_model(self.model)
         self.state.attach_optimizer()
-        self.steps = MeshSteps(self.model, self.devices, self.layout, self.state, self._ranks)
+        self.steps = self._new_steps()
+
+    def _new_steps(self) -> MeshSteps:
+        return MeshSteps(
+            self.model, self.devices, self.layout, self.state, self._ranks, self.segments
+        )
 
     # Checkpoints --------------------------------------------------------------------------------
 
-    def saving(self) -> Saving:
+    def _saving(self) -> Saving:
         """Returns how checkpoints hold the model whole, as one on one device."""
         return Saving(
             beside=lambda _: {"optimizer": self.state.host_optimizer()},
@@ -195,17 +240,22 @@ class MeshModel:
     def written(self) -> Iterator[None]:
         """Encloses the writing of the model: it and its optimizer are whole, as on one device."""
         self.to_host()
-        self.state.gather_optimizer()
-        with self._with_whole_optimizer():
+        if self._sharded is None:
+            self.state.gather_optimizer()
+        with self._whole_slots(), self._with_whole_optimizer():
             yield
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Encloses the reading of the model from a file: the slices follow."""
-        with self.written():
-            yield
-        self.state.scatter_optimizer()
+        with self._whole_slots():
+            with self.written():
+                yield
+            self.state.scatter_optimizer()
         self.set_from_host()
+
+    def _whole_slots(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self._sharded is None else self._sharded.whole()
 
     @contextlib.contextmanager
     def _with_whole_optimizer(self) -> Iterator[None]:

@@ -194,6 +194,7 @@ class LocalOperation(mtf.Operation):
     ):
         super().__init__(list(inputs), name=name)
         self._fn = fn
+        self._given_name = name
         self.partial_over = tuple(partial_over)
         self._slice_number_of = slice_number_of
         self._model_coordinate = model_coordinate
@@ -212,6 +213,25 @@ class LocalOperation(mtf.Operation):
         self.input_slices: dict[int, list[tf.Tensor]] = {}
         self.output_slices: list[tf.Tensor] = []
         self.gradients_of_logits: list[tf.Tensor] = []
+
+    def on(self, inputs: Sequence[Any]) -> LocalOperation:
+        """Returns the same on other inputs, which lie as its own do."""
+        first, *others = self.outputs
+        made = LocalOperation(
+            self._fn,
+            inputs,
+            first.shape,
+            first.dtype,
+            name=self._given_name,
+            partial_over=self.partial_over,
+            slice_number_of=self._slice_number_of,
+            model_coordinate=self._model_coordinate,
+            with_back=self._with_back,
+            beside=[(other.shape, other.dtype) for other in others],
+        )
+        # One list: the loss gives them to the operation that it has met.
+        made.gradients_of_logits = self.gradients_of_logits
+        return made
 
     @property
     def logits(self) -> list[Logits] | None:
@@ -368,7 +388,7 @@ class LossBridge(mtf.Operation):
         for place, (gradient, logits) in enumerate(zip(gradients, behind, strict=True)):
             laid_out = devices.import_tf_tensor(self.outputs[place], tf.convert_to_tensor(gradient))
             if logits is not None:
-                self.inputs[place].operation.gradients_of_logits = laid_out.tensor_list
+                self.inputs[place].operation.gradients_of_logits[:] = laid_out.tensor_list
                 zeros = [tf.zeros_like(part) for part in laid_out.tensor_list]
                 laid_out = devices.LaidOutTensor(zeros)
             lowering.set_tensor_lowering(self.outputs[place], laid_out)

@@ -8,7 +8,8 @@ SPEC = Spec(
     name="mesh",
     path="tfdist.strategies.mesh.strategy:Mesh",
     summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow); in one process, "
-    "or on each rank of horovod",
+    "or on each rank of horovod or multi_worker",
     divides_model=True,
     engine="mesh-tensorflow",
+    example={"batch": 1, "model": 2},
 )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices, without_loss_scale
+from tfdist.strategies.mesh.rank_parts import RankParts
 from tfdist.training.keras_api import key_of, loss_scale_state
 from tfdist.training.slots import build_on, set_value
 
@@ -19,10 +20,20 @@ class SlicedVariable:
     """One variable of the host as a slice on each device.
 
     Attributes:
-        slices: one tf.Variable for each device of the mesh, in its order.
+        slices: one tf.Variable for each device of the mesh, in its order; this rank's part of the
+            slice, where ranks divide them.
+
+    Args:
+        ranks: those that divide the slices; None: each holds all of them.
     """
 
-    def __init__(self, devices: MeshDevices, shape: Sequence[int], axes: Axes):
+    def __init__(
+        self,
+        devices: MeshDevices,
+        shape: Sequence[int],
+        axes: Axes,
+        ranks: RankParts | None = None,
+    ):
         dims = [
             mtf.Dimension(f"d{i}@{axis}" if axis else f"d{i}", size)
             for i, (size, axis) in enumerate(zip(shape, axes, strict=True))
@@ -30,6 +41,8 @@ class SlicedVariable:
         whole = mtf.Shape(dims)
         self._shape = tuple(shape)
         self._size = len(devices.devices)
+        self._ranks = ranks
+        self._slice_shape = tuple(devices.slice_shape(whole))
         self._places = [
             tuple(
                 slice(begin, begin + size)
@@ -55,14 +68,14 @@ class SlicedVariable:
         part = self.slices[0].shape.num_elements()
         return self._size * part / max(1, int(np.prod(self._shape)))
 
-    def create(self, devices: MeshDevices, variable: tf.Variable) -> None:
-        value = variable.numpy()
+    def create(self, devices: MeshDevices, variable: tf.Variable, value: np.ndarray) -> None:
+        """Makes the slices of ``variable``, whose whole value may be released on the host."""
         for device, place in zip(devices.devices, self._places, strict=True):
             with tf.device(device):
                 # The weight's own name: an optimizer chooses by it what does not decay.
                 self.slices.append(
                     tf.Variable(
-                        value[place],
+                        self._own(value[place]),
                         trainable=variable.trainable,
                         name=path_of(variable),
                         dtype=variable.dtype,
@@ -71,16 +84,20 @@ class SlicedVariable:
 
     def scatter(self, value: np.ndarray) -> None:
         for place, part in zip(self._places, self.slices, strict=True):
-            part.assign(value[place])
+            part.assign(self._own(value[place]))
+
+    def _own(self, value: np.ndarray) -> Any:
+        return value if self._ranks is None else self._ranks.cut(value)
 
     def gather(self) -> np.ndarray:
+        """Returns the whole; where ranks divide it, all of them call it together."""
         value = np.empty(self._shape, self.slices[0].dtype.as_numpy_dtype)
-        done = set()
-        for place, part in zip(self._places, self.slices, strict=True):
-            key = tuple((s.start, s.stop) for s in place)
-            if key not in done:
-                done.add(key)
-                value[place] = part.numpy()
+        places = sorted(set(self.first_places))
+        parts = [self.slices[place].numpy() for place in places]
+        if self._ranks is not None:
+            parts = self._ranks.joined(parts, self._slice_shape)
+        for place, part in zip(places, parts, strict=True):
+            value[self._places[place]] = part
         return value
 
 
@@ -89,25 +106,49 @@ class SlicedState:
 
     Args:
         axes: weight id -> the mesh axis of each of its dimensions.
+        ranks: those that divide the slots; None: each holds all of them.
+
+    Attributes:
+        parts: weight id -> what the optimizer updates in the place of its slices, where ranks
+            divide them: their own parts.
     """
 
-    def __init__(self, model: tf.keras.Model, devices: MeshDevices, axes: dict[int, Axes]):
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        devices: MeshDevices,
+        axes: dict[int, Axes],
+        ranks: RankParts | None = None,
+    ):
+        self.ranks = ranks
+        self.parts: dict[int, SlicedVariable] = {}
         self._model = model
         self._devices = devices
         self._axes = axes
         self.weights: dict[int, SlicedVariable] = {}
         for variable in model.weights:
-            sliced = self._sliced(variable)
-            sliced.create(devices, variable)
+            sliced = SlicedVariable(devices, variable.shape, axes[id(variable)])
+            sliced.create(devices, variable, variable.numpy())
             self.weights[id(variable)] = sliced
         self._attached: Any = None
+        #: Whether the host has whole slots that were loaded here, and perhaps on no other rank.
+        self._holds_loaded = False
         self.attach_optimizer()
 
-    def _sliced(self, variable: Any) -> SlicedVariable:
-        return SlicedVariable(self._devices, variable.shape, self._axes[id(variable)])
+    def _divided(self, variable: Any) -> SlicedVariable:
+        return SlicedVariable(self._devices, variable.shape, self._axes[id(variable)], self.ranks)
 
     def of(self, variable: Any) -> SlicedVariable:
         return self.weights[id(variable)]
+
+    def trained(self, variable: Any) -> SlicedVariable:
+        """Returns what the optimizer updates: the slices of a weight, or this rank's parts."""
+        return self.parts.get(id(variable)) or self.weights[id(variable)]
+
+    def held_for(self, variable: Any) -> list[SlicedVariable]:
+        """Returns a weight, its part that this rank updates beside it, and its slots."""
+        part = [self.parts[id(variable)]] if id(variable) in self.parts else []
+        return [self.of(variable), *part, *self.slots_of(variable)]
 
     def all_slices(self) -> list[tf.Variable]:
         """Returns the slices of all weights, which steps train."""
@@ -135,13 +176,17 @@ class SlicedState:
             for variable, value in pairs:
                 variable.assign(value)
             self.scatter_optimizer()
+        self._holds_loaded = is_built and self.ranks is not None
 
     def _build_optimizer(self) -> None:
         optimizer = without_loss_scale(self._model.optimizer)
         owners = {}
         keys = {}
         for variable in self._model.trainable_variables:
-            slices = self.of(variable).slices
+            if self.ranks is not None:
+                parts = self.parts[id(variable)] = self._divided(variable)
+                parts.create(self._devices, variable, self.of(variable).gather())
+            slices = self.trained(variable).slices
             keys[key_of(optimizer, variable)] = slices
             owners |= {id(part): id(variable) for part in slices}
         exclude_slices(optimizer, keys)
@@ -153,7 +198,7 @@ class SlicedState:
             key = (owners[id(part)], name)
             if key not in self.slots:
                 variable = next(v for v in self._model.weights if id(v) == key[0])
-                self.slots[key] = self._sliced(variable)
+                self.slots[key] = self._divided(variable)
             self.slots[key].slices.append(slot)
         self._host_optimizer: Any = None
 
@@ -190,16 +235,27 @@ class SlicedState:
         for variable in self._model.weights:
             self.of(variable).scatter(variable.numpy())
 
-    def gather_optimizer(self) -> None:
+    def gather_optimizer(self, keep: bool = True) -> None:
+        """Brings the optimizer together on the host; where ranks divide it, on all of them.
+
+        Args:
+            keep: whether this rank needs it, else it only gives its parts.
+        """
         self.host_optimizer()
         for key, slot in self._host_slots.items():
-            set_value(slot, self.slots[key].gather())
+            value = self.slots[key].gather()
+            if keep:
+                set_value(slot, value)
         for own, host in self._scalars():
             host.assign(own)
 
-    def scatter_optimizer(self) -> None:
+    def scatter_slots(self) -> None:
         for key, slot in self._host_slots.items():
             self.slots[key].scatter(slot.numpy())
+        self._holds_loaded = False
+
+    def scatter_optimizer(self) -> None:
+        self.scatter_slots()
         for own, host in self._scalars():
             own.assign(host)
 
@@ -211,16 +267,36 @@ class SlicedState:
         Read from the variables themselves, not computed from the layout.
         """
         held: dict[str, int] = {}
-        for sliced in [*self.weights.values(), *self.slots.values()]:
+        for sliced in [*self.weights.values(), *self.parts.values(), *self.slots.values()]:
             for part in sliced.slices:
                 held[part.device] = held.get(part.device, 0) + part.numpy().nbytes
         return held
 
     def release_host(self) -> None:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
-        host = self._host_slots.values() if self._host_optimizer is not None else []
-        for variable in [*self._model.weights, *host]:
+        for variable in self._model.weights:
             set_value(variable, tf.zeros([0], variable.dtype))
+        self.release_host_optimizer()
+
+    def release_host_optimizer(self) -> None:
+        """Frees the memory of the host's slots; the next ``gather_optimizer`` makes it anew."""
+        if self._holds_loaded:
+            return
+        for slot in self.host_slots():
+            set_value(slot, tf.zeros([0], slot.dtype))
+
+    def host_slots(self) -> list[tf.Variable]:
+        """Returns those of the host's optimizer, if there is one."""
+        return list(self._host_slots.values()) if self._host_optimizer is not None else []
+
+    def made_host_slots(self) -> list[tf.Variable]:
+        """Returns those of the host's optimizer, which is made if there is none."""
+        self.host_optimizer()
+        return self.host_slots()
+
+    def own_parts(self) -> list[tf.Variable]:
+        """Returns the slots that this rank alone has."""
+        return [part for sliced in self.slots.values() for part in sliced.slices]
 
 
 def _state_of(optimizer: Any) -> list[Any]:

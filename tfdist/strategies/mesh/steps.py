@@ -22,6 +22,7 @@ from tfdist.strategies.mesh.optimizer import (
     without_loss_scale,
 )
 from tfdist.strategies.mesh.ranks import Ranks
+from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.training import keras_api, losses
 from tfdist.training.collective import Collective
@@ -87,6 +88,7 @@ class Program:
         seed: tf.Tensor | None = None,
         num_rows: int | None = None,
         ranks: Ranks | None = None,
+        segments: Segments | None = None,
     ):
         self._model = model
         self._devices = devices
@@ -110,7 +112,11 @@ class Program:
             ranks=ranks,
         )
         inputs = [self.context.activation(_padded(tensor, rows - given)) for tensor in flat]
-        self.outputs = convert(model, self.context, inputs)
+        self._blocks: list[Block] = []
+        if segments is not None and training:
+            self.outputs, self._blocks = segments.convert(self.context, inputs)
+        else:
+            self.outputs = convert(model, self.context, inputs)
 
     def _read(self, variable: Any, dims: list[Any]) -> Any:
         weight, devices = self._state.of(variable), self._devices
@@ -152,13 +158,14 @@ class Program:
         weights = self.context.weight_tensors()
         trained = [v for v in self._model.trainable_variables if id(v) in weights]
         found = [x for look_ups in self.context.look_ups.values() for x in look_ups]
-        gradients = mtf.gradients(
+        made = differentiated(
             [*self.outputs, *self.context.losses],
             [*(weights[id(v)] for v in trained), *found],
-            grad_ys=bridge.outputs,
+            bridge.outputs,
+            self._blocks,
         )
-        self._of_look_ups = dict(zip(found, gradients[len(trained) :], strict=True))
-        pairs = zip(trained, gradients, strict=False)
+        self._of_look_ups = dict(zip(found, made[len(trained) :], strict=True))
+        pairs = zip(trained, made, strict=False)
         return {id(v): g for v, g in pairs if g is not None}
 
     def look_up_squares(self) -> dict[int, tf.Tensor]:
@@ -264,7 +271,7 @@ class WeightRegularizers:
         for variable, regularizer in self._pairs:
             if id(variable) not in gradients:
                 continue
-            slices = self._state.of(variable).slices
+            slices = self._state.trained(variable).slices
             total = []
             for part, gradient in zip(slices, gradients[id(variable)], strict=True):
                 with tf.device(part.device), tf.GradientTape() as tape:
@@ -273,6 +280,17 @@ class WeightRegularizers:
                     penalty = regularizer(value)
                 total.append(gradient + tape.gradient(penalty, value))
             gradients[id(variable)] = total
+
+
+def _skipped_by_all(gradients: list[list[tf.Tensor]], ranks: Ranks) -> list[list[tf.Tensor]]:
+    """Returns gradients that are NaN where a part of any rank is not finite.
+
+    A loss scale looks at the parts of its own rank, and all must leave the update out.
+    """
+    finite = [tf.reduce_all(tf.math.is_finite(g)) for slices in gradients for g in slices]
+    missing = ranks.sum(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32))
+    told = tf.where(missing > 0, float("nan"), 0.0)
+    return [[g + tf.cast(told, g.dtype) for g in slices] for slices in gradients]
 
 
 class MeshSteps:
@@ -285,12 +303,14 @@ class MeshSteps:
         layout: Layout,
         state: SlicedState,
         ranks: Collective,
+        segments: Segments | None,
     ):
         self._model = model
         self._devices = devices
         self._layout = layout
         self._state = state
         self._ranks = ranks
+        self._segments = segments
         self._regularizers = WeightRegularizers(model, state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
@@ -316,6 +336,7 @@ class MeshSteps:
             seed=seed,
             num_rows=num_rows,
             ranks=ranks,
+            segments=self._segments,
         )
 
     def _of_share(self, x: Any, y: Any, told: Any, *, training: bool) -> Program:
@@ -358,6 +379,7 @@ class MeshSteps:
             for key, gradient in program.gradients.items()
         }
         if program.context.ranks is not None:
+            self._take_parts()
             gradients = self._over_ranks(gradients, program.context.ranks)
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
@@ -370,22 +392,52 @@ class MeshSteps:
     def _over_ranks(
         self, gradients: dict[int, list[tf.Tensor]], ranks: Ranks
     ) -> dict[int, list[tf.Tensor]]:
-        return {
-            id(variable): ranks.sum_slices(
-                gradients[id(variable)], self._state.of(variable).first_places
-            )
-            for variable in self._model.trainable_variables
-            if id(variable) in gradients
-        }
+        """Returns sums over ranks, of which this one gets its parts where they divide them."""
+        divided, found = self._state.ranks, {}
+        for number, variable in enumerate(self._model.trainable_variables):
+            if id(variable) in gradients:
+                slices, places = gradients[id(variable)], self._state.of(variable).first_places
+                found[id(variable)] = (
+                    ranks.sum_slices(slices, places)
+                    if divided is None
+                    else divided.sums(slices, places, f"{number}")
+                )
+        return found
+
+    def _take_parts(self) -> None:
+        """Gives the parts that this rank updates the values that the slices have now."""
+        for key, parts in self._state.parts.items():
+            for part, whole in zip(parts.slices, self._state.weights[key].slices, strict=True):
+                with tf.device(part.device):
+                    part.assign(self._state.ranks.cut(whole.read_value()))
+
+    def _give_parts(self) -> None:
+        """Gives the slices what all ranks have made of their parts."""
+        for number, (key, parts) in enumerate(self._state.parts.items()):
+            weight = self._state.weights[key]
+            for place in sorted(set(weight.first_places)):
+                whole = weight.slices[place]
+                with tf.device(whole.device):
+                    name = f"{number}.{place}"
+                    whole.assign(
+                        self._state.ranks.gathered(parts.slices[place].read_value(), whole, name)
+                    )
+            weight.repeat_first()
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
         optimizer = without_loss_scale(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
-        sliced = [self._state.of(v) for v in variables]
+        sliced = [self._state.trained(v) for v in variables]
         given = [gradients[id(v)] for v in variables]
-        squares = squared_norms(given, [s.replication for s in sliced]) if by_norm else []
+        ranks = program.context.ranks if self._state.ranks is not None else None
+        if ranks is not None and getattr(self._model.optimizer, "dynamic", False):
+            given = _skipped_by_all(given, ranks)
+        squares = []
         if by_norm:
+            squares = squared_norms(given, [self._state.of(v).replication for v in variables])
+            if ranks is not None:
+                squares = tf.unstack(ranks.sum(tf.stack(squares)))
             of_look_ups = program.look_up_squares()
             squares = [
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
@@ -409,6 +461,8 @@ class MeshSteps:
             for variable, weight in zip(variables, sliced, strict=True):
                 for held in (weight, *self._state.slots_of(variable)):
                     held.repeat_first()
+        if self._state.ranks is not None:
+            self._give_parts()
 
     def _test(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
         return self._evaluate(self._of_share(x, y, told, training=False), x, y, weight)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import EngineMissingError, ModelError, OptionError
 from tfdist.strategies.base import ModelOrFn, called, make_feed, refuse_lengths
 from tfdist.strategies.model_parallel import ModelParallel
+from tfdist.strategies.rank_devices import own_devices
+from tfdist.strategies.spec import check_shard
+from tfdist.training.options import StepOptions
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
@@ -28,8 +31,13 @@ class Mesh(ModelParallel):
         layout: regular expression of a weight's path ("dense_1/kernel") -> the mesh axis of each
             dimension, as (None, "model"); weights that no rule matches are split automatically.
         keep_host_copy: False frees the whole weights of the host while they are not read.
-        replicas: "horovod": each rank of a Horovod job holds such a mesh on devices of its own, and
-            the ranks share global batches; None: one mesh, in one process.
+        recompute: "blocks" computes activations once more on the way back instead of keeping them,
+            block by block: nested models, or runs of layers; or names of layers and nested
+            models to do so with. Dropout draws the same numbers again. "none" keeps them.
+        replicas: "horovod" or "multi_worker": each rank of such a job holds a mesh on devices of
+            its own, and the ranks share global batches; None: one mesh, in one process.
+        shard: "optimizer": of the ranks of ``replicas``, each keeps the optimizer's slots of its
+            part of each slice alone, and updates that part; "none": each keeps all.
         precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
             makes compute in; None leaves Keras' own policy.
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) ``batch``,
@@ -47,7 +55,9 @@ class Mesh(ModelParallel):
         devices: Sequence[str] | str | None = None,
         layout: Mapping[str, Sequence[str | None]] | None = None,
         keep_host_copy: bool = True,
+        recompute: str | Sequence[str] | None = "none",
         replicas: str | None = None,
+        shard: str = "none",
         precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
@@ -72,6 +82,15 @@ class Mesh(ModelParallel):
         self._device_names = devices
         self._layout = layout
         self._keep_host_copy = keep_host_copy
+        check_shard(shard, self.name)
+        if shard != "none" and replicas is None:
+            raise OptionError(
+                "shard must go with replicas, among which slots are divided",
+                received=f"shard={shard!r} without replicas",
+                mend="Give replicas='horovod' or 'multi_worker' too, or leave shard out: a larger "
+                "model axis divides slots as well",
+            )
+        self._options = StepOptions(recompute=recompute, shard=shard)
         self._devices: list[str] | None = None
 
     def start(self) -> None:
@@ -79,7 +98,7 @@ class Mesh(ModelParallel):
 
         from tfdist.compat import import_mesh_tensorflow, refuse_meshes_on_ranks
 
-        if self._horovod is not None:
+        if self._replicas is not None:
             refuse_meshes_on_ranks()
         try:
             import_mesh_tensorflow()
@@ -107,9 +126,8 @@ class Mesh(ModelParallel):
             from tfdist.strategies.mirrored import make_logical_cpus
 
             make_logical_cpus(max(cpus) + 1)
-        known = {
-            device.name.rpartition("device:")[2] for device in tf.config.list_logical_devices()
-        }
+        self._join_ranks(tuple(name.upper() for name in names))
+        known = own_devices()
         unknown = [name for name in names if name.upper() not in known]
         if unknown:
             raise OptionError(
@@ -117,8 +135,7 @@ class Mesh(ModelParallel):
                 received=", ".join(unknown),
                 mend=f"Choose from {', '.join(sorted(known))}",
             )
-        self._devices = [f"/job:localhost/replica:0/task:0/device:{name.upper()}" for name in names]
-        self._find_places(tuple(name.upper() for name in names))
+        self._devices = [known[name.upper()] for name in names]
 
     def close(self) -> None:
         self._devices = None
@@ -169,8 +186,8 @@ class Mesh(ModelParallel):
             Layout(self._layout, self._model),
             ranks,
             keep_host_copy=self._keep_host_copy,
+            options=self._options,
         )
-        ranks.saving = on_mesh.saving()
         return assemble(
             Binding(model, ranks),
             engine=on_mesh.engine(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -9,7 +10,7 @@ from tfdist import topology
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
-from tfdist.strategies.rank_threads import take_threads
+from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
@@ -34,7 +35,8 @@ def check_place(place: Topology) -> None:
         raise OptionError(
             "the workers of strategy 'multi_worker' must know each other's addresses",
             received=f"rank {place.rank} of {place.world_size}, started by {place.launcher}",
-            mend="Start them with tfdist launch --strategy multi_worker, or with Slurm's srun",
+            mend="Start them with tfdist launch --strategy multi_worker (of a mesh or pipeline: "
+            "with -o replicas=multi_worker), or with Slurm's srun",
         )
     if topology.lacks_srun():
         print(
@@ -73,6 +75,7 @@ class MultiWorker(DataParallel):
     """
 
     name = "multi_worker"
+    divides_weights = True
 
     def __init__(
         self,
@@ -90,6 +93,12 @@ class MultiWorker(DataParallel):
         for option, value in (("bytes_per_pack", bytes_per_pack), ("threads", threads)):
             if value is not None:
                 check_count(option, value)
+        if self._step.shards_weights and (communication != "auto" or bytes_per_pack is not None):
+            raise OptionError(
+                "communication and bytes_per_pack must be left out with shard='weights', whose "
+                "messages are a block's weights each, and whose way TensorFlow chooses",
+                received=f"communication={communication!r}, bytes_per_pack={bytes_per_pack}",
+            )
         check_deadline("start_timeout_s", start_timeout_s)
         check_deadline("stall_timeout_s", stall_timeout_s)
         self._communication = communication
@@ -100,31 +109,68 @@ class MultiWorker(DataParallel):
         self._collective: Any = None
 
     def start(self) -> None:
-        from tfdist.strategies.multi_worker.workers import Tasks, connect
+        from tfdist.strategies.multi_worker.workers import Tasks
 
+        if self._step.shards_weights:
+            self.start_ranks(1)
+            self.join_ranks()
+            return
         place = topology.current()
         check_place(place)
         self._take_devices(place)
-        strategy = connect(
-            place, self._communication, self._bytes_per_pack, timeout_s=self._start_timeout_s
-        )
-        self._collective = Tasks(
-            strategy,
-            place,
-            start_timeout_s=self._start_timeout_s,
-            stall_timeout_s=self._stall_timeout_s,
-        )
+        self._collective = Tasks(self._connected(place), place, **self._deadlines)
 
-    def _take_devices(self, place: Topology) -> None:
+    def start_ranks(self, devices_each: int) -> None:
+        """Takes the devices of a rank that holds a model which another strategy divides.
+
+        Args:
+            devices_each: what a rank computes on side by side: so many GPUs of its host, if there
+                are any, or logical CPUs.
+        """
+        place = topology.current()
+        check_place(place)
+        self._take_devices(place, devices_each)
+
+    def join_ranks(self) -> None:
+        """Connects those ranks, when the devices of each are made: TensorFlow adds none later."""
+        from tfdist.strategies.multi_worker.holders import Holders
+        from tfdist.strategies.single import Alone
+
+        place = topology.current()
+        if place.world_size == 1:
+            self._collective = Alone()
+            return
+        self._connected(place)
+        self._collective = Holders(place, **self._deadlines)
+
+    def _connected(self, place: Topology) -> Any:
+        from tfdist.strategies.multi_worker.workers import connect
+
+        options = (self._communication, self._bytes_per_pack)
+        return connect(place, *options, timeout_s=self._start_timeout_s)
+
+    @property
+    def _deadlines(self) -> dict[str, float]:
+        return {
+            "start_timeout_s": self._start_timeout_s,
+            "stall_timeout_s": self._stall_timeout_s,
+        }
+
+    def _take_devices(self, place: Topology, devices_each: int = 0) -> None:
         import tensorflow as tf
 
         try:
             gpus = tf.config.list_physical_devices("GPU")
-            if place.local_size > 1 and gpus and not place.has_own_gpus:
+            if gpus and devices_each:
+                number = 0 if place.has_own_gpus else place.local_rank
+                mine = choose_gpus(gpus, number, devices_each)
+                tf.config.set_visible_devices(mine, "GPU")
+            elif place.local_size > 1 and gpus and not place.has_own_gpus:
                 tf.config.set_visible_devices(gpus[place.local_rank :: place.local_size], "GPU")
             threads = take_threads(self._threads, place)
-            # Collectives occupy threads while they wait for the others.
-            tf.config.threading.set_inter_op_parallelism_threads(max(4, threads))
+            # Collectives occupy threads while they wait for the others, devices while they compute.
+            at_once = max(4, threads, devices_each + 2)
+            tf.config.threading.set_inter_op_parallelism_threads(at_once)
         except RuntimeError as error:
             raise OptionError(
                 "strategy 'multi_worker' must be entered before TensorFlow is first used",
@@ -150,6 +196,8 @@ class MultiWorker(DataParallel):
     def make_model(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
-        with self._collective.strategy.scope():
+        # TensorFlow's own strategy would make whole weights, and mirror them.
+        is_mirrored = not self._step.shards_weights
+        with self._collective.strategy.scope() if is_mirrored else contextlib.nullcontext():
             model = called(model_fn, may_be_unbuilt=True)
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import re
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from tfdist.errors import LaunchError, OptionError
+from tfdist.errors import OptionError
+from tfdist.strategies.multi_worker.cluster import Cluster
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
-from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
 from tfdist.training import keras_api
-from tfdist.training.collective import Collective
 
 # This process's connection, and what it was asked for: TensorFlow makes one, which ends with it.
 _connection: tuple[tuple[Any, ...], tf.distribute.MultiWorkerMirroredStrategy] | None = None
-# What TensorFlow says where a peer is gone; its error classes say the same of other causes.
-_LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")
 
 
 def connect(
@@ -86,7 +78,7 @@ def _resolver(place: Topology) -> tf.distribute.cluster_resolver.ClusterResolver
     )
 
 
-class Tasks(Collective):
+class Tasks(Cluster):
     """The workers of a cluster; each may have several replicas (GPUs)."""
 
     # BatchNormalization's moving statistics and metrics are read as a mean or sum of all workers.
@@ -100,16 +92,9 @@ class Tasks(Collective):
         start_timeout_s: float,
         stall_timeout_s: float,
     ):
+        super().__init__(place, start_timeout_s=start_timeout_s, stall_timeout_s=stall_timeout_s)
         self.strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync
-        self.num_processes = place.world_size
-        self.process = place.rank
-        self._addresses = place.addresses
-        self._start_timeout_s = start_timeout_s
-        self._stall_timeout_s = stall_timeout_s
-        self._watch: StepWatch | None = None
-        # What this rank has waited for when it ended its collectives itself.
-        self._stall: str | None = None
         self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
 
     # Models -------------------------------------------------------------------------------------
@@ -146,67 +131,22 @@ class Tasks(Collective):
 
     # Between steps ------------------------------------------------------------------------------
 
+    @property
+    def steps_await_batches(self) -> bool:
+        return self.num_replicas == self.num_processes
+
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
-        if self.num_replicas == self.num_processes:
+        if self.steps_await_batches:
             return _OwnBatches(dataset_fn())
         return self.strategy.distribute_datasets_from_function(lambda _: dataset_fn())
-
-    def explain(self, error: Exception) -> Exception | None:
-        text = str(error)
-        is_lost = isinstance(error, tf.errors.UnavailableError) or any(w in text for w in _LOST)
-        if self._stall is None and not is_lost:
-            return None
-        named = map(int, re.findall(r"/job:worker(?:/replica:\d+)?/task:(\d+)", text))
-        lost = next((rank for rank in named if rank != self.process), None)
-        if self._stall is not None:
-            received = self._stall
-        elif lost is not None:
-            received = f"rank {self.process} has lost rank {lost} at {self._addresses[lost]}"
-            if self._watch is not None and self._watch.place:
-                received += f" in {self._watch.place}"
-        else:
-            received = text.splitlines()[0]
-        return LaunchError(
-            "all workers must take every step together",
-            received=received,
-            mend="Look for the first worker that failed or stopped; its last lines name the cause",
-        )
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[Any]]:
-        if self.num_processes == 1:
-            yield []
-            return
-        self._watch = StepWatch(
-            timeout_s=self._stall_timeout_s,
-            first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
-            on_stall=self._abort,
-        )
-        with self._watch.running():
-            yield [self._watch]
-
-    def _abort(self, place: str) -> None:
-        """Makes the step that waits raise: TensorFlow itself would wait for ever."""
-        self._stall = (
-            f"rank {self.process} on {socket.gethostname()} has waited for the others in {place} "
-            f"for more than {self._stall_timeout_s:g} s"
-        )
-        context.context().abort_collective_ops(tf.errors.UNAVAILABLE, self._stall)
 
     def merge(self, values: list[Any]) -> list[Any]:
         return values  # They were read as the sum of all workers already.
 
-    def gather(self, value: Any) -> list[Any]:
-        if self.num_processes == 1:
-            return [value]
-        # Pickled and read by the ranks of one job, as Horovod does: nobody else's data.
-        data = pickle.dumps(value)
-        words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)
-        sizes = self._all_gather(tf.constant([words.size])).numpy()
-        rows = self._all_gather(tf.constant(words)).numpy()
-        parts = np.split(rows, np.cumsum(sizes)[:-1])
-        firsts = parts[:: self.num_replicas // self.num_processes]
-        return [pickle.loads(part.tobytes()) for part in firsts]
+    def _rows_of_all(self, rows: np.ndarray) -> list[np.ndarray]:
+        sizes = self._all_gather(tf.constant([rows.size])).numpy()
+        of_replicas = np.split(self._all_gather(tf.constant(rows)).numpy(), np.cumsum(sizes)[:-1])
+        return of_replicas[:: self.num_replicas // self.num_processes]
 
     def _gather_rows(self, rows: tf.Tensor) -> tf.Tensor:
         def run(rows: tf.Tensor) -> tf.Tensor:

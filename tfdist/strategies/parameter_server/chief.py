@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.strategies.parameter_server.steps import AsynchronousSteps
-from tfdist.training.collective import Collective, Saving
+from tfdist.training.collective import Collective
 
 
 class Servers(Collective):
@@ -19,12 +19,6 @@ class Servers(Collective):
 
     def __init__(self, steps: AsynchronousSteps):
         self._steps = steps
-        self.saving = Saving(written=self._settled)
-
-    @contextlib.contextmanager
-    def _settled(self) -> Iterator[None]:
-        self._steps.settle()
-        yield
 
     def sum(self, tensor: Any, name: str) -> Any:
         raise AssertionError("a step of one replica has nothing to sum")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.parameter_server.connections import Lines, Task, stay_until_goodbye, tasks_of
 from tfdist.strategies.parameter_server.waiting import Watch
-from tfdist.strategies.rank_threads import take_threads
+from tfdist.strategies.rank_devices import take_threads
 from tfdist.strategies.rendezvous import meet_and_stay
 from tfdist.topology import Topology
 

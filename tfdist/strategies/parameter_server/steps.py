@@ -18,7 +18,7 @@ from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.training import keras_api
-from tfdist.training.binding import Engine
+from tfdist.training.binding import Engine, Saving
 from tfdist.training.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
@@ -75,7 +75,13 @@ class AsynchronousSteps:
                 (_WRITERS, functools.partial(self._after_settling, writes=True)),
             ),
             programs={"make_train_function": lambda force=False: self._train},
+            saving=Saving(written=self._settled),
         )
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        self.settle()
+        yield
 
     def _after_settling(self, method: Callable, *, writes: bool = False) -> Callable:
         @functools.wraps(method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.strategies.model_parallel import Place
@@ -51,6 +51,8 @@ class GridRow:
         device: of the rank.
         stage: of the model.
         weight_bytes: as of ``StageRow``.
+        optimizer_bytes: of the optimizer's slots, and with shard="optimizer" of the parts of the
+            weights that the rank updates; None before the first fit has made them.
     """
 
     host: str
@@ -58,6 +60,7 @@ class GridRow:
     device: str
     stage: int
     weight_bytes: int
+    optimizer_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,20 @@ class Description:
     """The stages and the schedule of a built model, and where all ranks have it.
 
     Printing it shows all three.
+
+    Attributes:
+        optimizer_bytes: of a rank, by device; see ``GridRow``.
     """
 
     plan: Plan
     devices: tuple[str, ...]
     places: tuple[Place, ...] = ()
+    optimizer_bytes: Mapping[str, int] | None = None
 
     @property
     def grid(self) -> tuple[GridRow, ...]:
         """All stages of all ranks; empty before the strategy is started."""
-        stages = self.stages
+        stages, kept = self.stages, self.optimizer_bytes
         return tuple(
             GridRow(
                 host=place.host,
@@ -82,6 +89,7 @@ class Description:
                 device=device,
                 stage=number,
                 weight_bytes=stages[number].weight_bytes,
+                optimizer_bytes=None if kept is None else kept.get(device, 0),
             )
             for place in self.places
             for number, device in enumerate(place.devices)
@@ -226,11 +234,15 @@ class Description:
                 f"rows {row.rank + 1} of {ranks}",
                 f"stage {row.stage} of {stages}",
                 _bytes(row.weight_bytes),
+                "" if row.optimizer_bytes is None else _bytes(row.optimizer_bytes),
             )
             for row in self.grid
         ]
-        titles = ("host", "rank", "device", "share of a batch", "share of the model", "weights")
-        return _table(titles, rows, right=(1, 5))
+        titles = (
+            "host", "rank", "device", "share of a batch", "share of the model", "weights",
+            "optimizer",
+        )  # fmt: skip
+        return _table(titles, rows, right=(1, 5, 6))
 
     def _measurement(self) -> str:
         lines = [f"Measured on microbatches of {self.plan.measured.rows} rows (forward, backward):"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.pipeline import cut_options, kept_outputs, schedule
+from tfdist.strategies.spec import check_shard
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
 RECOMPUTE = ("none", "blocks")
@@ -35,6 +36,7 @@ class Options:
     frozen_cache: str | None
     frozen_cache_dir: str | os.PathLike | None
     replicas: str | None = None
+    shard: str = "none"
 
     def __post_init__(self) -> None:
         schedule.check(
@@ -51,6 +53,7 @@ class Options:
         ):
             if chosen not in known:
                 raise unknown_choice(what, chosen, known)
+        check_shard(self.shard, "pipeline")
         if self.cut_names is not None and len(self.cut_names) != self.parts - 1:
             raise OptionError(
                 f"cut_after must name one layer fewer than there are parts, here {self.parts - 1}",
@@ -62,6 +65,12 @@ class Options:
 
     def _check_replicas(self) -> None:
         if self.replicas is None:
+            if self.shard != "none":
+                raise OptionError(
+                    "shard must go with replicas, among which slots are divided",
+                    received=f"shard={self.shard!r} without replicas",
+                    mend="Give replicas='horovod' or 'multi_worker' too, or leave shard out",
+                )
             return
         if self.batch_norm == "per_microbatch":
             raise OptionError(

@@ -24,6 +24,7 @@ from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.layer_calls import Graph, inputs_of
 from tfdist.training.losses import is_keras_own, is_sum
 from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
+from tfdist.training.sharded_update import ShardedUpdate
 
 
 class PipelineSteps:
@@ -170,7 +171,11 @@ class PipelineSteps:
         found = [gradients.of(variable) for variable in variables]
         if hasattr(optimizer, "get_unscaled_gradients"):
             found = optimizer.get_unscaled_gradients(found)
-        self.ranks.apply(optimizer, found, variables)
+        sharded = self._binding.sharded
+        if sharded is None:
+            self.ranks.apply(optimizer, found, variables)
+        else:
+            ShardedUpdate(self._binding, sharded).apply(found)
 
     def _metrics(
         self,

@@ -13,7 +13,7 @@ from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_l
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
-from tfdist.training.options import OfBatchNorm
+from tfdist.training.options import OfBatchNorm, StepOptions
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.describe import Description
@@ -37,7 +37,8 @@ class Pipeline(ModelParallel):
             outputs. "measured" runs each layer on a microbatch when the model is built, of the
             rows of the dataset that was made before, or of a batch of 32: a second or more.
         recompute: "blocks" computes the activations of each part of the model once more on the way
-            back instead of keeping them, Dropout and noise drawing the same numbers again; "none".
+            back instead of keeping them, Dropout and noise drawing the same numbers again; "none"
+            keeps them.
         batch_norm: "synchronized" takes the statistics of the whole batch, which is exact, but
             the layers between two BatchNormalizations of a stage then take batches whole;
             "per_microbatch" divides them there too, and differs from one device.
@@ -45,11 +46,13 @@ class Pipeline(ModelParallel):
             go backward.
         frozen_cache: "memory" or "disk" keeps the outputs of frozen layers for each record, so
             that they run once and not in each epoch. Frozen layers that draw random numbers, and
-            datasets with a map_fn, are refused.
+            datasets with a map_fn or a record_fn, are refused.
         frozen_cache_dir: the folder for "disk". What another model or other data has left there
             is never used.
-        replicas: "horovod": each rank of a Horovod job holds such a pipeline on devices of its own,
-            and the ranks share global batches; None: one pipeline, in one process.
+        replicas: "horovod" or "multi_worker": each rank of such a job holds a pipeline on devices
+            of its own, and the ranks share global batches; None: one pipeline, in one process.
+        shard: "optimizer": of the ranks of ``replicas``, each keeps the optimizer's slots of its
+            part of a stage's weights alone, and updates that part; "none": each keeps all.
         precision: "float32", "mixed_bfloat16" or "mixed_float16": what the layers that model_fn
             makes compute in; None leaves Keras' own policy.
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the ranks.
@@ -74,6 +77,7 @@ class Pipeline(ModelParallel):
         frozen_cache: str | None = None,
         frozen_cache_dir: str | os.PathLike | None = None,
         replicas: str | None = None,
+        shard: str = "none",
         precision: str | None = None,
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
@@ -93,6 +97,7 @@ class Pipeline(ModelParallel):
             frozen_cache=frozen_cache,
             frozen_cache_dir=frozen_cache_dir,
             replicas=replicas,
+            shard=shard,
         )
         self._devices: list[str] = []
         self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
@@ -107,7 +112,7 @@ class Pipeline(ModelParallel):
         if not gpus:
             _let_all_stages_run(stages)
             make_logical_cpus(stages)
-        self._find_places(tuple(self._devices))
+        self._join_ranks(tuple(self._devices))
 
     def close(self) -> None:
         self._devices = []
@@ -205,6 +210,7 @@ class Pipeline(ModelParallel):
             scaling=self.scaling,
             strategy_name=self.name,
             dataset=self.dataset,
+            options=StepOptions(shard=self._options.shard),
             divides=True,
             # Of ranks it is told that each would train a model of its own.
             by_hand=None if ranks.shares_batches else "the stages took turns, without microbatches",
@@ -256,10 +262,13 @@ class Pipeline(ModelParallel):
             ModelError: this strategy did not build the model.
         """
         from tfdist.strategies.pipeline.describe import Description
+        from tfdist.strategies.pipeline.held import optimizer_bytes
         from tfdist.strategies.pipeline.plan import Plan
-        from tfdist.training.binding import known_of
+        from tfdist.training.binding import binding_of, known_of
 
-        return Description(known_of(model, Plan, "describe"), tuple(self._devices), self._places)
+        plan = known_of(model, Plan, "describe")
+        kept = optimizer_bytes(binding_of(model, "describe"))
+        return Description(plan, tuple(self._devices), self._places, kept)
 
     @property
     def _microbatches_of_all(self) -> int:

@@ -20,7 +20,8 @@ def count_step(model: tf.keras.Model, kind: str) -> None:
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Returns how many steps Keras' loop counts for one call of a step function."""
     steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
-    return 1 if steps is None else int(steps)
+    with tf.init_scope():  # Of several workers it is a variable that is no int.
+        return 1 if steps is None else int(tf.convert_to_tensor(steps))
 
 
 def check_executions(model: tf.keras.Model, steps: int) -> None:

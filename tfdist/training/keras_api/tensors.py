@@ -19,6 +19,12 @@ def mask_of(tensor: Any) -> tf.Tensor | None:
     return getattr(tensor, "_keras_mask", None)
 
 
+def masks_its_outputs(model: Any) -> bool:
+    """Whether an output of a model carries a mask; of a class of its own that is not known."""
+    symbols = tf.nest.flatten(getattr(model, "outputs", None) or [])
+    return any(mask_of(symbol) is not None for symbol in symbols)
+
+
 def with_mask(tensor: Any, mask: tf.Tensor | None) -> Any:
     """Returns ``tensor``, to which ``mask`` is attached if there is one."""
     if mask is not None:

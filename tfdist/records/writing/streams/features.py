@@ -11,7 +11,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.clients.dealing import take_column
-from tfdist.records.format.columns import Column, Columns, check_lengths, column_of
+from tfdist.records.format.columns import Column, Columns, check_lengths, column_of, not_finite
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_bytes
@@ -208,12 +208,11 @@ class _Ragged:
                 if part.shape[1:] != feature.shape[1:] or part.ndim == 0 or not fits:
                     shape = (None, *feature.shape[1:])
                     raise _odd_one(feature.name, [value], shape, wanted, first + number)
-                if part.dtype.kind == "f" and np.isnan(part).any():
-                    raise DataError(
-                        "every value must be present",
-                        received=f"NaN in array '{feature.name}', record {first + number}",
-                    )
-                part = part.astype(wanted, copy=False)
+                with np.errstate(over="ignore"):
+                    part = part.astype(wanted, copy=False)
+                if wanted.kind == "f" and not np.isfinite(part).all():
+                    odd = part[~np.isfinite(part)][0]
+                    raise not_finite(feature.name, odd, first + number)
             parts.append(part)
         self._longest = max(self._longest, *map(len, parts))
         return parts

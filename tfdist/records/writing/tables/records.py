@@ -165,6 +165,10 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
             f"the sample weights in column '{roles.weight}' of {table.place} must be numbers",
             received=cells[roles.weight].kind,
         )
+    if roles.weight is not None:
+        weights = cells[roles.weight]
+        is_negative = ~weights.missing & (weights.values < 0)
+        cells[roles.weight] = _bad_where(is_negative, "a weight below 0", weights)
     return cells
 
 
@@ -172,8 +176,12 @@ def _bad_beyond_float32(cells: Cells) -> Cells:
     """Returns the numbers, of which those are bad that would be infinite as what is written."""
     with np.errstate(invalid="ignore"):
         is_beyond = ~cells.missing & (np.abs(cells.values) > np.finfo(np.float32).max)
-    bad = {row: f"{cells.values[row]:g}, beyond float32" for row in np.flatnonzero(is_beyond)}
-    return replace(cells, bad={**cells.bad, **bad}) if bad else cells
+    return _bad_where(is_beyond, "beyond float32", cells)
+
+
+def _bad_where(is_bad: np.ndarray, words: str, cells: Cells) -> Cells:
+    bad = {row: f"{cells.values[row]:g}, {words}" for row in np.flatnonzero(is_bad)}
+    return replace(cells, bad={**bad, **cells.bad}) if bad else cells
 
 
 def _kept_rows(

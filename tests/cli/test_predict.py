@@ -1,0 +1,76 @@
+"""``tfdist predict`` as a user runs it, with real processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tensorflow import keras
+
+import tfdist
+from tfdist.training import model_path
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def trained(model_file, tmp_path):
+    """The path of weights that the function of the model does not make, of a step of training."""
+    model = model_path.load(f"{model_file}:mlp")()
+    model.train_on_batch(np.ones((4, 8)), np.arange(4) % 3)
+    model.save(tmp_path / "model.keras")
+    return tmp_path / "model.keras"
+
+
+@pytest.fixture
+def predict(run_cli, shards, model_file, trained, tmp_path):
+    def run(*options: object, weights: object = trained, model: str = "mlp"):
+        where = ("--model", f"{model_file}:{model}", "--data", shards / "validation")
+        return run_cli("predict", *where, "--weights", weights, *options, cwd=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def expected(shards, trained):
+    model = keras.models.load_model(trained)
+    batches = tfdist.records.read(shards / "validation", batch_size=64)
+    return model.predict(batches.map(lambda x, *_: x), verbose=0)
+
+
+def test_two_ranks_predict_what_one_device_does(predict, expected, tmp_path):
+    ranks = ("--strategy", "horovod", "--workers", "2")
+    done = predict("--output", "found.npz", *ranks, "--global-batch-size", 7)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "predictions  found.npz" in done.stdout
+    with np.load(tmp_path / "found.npz") as found:
+        assert list(found) == ["predictions"]
+        np.testing.assert_allclose(found["predictions"], expected, atol=1e-6)
+
+
+def test_a_file_is_replaced_only_when_that_is_said(predict, expected, tmp_path):
+    (tmp_path / "found.npy").write_text("mine")
+    done = predict("--output", "found.npy", "--strategy", "single")
+    assert done.returncode == 2
+    assert "must be a new file, but found found.npy" in done.stderr
+    assert (tmp_path / "found.npy").read_text() == "mine"
+    done = predict("--output", "found.npy", "--strategy", "single", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npy")
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "found.npy",
+        "model.keras",
+    ]
+
+
+def test_weights_of_another_model_are_one_line(predict, tmp_path):
+    wider = keras.Sequential([keras.Input((8,)), keras.layers.Dense(17), keras.layers.Dense(3)])
+    wider.save(tmp_path / "wider.keras")
+    (tmp_path / "text.keras").write_text("no model")
+    for weights in ("wider.keras", "text.keras", "none.keras"):
+        done = predict("--output", "found.npz", "--strategy", "single", weights=weights)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "--weights must be" in done.stderr
+        assert not (tmp_path / "found.npz").exists()

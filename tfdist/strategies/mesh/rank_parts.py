@@ -1,0 +1,159 @@
+"""The slots of a mesh in parts, one for each rank: ``shard="optimizer"`` with ``replicas``.
+
+Of each slice of a weight a rank has one part more, which the optimizer updates, and the slots of
+that part. Gradients are added up so that each rank gets its part; all gather the parts of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training.collective import Collective
+from tfdist.training.losses import uncounted
+from tfdist.training.parts import Division
+
+
+class RankParts:
+    """How slices are divided among the ranks."""
+
+    def __init__(self, collective: Collective):
+        self._collective = collective
+
+    def division(self, slice_: Any) -> Division:
+        """Returns how a slice, or what has its shape and type, is divided."""
+        shape = tuple(slice_.shape)
+        return Division(shape, self._collective.num_replicas, tf.as_dtype(slice_.dtype))
+
+    def cut(self, slice_: Any) -> Any:
+        """Returns this rank's part of a slice, [part_size]."""
+        return self.division(slice_).part(slice_, self._collective.process)
+
+    def joined(self, parts: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+        """Returns the slices that ``parts`` are this rank's parts of; all ranks call it together.
+
+        Args:
+            shape: of each slice.
+        """
+        divisions = [Division(shape, self._collective.num_replicas, part.dtype) for part in parts]
+        of_all = self._collective.gather(list(parts))
+        return [
+            division.whole_array([of_rank[number] for of_rank in of_all])
+            for number, division in enumerate(divisions)
+        ]
+
+    def sums(self, slices: Sequence[Any], first_places: Sequence[int], name: str) -> list[Any]:
+        """Returns this rank's parts of the sums over ranks of what the devices hold.
+
+        Args:
+            first_places: for each device the first one that holds the same: it is summed once.
+            name: of the weight.
+        """
+        made: list[Any] = []
+        for place, first in enumerate(first_places):
+            if place != first:
+                made.append(made[first])
+                continue
+            slice_ = tf.convert_to_tensor(slices[place])
+            with tf.device(slice_.device):
+                rows = self.division(slice_).rows(slice_) * uncounted(self._collective)
+            made.append(self._collective.reduce_scatter(rows, f"mesh.{name}.{place}"))
+        return made
+
+    def gathered(self, part: Any, slice_: Any, name: str) -> Any:
+        """Returns the slice whose parts the ranks have updated."""
+        rows = self._collective.all_gather(part, f"mesh.weights.{name}")
+        return self.division(slice_).whole(rows)
+
+
+class DividedSlots:
+    """What fits and checkpoints ask of slots in parts; see ``training.sharded_slots``.
+
+    Args:
+        gather: brings the slots together in the host's optimizer; keep: whether this rank needs
+            them, or only gives its own.
+        scatter: takes this rank's parts from there.
+        free: gives back the memory of the host's.
+        whole_slots: returns those of the host, which it makes if need be: as loaded, or as new.
+        parts: returns the variables that this rank alone has.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        collective: Collective,
+        *,
+        gather: Callable[[bool], None],
+        scatter: Callable[[], None],
+        free: Callable[[], None],
+        whole_slots: Callable[[], list[Any]],
+        parts: Callable[[], list[Any]],
+    ):
+        self._model = model
+        self._collective = collective
+        self._gather = gather
+        self._scatter = scatter
+        self._free = free
+        self._whole_slots = whole_slots
+        self._parts = parts
+        self._depth = 0
+        self._begun: Any = None
+
+    @contextlib.contextmanager
+    def whole(self, everywhere: bool = False) -> Iterator[None]:
+        """Encloses what reads whole slots; all ranks enter it together.
+
+        Args:
+            everywhere: whether all read them, else the chief.
+        """
+        if not self._depth:
+            self._take_loaded()
+        self._depth += 1
+        try:
+            if self._depth == 1:
+                self._gather(everywhere or self._collective.is_chief)
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._free()
+
+    def _take_loaded(self) -> None:
+        """Gives all ranks the slots that the chief's optimizer was loaded with, once."""
+        optimizer = self._model.optimizer
+        if self._begun is optimizer:
+            return
+        self._begun = optimizer
+        if any(self._collective.gather(int(optimizer.iterations) > 0)):
+            # Not gathered: of those that the chief alone has loaded the others have no parts.
+            self._collective.broadcast(self._whole_slots())
+            self._scatter()
+            self._free()
+
+    @contextlib.contextmanager
+    def begun(self, restores: bool, in_parts: bool = False) -> Iterator[None]:
+        """Encloses what is done before the first step: the chief's slots are what all begin with.
+
+        Args:
+            restores: whether that may give the optimizer's slots values.
+            in_parts: never: the chief reads and writes checkpoints.
+        """
+        assert not in_parts, "a checkpoint of which each rank reads its parts"
+        self._take_loaded()
+        if not restores:
+            yield
+            self._free()  # Which a checkpoint may have made, to be written later.
+            return
+        with self.whole(everywhere=True):
+            yield
+            self._collective.broadcast(self._whole_slots())
+            self._scatter()
+
+    def held(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns those ``variables`` that all ranks have alike."""
+        own = {id(part) for part in self._parts()}
+        return [variable for variable in variables if id(variable) not in own]

@@ -1,0 +1,170 @@
+"""Workers that each hold a model which another strategy has divided among their devices.
+
+Neither is such a model made in the scope of a MultiWorkerMirroredStrategy, nor do its steps run in
+one. So they call TensorFlow's collectives themselves, by what that strategy calls them with: keys
+that are given anew in each call of a step, whenever a worker has traced it; and a token, which has
+them begin in the order in which the step was written, as it is on all workers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute.cross_device_utils import (
+    CollectiveKeys,
+    CollectiveReplicaLauncher,
+)
+
+from tfdist.errors import ModelError
+from tfdist.strategies.flat_sum import flat_sum
+from tfdist.strategies.multi_worker.cluster import Cluster, words_of
+from tfdist.topology import Topology
+from tfdist.training.gradients import with_gradient
+from tfdist.training.parts import Division, buckets
+
+# Numbers of groups, far above those of TensorFlow's own strategy on the same connection.
+_OF_STEPS, _BETWEEN_STEPS = 1_000, 1_001
+
+
+class Holders(Cluster):
+    """One replica in each process; steps meet on the first of its devices.
+
+    Args:
+        place: of this worker, which is connected with the others.
+        deadlines: see ``Cluster``.
+    """
+
+    steps_await_batches = True
+
+    def __init__(self, place: Topology, **deadlines: float):
+        super().__init__(place, **deadlines)
+        self.num_replicas = place.world_size
+        kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+        self._launcher = _launcher(_OF_STEPS, place, kind)
+        self._between_steps = _launcher(_BETWEEN_STEPS, place, "CPU")
+        self._gather_rows = tf.function(self._launcher.all_gather, reduce_retracing=True)
+        self._gather_words = tf.function(self._between_steps.all_gather, reduce_retracing=True)
+
+    # Inside a step ------------------------------------------------------------------------------
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        total = self._launcher.all_reduce(tf.stop_gradient(tensor))
+        return with_gradient(total, of=tensor, back=self._launcher.all_reduce)
+
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        means = self._means(gradients, variables)
+        optimizer.apply_gradients(zip(means, variables, strict=True))
+
+    def _means(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        means: list[Any] = [None] * len(gradients)
+        dense = []
+        for index, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                means[index] = self._mean_of_slices(gradient)
+            elif gradient is not None:
+                dense.append(index)
+        divisions = [
+            # Undivided: a bucket has one row.
+            Division(tuple(variables[i].shape), 1, gradients[i].dtype, variables[i].device)
+            for i in dense
+        ]
+        # The gradients of the last layers are there first.
+        for bucket in buckets(divisions, range(len(dense))[::-1]):
+            of_bucket = [dense[number] for number in bucket.indices]
+            with tf.device(bucket.divisions[0].device):
+                rows = bucket.rows([gradients[index] for index in of_bucket])
+            mean = self._mean(rows)
+            with tf.device(bucket.divisions[0].device):
+                wholes = bucket.wholes(mean)
+            for index, whole in zip(of_bucket, wholes, strict=True):
+                means[index] = whole
+        return means
+
+    def _mean(self, tensor: Any) -> Any:
+        return self._launcher.all_reduce(tensor) / self.num_replicas
+
+    def _mean_of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the mean of an embedding's gradients, which are the rows that were looked up.
+
+        Raises:
+            ModelError: several steps run at a time, in a loop.
+        """
+        if _is_in_control_flow():
+            raise ModelError(
+                "looked-up rows must be exchanged step by step with replicas='multi_worker', since "
+                "TensorFlow takes one shape for all rounds of a loop",
+                received="a loop of steps around an Embedding: steps_per_execution",
+                mend="Leave it out of compile(), use replicas='horovod', or shard='optimizer'",
+            )
+        total = self._launcher.all_reduce_indexed_slices(slices)
+        values = total.values / self.num_replicas
+        return tf.IndexedSlices(values, total.indices, slices.dense_shape)
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        # All get the whole mean: TensorFlow scatters on GPUs alone.
+        return self._mean(rows)[self.process]
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        if tf.executing_eagerly():
+            return self._gather_rows(row[None], 0)
+        # Not in a function of its own: its calls in one step would share a key, which has a shape.
+        return self._launcher.all_gather(row[None], 0)
+
+    # Between steps ------------------------------------------------------------------------------
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        return dataset_fn()
+
+    def merge(self, values: list[Any]) -> list[Any]:
+        return flat_sum(values, self._total_of)
+
+    def _total_of(self, array: np.ndarray) -> np.ndarray:
+        return self._between_steps.all_reduce(tf.constant(array)).numpy()
+
+    def _rows_of_all(self, rows: np.ndarray) -> list[np.ndarray]:
+        sizes = self._gather_words(tf.constant([rows.size]), 0).numpy()
+        return np.split(self._gather_words(tf.constant(rows), 0).numpy(), np.cumsum(sizes)[:-1])
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        # One after the other: a model that is divided may be large. As words: of any dtype, exact.
+        for variable in variables:
+            own = variable.numpy()
+            if own.size == 0:  # There is nothing to send.
+                continue
+            words = words_of(own.tobytes())
+            words = self._total_of(words if self.is_chief else np.zeros_like(words))
+            chiefs = np.frombuffer(words.tobytes()[: own.nbytes], own.dtype)
+            variable.assign(chiefs.reshape(own.shape))
+
+
+def _is_in_control_flow() -> bool:
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "is_control_flow_graph", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+@functools.cache
+def _launcher(group: int, place: Topology, kind: str) -> CollectiveReplicaLauncher:
+    """Returns the one of this program: TensorFlow takes no key a second time."""
+    device = f"/job:worker/replica:0/task:{place.rank}/device:{kind}:0"
+    keys = CollectiveKeys(group_key_start=group)
+    return CollectiveReplicaLauncher(
+        keys.get_group_key([device]),
+        place.world_size,
+        keys,
+        device,
+        tf.distribute.experimental.CommunicationOptions(),
+    )
