@@ -87,6 +87,88 @@ def a_layer_that_mixes_rows_is_the_cause(strategy, folder):
     assert "Weights: apart after 1 step, first those of layer" in str(explanation)
 
 
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + 0.5 * keras.backend.random_normal(tf.shape(x))
+
+
+@scenario
+def a_layer_of_ones_own_that_draws_is_named(strategy, folder):
+    model_fn = model_of(dense, lambda: layers.Dropout(0.5, name="drops"), lambda: Noisy(name="n"))
+    report = tfdist.verify(model_fn, DATA, strategy, steps=2, global_batch_size=12)
+    assert report.causes == (
+        "layer 'drops' draws other random numbers on each replica",
+        "layer 'n' draws other random numbers on each replica",
+    )
+
+
+def stepping(loss):
+    """Returns a model_fn, whose train_step makes tensors of float32 as users do."""
+
+    class Stepping(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = loss(self, x, tf.one_hot(y, 3))
+            self.optimizer.minimize(value, self.trainable_variables, tape=tape)
+            return {"loss": value}
+
+    def model_fn():
+        inputs = keras.Input((5,))
+        model = Stepping(inputs, layers.Dense(3)(inputs))
+        model.compile(keras.optimizers.SGD(0.001))
+        return model
+
+    return model_fn
+
+
+@scenario
+def what_a_step_of_ones_own_does_is_the_cause(strategy, folder):
+    def noise(model, x, y):
+        return tf.reduce_mean((model(x + tf.random.normal(tf.shape(x))) - y) ** 2)
+
+    def summed(model, x, y):
+        return tf.reduce_sum((model(x) - y) ** 2)
+
+    def pairs(model, x, y):
+        p = model(x)
+        return tf.reduce_mean(tf.matmul(p, p, transpose_b=True) ** 2)
+
+    no_mean = (
+        "the gradient of train_step is no mean over the rows of a batch, which are divided here, "
+        "so it is not that of one device"
+    )
+    for loss, cause, is_told in (
+        (noise, "train_step draws other random numbers on each replica", True),
+        (summed, no_mean, False),
+        (pairs, no_mean, False),
+    ):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            found = tfdist.verify(stepping(loss), DATA, strategy, steps=2, global_batch_size=12)
+        assert not found.exact
+        assert found.causes == (cause,), loss
+        line = "tfdist: warning: train_step draws random numbers in a train_step of one's own"
+        assert said.getvalue().count(line) == is_told, said.getvalue()
+
+
+@scenario
+def a_model_that_float64_ends_has_a_verdict(strategy, folder):
+    class KnowsItsReplica(layers.Layer):
+        def call(self, x):
+            replica = tf.distribute.get_replica_context()
+            number = replica.replica_id_in_sync_group if replica else 0
+            return x * (tf.constant(1.0) + tf.cast(number, tf.float32))
+
+    report = tfdist.verify(
+        model_of(dense, KnowsItsReplica), DATA, strategy, steps=2, global_batch_size=12
+    )
+    assert not report.exact
+    assert not report.is_explained
+    assert report.float64_difference is None
+    assert "Cause: none known; it may be rounding, for nothing could be compared" in str(report)
+
+
 @scenario
 def a_fault_without_a_known_cause_is_still_found(strategy, folder):
     class KnowsItsReplica(layers.Layer):

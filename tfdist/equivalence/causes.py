@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,10 +29,9 @@ def known_causes(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[
     from tfdist.training.randomness import drawing_layers
     from tfdist.training.text import padded_by_batch
 
-    causes = [
-        f"layer '{layer.name}' draws other random numbers on each replica"
-        for layer in drawing_layers(model)
-    ]
+    drawing = [f"layer '{layer.name}'" for layer in drawing_layers(model)]
+    drawing += _others_that_draw(model, element_spec)
+    causes = [f"{each} draws other random numbers on each replica" for each in drawing]
     causes += [
         f"layer '{name}' pads texts to the longest that a replica sees"
         for name in padded_by_batch(model)
@@ -42,4 +42,17 @@ def known_causes(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[
         if getattr(layer, "activity_regularizer", None) is not None
     ]
     causes += moved_state.explained(coupling.moved_by(model, element_spec))
-    return (*causes, *coupling.explained(model, element_spec))
+    causes += coupling.explained(model, element_spec)
+    return (*causes, *coupling.step_explained(model, element_spec))
+
+
+def _others_that_draw(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns what of the user's own draws random numbers in a step: layers, or the step."""
+    import tensorflow as tf
+
+    from tfdist.training.randomness import drawn_in
+
+    with contextlib.suppress(Exception):  # Whatever a user's step does where it is traced alone.
+        graph = tf.function(model.train_step).get_concrete_function(element_spec).graph
+        return drawn_in(model, graph, graph.get_operations())
+    return []

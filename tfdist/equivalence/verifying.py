@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.equivalence.comparison import compare_once
 from tfdist.equivalence.explanation import explain_difference
-from tfdist.equivalence.report import TOLERANCES, UNKNOWN, Report
+from tfdist.equivalence.report import TOLERANCES, UNKNOWN, UNTRIED, Report
 from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def verify(
     is_mixed = precision.startswith("mixed")
     if report.losses is None and (is_mixed or not strategy.from_chief(report.exact)):
         if not report.causes and not isinstance(model_fn, tf.keras.Model):
-            with _floatx("float64"), _nothing_told_twice():
-                again = compare(feed, epochs, 1e-6)
-            report = replace(report, float64_difference=again.difference, causes=again.causes)
+            again = _in_float64(compare, feed, epochs)
+            if again is not None:
+                report = replace(report, float64_difference=again.difference, causes=again.causes)
         if report.exact:
             if report.difference > report.tolerance:
                 report = replace(report, causes=(_ROUNDING,))
@@ -95,7 +95,25 @@ def verify(
     return report if strategy.topology.is_chief else None
 
 
+def _in_float64(
+    compare: Callable[[TrainingData, int, float], Report], feed: TrainingData, epochs: int
+) -> Report | None:
+    """Returns the comparison without float32's rounding; None where the model cannot take that.
+
+    It cannot where it makes tensors of float32 itself, alike on all ranks.
+    """
+    import tensorflow as tf
+
+    with _floatx("float64"), _nothing_told_twice():
+        try:
+            return compare(feed, epochs, 1e-6)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+            return None
+
+
 def _unexplained(report: Report) -> str:
+    if report.float64_difference is None:
+        return UNTRIED
     if report.precision == "float32" or not report.exact_in_float64:
         return UNKNOWN
     return f"the rounding of {report.precision}, or updates that its loss scale has skipped"

@@ -16,7 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training import alike_look_ups, coupling_layers, early_variables, moved_state
+from tfdist.training import (
+    alike_look_ups,
+    coupling_layers,
+    coupling_steps,
+    early_variables,
+    moved_state,
+)
 from tfdist.training.keras_api import (
     compiled_loss,
     compiled_losses,
@@ -69,6 +75,18 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     return []
 
 
+def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause where a train_step of the user's own couples rows.
+
+    Args:
+        model: as of ``coupled``, but that its metrics move: the step runs.
+    """
+    with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
+        if coupling_steps.parted(model, _made_up(element_spec), _SLICES):
+            return [_no_mean("the gradient of train_step")]
+    return []
+
+
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[moved_state.Moved]:
     """Returns what the user's own layers in ``model`` change in a step beside their weights."""
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
@@ -85,15 +103,18 @@ def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> fro
 
 def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     """Returns a clause for each thing of ``model`` that couples rows."""
-    return [
-        f"{name} is no mean over the rows of a batch, which are divided here, so it is not that of "
-        "one device"
-        for name in coupled(model, element_spec)
-    ] + [
+    return [_no_mean(name) for name in coupled(model, element_spec)] + [
         f"layer '{name}' looks at several rows of a batch, which are divided here, so its outputs "
         "are not those of one device"
         for name in coupling_layers_of(model, element_spec)
     ]
+
+
+def _no_mean(name: str) -> str:
+    return (
+        f"{name} is no mean over the rows of a batch, which are divided here, so it is not that of "
+        "one device"
+    )
 
 
 # What is tried -----------------------------------------------------------------------------------

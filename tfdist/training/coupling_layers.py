@@ -21,7 +21,7 @@ from tfdist.training.keras_api import layers_in, raw
 from tfdist.training.losses import own_functions
 
 # What a layer calls that is given the rows of all replicas.
-_ASKS_ALL = {"all_gather", "all_reduce", "allgather", "allreduce", "_allgather", "_allreduce"}
+ASKS_ALL = {"all_gather", "all_reduce", "allgather", "allreduce", "_allgather", "_allreduce"}
 # Of the largest output. Another order of summation is 1e-6 of it.
 _TOLERANCE = 1e-3
 
@@ -53,7 +53,7 @@ def _is_own(layer: Any) -> bool:
     if is_keras(type(layer).__module__):
         return False
     used = own_functions(layer, tf.keras.layers.Layer)
-    return "call" in used and not any(_ASKS_ALL & names for names in used.values())
+    return "call" in used and not any(ASKS_ALL & names for names in used.values())
 
 
 def parted(

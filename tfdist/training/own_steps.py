@@ -8,25 +8,27 @@ Metrics are merged by their state, other numbers that the step returns by rows.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import keras_api, losses, moved_state, step_context
+from tfdist.training import keras_api, losses, moved_state, randomness, step_context
 from tfdist.training.alike_look_ups import added_up
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
 from tfdist.training.running_step import RunningStep, running_step
+from tfdist.training.told_once import ToldOnce
 
 STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
-_APPLY = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
+APPLY = "apply" if keras_api.IS_KERAS_3 else "apply_gradients"
 _NOW_AND_THEN = (
     "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
     "batch: those that it has kept of others count by the rows of the last one, so weights are not "
@@ -71,6 +73,7 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
+        self._draws = ToldOnce()
 
     def put_on(self) -> None:
         """Puts them on the model, where its class has written a step anew."""
@@ -121,11 +124,27 @@ class OwnSteps:
         with (
             shared_step(is_real=share[0] > 0),
             step_context.within(replica=self._replica),
+            self._told_of_draws(),
         ):
             results = self._counted(_meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
+
+    @contextlib.contextmanager
+    def _told_of_draws(self) -> Iterator[None]:
+        """Tells once what of the user's own draws random numbers in the step that is traced."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        before = 0 if graph is None else len(graph.get_operations())
+        yield
+        if graph is None or not (self._collective.num_replicas > 1 and self._collective.is_chief):
+            return
+        found = randomness.drawn_in(self._model, graph, graph.get_operations()[before:])
+        if found:
+            self._draws.failed(
+                f"{', '.join(found)} draws random numbers in a train_step of one's own: other ones "
+                "on each replica, so weights are not one device's"
+            )
 
     def _test(self, step: Callable[[Any], Any], data: Any) -> Any:
         return self._counted(step, *data)
@@ -251,7 +270,7 @@ def _states(model: tf.keras.Model) -> list[tf.Variable]:
 
 def _share_gradients(binding: Binding, optimizer: Any) -> None:
     """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
-    given = getattr(optimizer, _APPLY)
+    given = getattr(optimizer, APPLY)
     if getattr(given, "adds_up", False):
         return
 
@@ -267,7 +286,7 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
             print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
         return None
 
-    binding.put(optimizer, _APPLY, _marked(shared, "adds_up"))
+    binding.put(optimizer, APPLY, _marked(shared, "adds_up"))
 
 
 def _is_in_branch() -> bool:
@@ -281,9 +300,9 @@ def _is_in_branch() -> bool:
 def _refuse_unknown_optimizers() -> None:
     """Has all other optimizers refuse to be called in a user's step; once for each process."""
     for kind in _OPTIMIZERS:
-        given = getattr(kind, _APPLY, None)
+        given = getattr(kind, APPLY, None)
         if given is not None and not hasattr(given, "refuses"):
-            setattr(kind, _APPLY, _marked(_refusing(given), "refuses"))
+            setattr(kind, APPLY, _marked(_refusing(given), "refuses"))
 
 
 def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.errors import OptionError
 from tfdist.training import step_context
 from tfdist.training.binding import Binding
@@ -191,6 +192,32 @@ def unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> list[str]:
         if attribute.HasField("func")
     }
     return found or (_unseeded_within(called, graph) if called else [])
+
+
+def drawn_in(
+    model: tf.keras.Model, graph: tf.Graph, operations: Sequence[tf.Operation]
+) -> list[str]:
+    """Returns what draws numbers in a step of ``model`` beside Keras' own layers, for people.
+
+    Args:
+        operations: of ``graph``, which make the step.
+    """
+    layers = {layer.name: layer for layer in layers_in(model) if layer is not model}
+    # Loops of layers that augment carry no layer's name.
+    has_own_step = type(model).train_step is not tf.keras.Model.train_step
+    tells_step = has_own_step and not any(augments(layer) for layer in layers.values())
+    found = []
+    for operation in unseeded(graph, operations):
+        within = [scope for scope in operation.split("/") if scope in layers]
+        if within and _is_of_a_user(layers[within[-1]]):
+            found.append(f"layer '{within[-1]}'")
+        elif not within and tells_step:
+            found.append("train_step")
+    return list(dict.fromkeys(found))
+
+
+def _is_of_a_user(layer: Any) -> bool:
+    return isinstance(layer, _L.Lambda) or not is_keras(type(layer).__module__)
 
 
 def refuse_unseeded(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
