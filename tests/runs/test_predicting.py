@@ -11,6 +11,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError, OptionError, TfdistError
+from tfdist.runs import predict_rank
 from tfdist.training import model_path
 
 pytestmark = pytest.mark.timeout(180)
@@ -67,6 +68,17 @@ def test_several_outputs_for_one_array_are_refused_before_weights_are_read(asked
     with pytest.raises(TfdistError, match=r"must hold one output, but found 2: of_1, of_2"):
         tfdist.predict(**asked, output="found.npy", strategy="single")
     assert not (folder / "found.npy").exists()
+
+
+def test_a_predict_step_of_ones_own_may_give_one_output_of_several():
+    class Own(keras.Model):
+        def predict_step(self, data):
+            return super().predict_step(data)[0]
+
+    x = keras.Input((8,))
+    outputs = [keras.layers.Dense(n, name=f"of_{n}")(x) for n in (1, 2)]
+    assert predict_rank._known_outputs(keras.Model(x, outputs)) == ["of_1", "of_2"]
+    assert predict_rank._known_outputs(Own(x, outputs)) == []
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,14 @@ def _is_of_weights(record: logging.LogRecord) -> bool:
 
 
 def _known_outputs(model: Any) -> list[str]:
-    """Returns the names of the outputs that a model has before it predicts.
+    """Returns the names of what a model will predict; none where only its own code tells."""
+    from tfdist.training.own_steps import own_steps
 
-    There are none of a model of a class of its own.
-    """
+    return [] if "predict_step" in own_steps(model) else _output_names(model)
+
+
+def _output_names(model: Any) -> list[str]:
+    """Returns the names of a model's outputs; those of a class of its own have none."""
     return list(getattr(model, "output_names", None) or [])
 
 
@@ -99,8 +103,8 @@ def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     if not isinstance(outputs, (list, tuple)):
         return {"predictions": np.asarray(outputs)}
     flat = list(outputs)
-    names = _known_outputs(model)
-    if len(names) != len(flat):  # Of a class of its own, which names none.
+    names = _output_names(model)
+    if len(names) != len(flat):
         names = [f"output_{number}" for number in range(len(flat))]
     return {name: np.asarray(rows) for name, rows in zip(names, flat, strict=True)}
 
