@@ -51,7 +51,7 @@ BAD = {
     'tfdist.strategy("federated").personalise(1, 2)': 'has no attribute "personalise"',
     "tfdist.strategy(3)": 'No overload variant of "strategy" matches argument type "int"',
     'tfdist.Checkpoints("c", keep="3")': 'Argument "keep" to "Checkpoints" has incompatible type',
-    'tfdist.verify(print, "x", "single")': 'incompatible type "str"; expected "Strategy"',
+    'tfdist.verify(print, "x", 3)': 'Argument 3 to "verify" has incompatible type "int"',
     'tfdist.records.wirte("digits", "x")': 'Module has no attribute "wirte"',
     'tfdist.records.write("digits", "x", num_shards="4")': 'Argument "num_shards" to "write"',
     'tfdist.export.tflight(1, "x")': 'Module has no attribute "tflight"',

@@ -7,12 +7,13 @@ let each room that asks for the version climb to all of them.
 from tfdist import errors as errors
 from tfdist import export as export
 from tfdist import records as records
-from tfdist.equivalence import verify as verify
 from tfdist.export.smaller.decomposing import decompose as decompose
 from tfdist.launch.notebook import notebook_launch as notebook_launch
 from tfdist.records.reading.augmentation import augment as augment
 from tfdist.records.reading.vocabulary import text_vectorizer as text_vectorizer
+from tfdist.runs.predicting import predict as predict
 from tfdist.runs.training import train as train
+from tfdist.runs.verifying import verify as verify
 from tfdist.strategies import strategy as strategy
 from tfdist.training.checkpoint import Checkpoints as Checkpoints
 from tfdist.training.chief_only import on_chief as on_chief

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import click
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import data_option, model_option, where_options
-from tfdist.errors import OptionError
-from tfdist.runs import ranks
+from tfdist.runs.predicting import Predictions, carry_out
 from tfdist.runs.ranks import Where
-from tfdist.training import model_path
 
-_SUFFIXES = (".npz", ".npy")
 _EPILOG = """\b
 Examples:
   tfdist predict --model model.py:model_fn --weights runs/digits/model.keras
@@ -67,67 +63,34 @@ def command(
     The weights are read into the model that --model makes: code in the file of a model does not
     run. DIR is one split of shards, as data/digits/test. Each number is that of one device.
     """
-    model_path.check(model)
-    _check(weights, output, overwrite=overwrite)
-    config = {
-        "model": model,
-        "weights": os.path.abspath(weights),
-        "data": data,
-        "output": os.path.abspath(output),
-        "strategy": where.strategy,
-        "options": where.options,
-        "global_batch_size": global_batch_size,
-    }
-    found: dict[str, Any] = {}
-
     with stdout().status("predicting") as status:
 
         def take(rank: int, event: dict[str, Any]) -> None:
-            if event["event"] == "predicted":
-                found.update(event["outputs"])
-            elif event["event"] == "step" and rank == 0:
+            if event["event"] == "step" and rank == 0:
                 status.update(f"predicting: step {event['step']:,} of {event['steps']:,}")
             voice.take(rank, event)
 
-        ranks.run("tfdist.runs.predict_rank", config, where, take)
-    if not where.is_chief:
-        return
-    voice.result(output=str(output), outputs=found)
-    _print(output, found)
-
-
-def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
-    """Raises:
-    OptionError: no such weights, or an output that cannot be written or must not be replaced.
-    """
-    if not weights.is_file():
-        raise OptionError(
-            "--weights must be a file that Keras wrote",
-            received=f"{weights}, which is none",
-            mend="Give the model.keras in the output of a training",
+        found = carry_out(
+            where,
+            model=model,
+            weights=weights,
+            data=data,
+            output=output,
+            global_batch_size=global_batch_size,
+            overwrite=overwrite,
+            on_event=take,
         )
-    if output.suffix not in _SUFFIXES:
-        raise OptionError(f"--output must end with {' or '.join(_SUFFIXES)}", received=str(output))
-    if not output.absolute().parent.is_dir():
-        raise OptionError(
-            "--output must lie in a folder that exists",
-            received=f"no folder {output.parent}",
-            mend="Make it first",
-        )
-    if output.is_dir() or (output.exists() and not overwrite):
-        raise OptionError(
-            "--output must be a new file",
-            received=f"{output}, which is there already",
-            mend="Give another name" if output.is_dir() else "Give another name, or --overwrite",
-        )
+    if found is not None:
+        voice.result(output=str(found.output), outputs=found.outputs)
+        _print(found)
 
 
-def _print(output: Path, outputs: dict[str, Any]) -> None:
+def _print(found: Predictions) -> None:
     from rich.table import Table
 
     table = Table("output", "shape", "type")
-    for name, (shape, dtype) in outputs.items():
+    for name, (shape, dtype) in found.outputs.items():
         table.add_row(name, " x ".join(f"{size:,}" for size in shape), dtype)
     console = stdout()
     console.print(table)
-    console.print(f"predictions  {output}", soft_wrap=True)
+    console.print(f"predictions  {found.output}", soft_wrap=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
+import dataclasses
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +10,8 @@ import click
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
-from tfdist.runs import ranks
 from tfdist.runs.ranks import Where
-from tfdist.runs.training import find_splits
-from tfdist.training import model_path
+from tfdist.runs.verifying import carry_out
 
 if TYPE_CHECKING:
     from tfdist.equivalence import Report
@@ -82,26 +78,20 @@ def command(
 
     Started by srun or mpirun as one of several ranks, it verifies as that rank.
     """
-    model_path.check(model)
-    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
-        config = {
-            "model": model,
-            "data": find_splits(data)["train"],
-            "strategy": where.strategy,
-            "options": where.options,
-            "steps": steps,
-            "global_batch_size": global_batch_size,
-            "seed": seed,
-            "explain": explain,
-            "report": str(Path(folder, "report.json")),
-        }
-        with stdout().status("training on the strategy, and on one device"):
-            ranks.run("tfdist.runs.verify_rank", config, where, voice.take)
-        if not where.is_chief:
-            return 0
-        values = json.loads(Path(config["report"]).read_text())
-    voice.result(report=values)
-    report = _read(values)
+    with stdout().status("training on the strategy, and on one device"):
+        report = carry_out(
+            where,
+            model=model,
+            data=data,
+            steps=steps,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            explain=explain,
+            on_event=voice.take,
+        )
+    if report is None:
+        return 0
+    voice.result(report=dataclasses.asdict(report))
     _print(report)
     if expect == "exact" or report.losses is not None:
         return 0 if report.passed else 1
@@ -110,33 +100,6 @@ def command(
     elif not report.is_explained:
         stdout().print("--expect different, but no cause is known")
     return 0 if report.is_explained else 1
-
-
-def _read(values: dict) -> Report:
-    from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
-
-    def layers_of(found: list[dict]) -> tuple[LayerDifference, ...]:
-        return tuple(LayerDifference(**layer) for layer in found)
-
-    losses, explanation = values["losses"], values["explanation"]
-    if explanation is not None:
-        explanation = Explanation(
-            parted=tuple((name, by) for name, by in explanation["parted"]),
-            num_parts=explanation["num_parts"],
-            steps=tuple(explanation["steps"]),
-            layers=tuple(layers_of(found) for found in explanation["layers"]),
-            tolerance=explanation["tolerance"],
-        )
-    return Report(
-        **{
-            **values,
-            "layers": layers_of(values["layers"]),
-            "causes": tuple(values["causes"]),
-            "by_nature": tuple(values["by_nature"]),
-            "losses": losses and LossComparison(**losses),
-            "explanation": explanation,
-        }
-    )
 
 
 def _print(report: Report) -> None:

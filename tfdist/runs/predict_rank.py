@@ -46,6 +46,7 @@ def predict(config: dict[str, Any]) -> None:
             config["data"], global_batch_size=config["global_batch_size"], training=False
         )
         build_now(model, data)
+        _refuse_for_one_array(Path(config["output"]), _known_outputs(model))
         _load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = _Progress(data.steps_per_epoch)
@@ -83,6 +84,18 @@ def _is_of_weights(record: logging.LogRecord) -> bool:
     return "loading for optimizer" not in record.getMessage()
 
 
+def _known_outputs(model: Any) -> list[str]:
+    """Returns the names of what a model will predict; none where only its own code tells."""
+    from tfdist.training.own_steps import own_steps
+
+    return [] if "predict_step" in own_steps(model) else _output_names(model)
+
+
+def _output_names(model: Any) -> list[str]:
+    """Returns the names of a model's outputs; those of a class of its own have none."""
+    return list(getattr(model, "output_names", None) or [])
+
+
 def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     """Returns the outputs of a model, each [records, ...], by name; a single one: predictions."""
     if isinstance(outputs, dict):
@@ -90,25 +103,32 @@ def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     if not isinstance(outputs, (list, tuple)):
         return {"predictions": np.asarray(outputs)}
     flat = list(outputs)
-    names = getattr(model, "output_names", None) or []
-    if len(names) != len(flat):  # Of a class of its own, which names none.
+    names = _output_names(model)
+    if len(names) != len(flat):
         names = [f"output_{number}" for number in range(len(flat))]
     return {name: np.asarray(rows) for name, rows in zip(names, flat, strict=True)}
+
+
+def _refuse_for_one_array(path: Path, names: list[str]) -> None:
+    """Raises:
+    ModelError: there are several outputs for one array.
+    """
+    if path.suffix == ".npy" and len(names) > 1:
+        raise ModelError(
+            "a file .npy must hold one output",
+            received=f"{len(names)}: {', '.join(names)}",
+            mend=f"Write --output {path.with_suffix('.npz')}, which holds all by name",
+        )
 
 
 def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
     """Writes whole files only.
 
     Raises:
-        ModelError: there are several outputs for one array.
+        ModelError: there are several outputs for one array, which only the model's call told.
         WriteError: the disk is full, or the folder cannot be written.
     """
-    if path.suffix == ".npy" and len(outputs) > 1:
-        raise ModelError(
-            "a file .npy must hold one output",
-            received=f"{len(outputs)}: {', '.join(outputs)}",
-            mend=f"Write --output {path.with_suffix('.npz')}, which holds all by name",
-        )
+    _refuse_for_one_array(path, list(outputs))
     with replacing(path) as temporary, temporary.open("wb") as file:
         if path.suffix == ".npy":
             np.save(file, next(iter(outputs.values())), allow_pickle=False)

@@ -9,15 +9,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tfdist.compat import check_versions
 from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.runs import user_errors
+from tfdist.strategies import check_options
 from tfdist.topology import Topology
+from tfdist.training.options import check_count, check_deadline
 
 _USER_ERROR = 2
 _ENGINE_ERROR = 1
@@ -83,13 +86,43 @@ def chosen(strategy: str, workers: int | None) -> tuple[str, str | None]:
     return name, f"strategy '{name}', because {workers} workers were asked for{why}"
 
 
-def refuse_within_rank() -> None:
+def asked(
+    call: str, strategy: str, options: Mapping[str, Any] | None, **processes: Any
+) -> tuple[Where, str | None]:
+    """Returns what a call from Python asks for, and what to say of the choice; see ``chosen``.
+
+    Args:
+        call: as its user writes it, such as "tfdist.train".
+        strategy: a registered name, or "auto".
+        options: of the strategy.
+        processes: the other attributes of ``Where``.
+
+    Raises:
+        OptionError: it cannot be had, or a rank asks for it.
+        EngineMissingError: the TensorFlow or the Keras here is none that it runs on.
+    """
+    check_versions()
+    _refuse_within_rank(call)
+    name, note = chosen(strategy, processes.get("workers"))
+    where = Where(strategy=name, options=dict(options or {}), **processes)
+    check_options(name, where.options)
+    check_deadline("start_timeout_s", where.start_timeout_s)
+    check_deadline("stall_timeout_s", where.stall_timeout_s)
+    for option, count in (("workers", where.workers), ("ps", where.ps)):
+        if count is not None:
+            check_count(option, count)
+    is_elastic = any((where.min_workers, where.max_workers, where.host_discovery))
+    jobs.check_keras(name, is_elastic=is_elastic)
+    return where, note
+
+
+def _refuse_within_rank(call: str) -> None:
     """Raises:
     OptionError: this process is a rank already, which has imported the file of the model.
     """
     if _IS_RANK in os.environ:
         raise OptionError(
-            "tfdist.train must be called by the program, not when its file is imported",
+            f"{call} must be called by the program, not when its file is imported",
             received="a call while a rank imports the file of the model",
             mend='Write it below if __name__ == "__main__":',
         )

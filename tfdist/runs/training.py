@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
-from tfdist.compat import check_versions
 from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
-from tfdist.launch import jobs
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
@@ -26,7 +24,6 @@ from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
 from tfdist.training import model_path
-from tfdist.training.options import check_count, check_deadline
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -186,23 +183,10 @@ def train(
         RankFailedError: a process failed otherwise; its last lines were printed.
         DivergedError: the loss is no finite number any more.
     """
-    from tfdist.strategies import check_options
-
-    check_versions()
-    ranks.refuse_within_rank()
-    name, note = ranks.chosen(strategy, workers)
-    if note is not None and verbose:
-        print(note, flush=True)
-    given = dict(options or {})
-    check_options(name, given)
-    check_deadline("start_timeout_s", start_timeout_s)
-    check_deadline("stall_timeout_s", stall_timeout_s)
-    for option, count in (("workers", workers), ("ps", ps)):
-        if count is not None:
-            check_count(option, count)
-    where = Where(
-        strategy=name,
-        options=given,
+    where, note = ranks.asked(
+        "tfdist.train",
+        strategy,
+        options,
         workers=workers,
         ps=ps,
         hosts=hosts,
@@ -213,7 +197,8 @@ def train(
         start_timeout_s=start_timeout_s,
         stall_timeout_s=stall_timeout_s,
     )
-    jobs.check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
+    if note is not None and verbose:
+        print(note, flush=True)
     config = training_config(
         where,
         model=model_path.of(model),

@@ -16,15 +16,18 @@ from tfdist.training import model_path
 
 def verify(config: dict[str, Any]) -> None:
     import_tensorflow()
+    from tfdist import equivalence
+
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         emit({"event": "ready"})
-        report = tfdist.verify(
+        report = equivalence.verify(
             model_path.load(config["model"]),
             config["data"],
             strategy,
             steps=config["steps"],
             global_batch_size=config["global_batch_size"],
             seed=config["seed"],
+            tolerance=config["tolerance"],
             explain=config["explain"],
         )
         if report is not None:

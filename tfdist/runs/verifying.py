@@ -1,0 +1,219 @@
+"""``tfdist.verify``: a strategy, started or by name, against one device."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import DataError, OptionError
+from tfdist.runs import ranks
+from tfdist.runs.ranks import Where
+from tfdist.runs.training import find_splits
+from tfdist.training import model_path
+from tfdist.training.options import check_count
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfdist.equivalence import Report
+    from tfdist.strategies.base import Strategy
+
+RANK = "tfdist.runs.verify_rank"
+
+
+def verify(
+    model_fn: str | Callable[[], tf.keras.Model] | tf.keras.Model,
+    data: Any,
+    strategy: str | Strategy,
+    *,
+    steps: int = 20,
+    global_batch_size: int = 64,
+    seed: int = 0,
+    tolerance: float | None = None,
+    batched: bool | None = None,
+    explain: bool = False,
+    options: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    ps: int | None = None,
+    hosts: str | None = None,
+    controller: str | None = None,
+    start_timeout_s: float = 120.0,
+    stall_timeout_s: float = 300.0,
+) -> Report | None:
+    """Trains ``steps`` steps on ``strategy`` and on one device, and compares.
+
+    A started strategy is compared in this process. That of a name is compared in processes of its
+    own, as ``tfdist verify`` does.
+
+    Args:
+        model_fn: as in ``strategy.build``; with a name as ``model`` in ``tfdist.train``.
+        data: as in ``strategy.dataset``; with a name shards, of which the split train is taken
+            unless "DIR/SPLIT" names one.
+        strategy: a started strategy, under a launcher every rank calls this; or a registered name,
+            or "auto".
+        steps: steps to take, the last of each epoch on an uneven batch.
+        global_batch_size: rows of one step.
+        seed: of the weights and of the order of records.
+        tolerance: the largest difference that counts as exact. None: 1e-5 in float32, 2e-3 in
+            mixed_float16, 1e-2 in mixed_bfloat16.
+        batched: as in ``strategy.dataset``, of a started strategy alone.
+        explain: look, when the weights are others, for the first layer and the first step that
+            part (``Report.explanation``). It takes some more comparisons.
+        options: of the strategy that is named.
+        workers: with a name: number of processes; None is the strategy's own default.
+        ps: with a name: number of parameter servers, where the strategy has them.
+        hosts: with a name: "A:2,B:2", with their slots, reached by ssh; None is this machine.
+        controller: with a name: what starts and connects the processes of horovod, "mpi" or "gloo".
+        start_timeout_s: with a name: until every process must have started.
+        stall_timeout_s: with a name: longest silence of a running job.
+
+    Returns:
+        The report on the chief; None on other ranks.
+
+    Raises:
+        TfdistError: a mistake of the user's, here or on a rank.
+        RankFailedError: a process failed otherwise; its last lines were printed.
+    """
+    if not isinstance(strategy, str):
+        from tfdist import equivalence
+
+        _refuse_processes(
+            options=options, workers=workers, ps=ps, hosts=hosts, controller=controller
+        )
+        return equivalence.verify(
+            model_fn,
+            data,
+            strategy,
+            steps=steps,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            tolerance=tolerance,
+            batched=batched,
+            explain=explain,
+        )
+    where, note = ranks.asked(
+        "tfdist.verify",
+        strategy,
+        options,
+        workers=workers,
+        ps=ps,
+        hosts=hosts,
+        controller=controller,
+        start_timeout_s=start_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+    )
+    if note is not None:
+        print(note, flush=True)
+    _check_data(data, batched)
+    check_count("steps", steps)
+    check_count("global_batch_size", global_batch_size)
+    return carry_out(
+        where,
+        model=model_path.of(model_fn),
+        data=os.fspath(data),
+        steps=steps,
+        global_batch_size=global_batch_size,
+        seed=seed,
+        tolerance=tolerance,
+        explain=explain,
+    )
+
+
+def carry_out(
+    where: Where,
+    *,
+    model: str,
+    data: str,
+    steps: int,
+    global_batch_size: int,
+    seed: int,
+    explain: bool,
+    tolerance: float | None = None,
+    on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
+) -> Report | None:
+    """Compares on ``where``; see ``verify`` for what it returns and raises.
+
+    Args:
+        on_event: see ``ranks.run``.
+    """
+    model_path.check(model)
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
+        config = {
+            "model": model,
+            "data": find_splits(data)["train"],
+            "strategy": where.strategy,
+            "options": where.options,
+            "steps": steps,
+            "global_batch_size": global_batch_size,
+            "seed": seed,
+            "tolerance": tolerance,
+            "explain": explain,
+            "report": str(Path(folder, "report.json")),
+        }
+        ranks.run(RANK, config, where, on_event)
+        if not where.is_chief:
+            return None
+        return _read(json.loads(Path(config["report"]).read_text()))
+
+
+def _refuse_processes(**given: Any) -> None:
+    """Raises:
+    OptionError: what only a name takes was given beside a started strategy.
+    """
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise OptionError(
+            "options and processes must go with the name of a strategy",
+            received=f"{', '.join(named)} with a strategy that has them already",
+            mend="Give the name, as tfdist.verify(..., 'mirrored', options={'devices': 2})",
+        )
+
+
+def _check_data(data: Any, batched: bool | None) -> None:
+    """Raises:
+    DataError: other processes cannot read these data.
+    OptionError: shards are never in batches.
+    """
+    if not isinstance(data, (str, os.PathLike)):
+        raise DataError(
+            "data must be shards where the strategy is a name, for other processes read them",
+            received=type(data).__name__,
+            mend="Write them with tfdist.records.write, or give a started strategy",
+        )
+    if batched is not None:
+        raise OptionError(
+            "batched must go with a started strategy",
+            received=f"batched={batched} with the name of one, which reads shards",
+            mend="Leave it out",
+        )
+
+
+def _read(values: dict[str, Any]) -> Report:
+    from tfdist.equivalence import Explanation, LayerDifference, LossComparison, Report
+
+    def layers_of(found: list[dict]) -> tuple[LayerDifference, ...]:
+        return tuple(LayerDifference(**layer) for layer in found)
+
+    losses, explanation = values["losses"], values["explanation"]
+    if explanation is not None:
+        explanation = Explanation(
+            parted=tuple((name, by) for name, by in explanation["parted"]),
+            num_parts=explanation["num_parts"],
+            steps=tuple(explanation["steps"]),
+            layers=tuple(layers_of(found) for found in explanation["layers"]),
+            tolerance=explanation["tolerance"],
+        )
+    return Report(
+        **{
+            **values,
+            "layers": layers_of(values["layers"]),
+            "causes": tuple(values["causes"]),
+            "by_nature": tuple(values["by_nature"]),
+            "losses": losses and LossComparison(**losses),
+            "explanation": explanation,
+        }
+    )
