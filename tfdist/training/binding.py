@@ -109,6 +109,8 @@ class Binding:
         moved: a ``moved_state.Moved`` for each thing that the user's own layers change in a step;
             known before the first one.
         takes_body: whether a fit runs whose steps are the body of a user's own loop.
+        traced_body: that of the last loop, and how often the model was compiled then; and what
+            Keras has traced of it.
         own_steps: the ``own_steps.OwnSteps`` of replicas that share batches, else None.
         put_on: (class, method) of all that was put on the model and its layers, in order.
         times_compiled: since it was built.
@@ -125,6 +127,7 @@ class Binding:
         self.alike_look_ups: frozenset[Any] = frozenset()
         self.moved: Sequence[Any] = ()
         self.takes_body = False
+        self.traced_body: tuple[Any, Any] = (None, None)
         self.put_on: list[tuple[str, str]] = []
         self.times_compiled = 0
         self._when_compiled: list[Callable[[], None]] = []

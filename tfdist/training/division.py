@@ -3,14 +3,59 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+def even_share(of: Any, parts: int, part: Any) -> tuple[Any, Any]:
+    """Returns the first row of ``part``, and how many it has, of ``of`` rows.
+
+    They fall to ``parts`` parts in their order, evenly: the first parts may have one more.
+
+    Args:
+        of: int or int [].
+        part: int, int [] or an array of them.
+    """
+    each, more = of // parts, of % parts
+    rows = (of + parts - 1 - part) // parts  # ``each``, and one more in the first ``more`` parts.
+    return part * rows + (each + 1 - rows) * more, rows
+
+
+def or_padding(begin: Any, rows: Any) -> tuple[Any, Any]:
+    """Returns ``rows`` rows from ``begin`` on as [first, last); for none one of padding, the first.
+
+    Args:
+        begin, rows: int, then the results are, too; or int [].
+    """
+    if isinstance(rows, int):
+        return (begin, begin + rows) if rows else (0, 1)
+    import tensorflow as tf
+
+    return tf.where(rows > 0, begin, 0), tf.where(rows > 0, begin + rows, 1)
+
+
+def piece(batch: Any, share: Sequence[Any], parts: int, part: Any) -> tuple[Any, tf.Tensor]:
+    """Returns what falls to one of several parts of a batch, at least one row, and its share.
+
+    Args:
+        batch: a structure of tensors [rows, ...]; None stands for what is not there.
+        share: int64 [2], the true rows of the batch, and those of the global batch.
+        part: int or int64 [].
+    """
+    import tensorflow as tf
+
+    begin, rows = even_share(share[0], parts, part)
+    first, last = or_padding(begin, rows)
+    own = tf.nest.map_structure(
+        lambda tensor: None if tensor is None else tensor[first:last], batch
+    )
+    return own, tf.stack([rows, share[1]])
 
 
 class Division(abc.ABC):
@@ -21,7 +66,7 @@ class Division(abc.ABC):
 
     def rows(self, part: int, of: int) -> int:
         """Returns the rows of ``part`` in a global batch of ``of`` rows."""
-        return of // self.parts + (part < of % self.parts)
+        return even_share(of, self.parts, part)[1]
 
     @property
     @abc.abstractmethod

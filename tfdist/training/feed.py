@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdist.errors import DataError, OptionError
-from tfdist.training.division import Division, EvenDivision, Held, HeldDivision
+from tfdist.training.division import (
+    Division,
+    EvenDivision,
+    Held,
+    HeldDivision,
+    even_share,
+    or_padding,
+    piece,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -345,7 +353,7 @@ class Feed:
             self.num_records, self.global_batch_size, seed=self.seed, epoch=epoch
         )
         rows_before, rows_before_in_tail = (
-            tf.constant(sum(division.rows(part, of) for part in range(self.part)), tf.int64)
+            tf.constant(even_share(of, self.parts, self.part)[0], tf.int64)
             for of in (self.global_batch_size, self.tail)
         )
         full_steps = self.num_records // self.global_batch_size
@@ -356,8 +364,7 @@ class Feed:
             begin = step * self.global_batch_size
             of_all = order[begin : begin + of]
             first = tf.where(step < full_steps, rows_before, rows_before_in_tail)
-            # Without a row of its own, one of padding: the first.
-            first, last = tf.where(own > 0, first, 0), tf.where(own > 0, first + own, 1)
+            first, last = or_padding(first, own)
             return of_all[first:last], of_all
 
         steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
@@ -374,30 +381,14 @@ class Feed:
         import tensorflow as tf
 
         of = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        each, more = of // self.parts, of % self.parts
-        rows = each + tf.cast(self.part < more, tf.int64)
-        start = self.part * each + tf.minimum(tf.cast(self.part, tf.int64), more)
-        # Without a row of its own, one of padding: the first.
-        first, last = tf.where(rows > 0, start, 0), tf.where(rows > 0, start + rows, 1)
-        part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
-        return part, tf.stack([rows, of])
+        return piece(batch, (of, of), self.parts, self.part)
 
     def split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
         """Divides a batch among the replicas of this process: one element for each."""
         import tensorflow as tf
 
-        rows = share[0]
-
-        def piece(replica: tf.Tensor) -> tuple[Any, tf.Tensor]:
-            share_rows, more = rows // self.splits, rows % self.splits
-            start = replica * share_rows + tf.minimum(replica, more)
-            count = share_rows + tf.cast(replica < more, tf.int64)
-            first = tf.where(count > 0, start, 0)
-            last = tf.where(count > 0, start + count, 1)
-            part = tf.nest.map_structure(lambda tensor: tensor[first:last], batch)
-            return part, tf.stack([count, share[1]])
-
-        return tf.data.Dataset.range(self.splits).map(piece)
+        replicas = tf.data.Dataset.range(self.splits)
+        return replicas.map(lambda replica: piece(batch, share, self.splits, replica))
 
     def _weigh_by_class(self, x: Any, y: tf.Tensor, weight: tf.Tensor | None = None) -> tuple:
         """Turns class weights into sample weights; y: classes [batch] or one-hot [batch, n]."""
@@ -482,7 +473,7 @@ def in_batch_order(whole: Any, rows: Sequence[int], parts: int) -> Any:
     import tensorflow as tf
 
     each = np.arange(parts)
-    part_of = [np.repeat(each, of // parts + (each < of % parts)) for of in rows]
+    part_of = [np.repeat(each, even_share(of, parts, each)[1]) for of in rows]
     numbers = np.argsort(np.concatenate(part_of), kind="stable")  # Of the rows in ``whole``.
     place = np.argsort(numbers)
     return tf.nest.map_structure(lambda array: array[place], whole)

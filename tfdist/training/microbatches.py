@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.division import piece
+
 
 def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tensor]]:
     """Returns ``count`` microbatches, the larger ones first: each with its share.
@@ -19,18 +21,4 @@ def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tenso
     """
     if count == 1:
         return [(batch, share)]
-    each, more = share[0] // count, share[0] % count
-    return [_part(batch, share[1], number, each, more) for number in range(count)]
-
-
-def _part(
-    batch: Any, of: tf.Tensor, number: int, each: tf.Tensor, more: tf.Tensor
-) -> tuple[Any, tf.Tensor]:
-    rows = each + tf.cast(number < more, tf.int64)
-    start = number * each + tf.minimum(tf.constant(number, tf.int64), more)
-    first = tf.where(rows > 0, start, 0)
-    last = tf.where(rows > 0, start + rows, 1)
-    part = tf.nest.map_structure(
-        lambda tensor: None if tensor is None else tensor[first:last], batch
-    )
-    return part, tf.stack([rows, of])
+    return [piece(batch, share, count, number) for number in range(count)]

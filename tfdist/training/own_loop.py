@@ -15,9 +15,6 @@ from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
 from tfdist.training.unbuilt import build_now
 
-# Where a model keeps the last body, with what Keras has traced of it.
-_TRACED = "_tfdist_traced_body"
-
 
 def run(
     step: Callable[[Any], dict[str, Any]],
@@ -37,11 +34,11 @@ def run(
         taken = binding.own_steps.taking(step)
     # One body is traced once, however often it runs.
     of = (step, binding.times_compiled)
-    known, traced = vars(model).get(_TRACED, (None, None))
+    known, traced = binding.traced_body
     taken["train_function"] = traced if known == of else None
     with binding.taking(taken):
         history = model.fit(data, **options)
-        vars(model)[_TRACED] = of, model.train_function
+        binding.traced_body = of, model.train_function
     return history
 
 

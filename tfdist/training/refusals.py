@@ -149,7 +149,7 @@ def refuse_nadam(optimizer: Any, strategy: str) -> None:
     """Raises:
     ModelError: the optimizer is Nadam (keras 2.14, ``Nadam.update_step``).
     """
-    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _K.Nadam):
+    if isinstance(keras_api.inner_of(optimizer), _K.Nadam):
         raise ModelError(
             f"an optimizer of strategy '{strategy}' must not tell by a count of traced variables "
             "when a step begins, as Keras' Nadam does",

@@ -137,10 +137,7 @@ def _dealt(
         class_ids=class_ids(arrays),
         values=values,
     )
-    store = RowStore(arrays, rows)
-    store.class_names = names
-    store.partition = str(partition)
-    return store
+    return RowStore(arrays, rows, class_names=names, partition=str(partition))
 
 
 def _refuse_packed(schema: Schema, column: str | None) -> None:

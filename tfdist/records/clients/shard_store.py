@@ -41,7 +41,14 @@ class ShardStore(ClientStore):
         errors: why the manifests of some clients cannot be read.
     """
 
-    def __init__(self, parts: Mapping[str, _Part | DataError], schema: Schema):
+    def __init__(
+        self,
+        parts: Mapping[str, _Part | DataError],
+        schema: Schema,
+        *,
+        partition: str | None = None,
+    ):
+        self.partition = partition
         self._parts = parts
         self.schema = schema
         self.errors = {name: part for name, part in parts.items() if isinstance(part, DataError)}
@@ -57,9 +64,7 @@ class ShardStore(ClientStore):
         for client, shards in manifest.splits[split].clients.items():
             counted = [shard.class_counts for shard in shards]
             parts[client] = _Part(folder, manifest, shards, _sum_counts(counted))
-        store = cls(parts, manifest.schema)
-        store.partition = manifest.splits[split].partition
-        return store
+        return cls(parts, manifest.schema, partition=manifest.splits[split].partition)
 
     @classmethod
     def of_folders(cls, root: Path, split: str | None) -> ShardStore:

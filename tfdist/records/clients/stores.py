@@ -57,7 +57,16 @@ class ClientStore(abc.ABC):
 class RowStore(ClientStore):
     """Clients that have some of the rows of arrays."""
 
-    def __init__(self, arrays: tuple[Any, ...], rows: Mapping[str, np.ndarray]):
+    def __init__(
+        self,
+        arrays: tuple[Any, ...],
+        rows: Mapping[str, np.ndarray],
+        *,
+        class_names: tuple[str, ...] | None,
+        partition: str,
+    ):
+        self.class_names = class_names
+        self.partition = partition
         self._arrays = arrays
         self._rows = rows
         self.ids = tuple(rows)

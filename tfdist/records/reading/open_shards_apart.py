@@ -27,19 +27,15 @@ def open_stored(stored: Stored, *, any_size: bool = False) -> ShardSource:
             received=f"'{stored.split}'",
             mend=f"Choose one of {', '.join(manifest.splits)}",
         )
+    given = {
+        "any_size": any_size,
+        "readers": (stored.reader, stored.readers) if stored.divided else None,
+    }
     if stored.pipes:
-        source = PipeSource(
-            stored.folder, stored.split, manifest, some=stored.divided, any_size=any_size
-        )
-    else:
-        if stored.divided:
-            manifest = _only_present(manifest, stored)
-        source = ShardSource(
-            stored.folder, stored.split, manifest, is_apart=True, any_size=any_size
-        )
+        return PipeSource(stored.folder, stored.split, manifest, some=stored.divided, **given)
     if stored.divided:
-        source.readers = (stored.reader, stored.readers)
-    return source
+        manifest = _only_present(manifest, stored)
+    return ShardSource(stored.folder, stored.split, manifest, is_apart=True, **given)
 
 
 def _only_present(manifest: Manifest, stored: Stored) -> Manifest:

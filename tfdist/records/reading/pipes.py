@@ -45,6 +45,7 @@ class PipeSource(ShardSource):
         *,
         some: bool,
         any_size: bool = False,
+        readers: tuple[int, int] | None = None,
     ):
         if manifest.compression != "none":
             raise DataError(
@@ -58,7 +59,7 @@ class PipeSource(ShardSource):
         self._first: bytes | None = None
         if some:
             manifest = self._only_those_that_come(manifest, split)
-        super().__init__(prefix, split, manifest, is_apart=True, any_size=any_size)
+        super().__init__(prefix, split, manifest, is_apart=True, any_size=any_size, readers=readers)
         self.apart = None  # There is no file to look into.
 
     def _watched(self, manifest: Manifest) -> None:

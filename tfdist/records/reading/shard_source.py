@@ -45,6 +45,7 @@ class ShardSource(Source):
         is_apart: whether the manifest lies elsewhere.
         any_size: whether images may be read in the sizes they have, as something else makes them
             one.
+        readers: see ``Source``.
 
     Raises:
         DataError: images of several sizes, which make no batch.
@@ -61,6 +62,7 @@ class ShardSource(Source):
         *,
         is_apart: bool = False,
         any_size: bool = False,
+        readers: tuple[int, int] | None = None,
     ):
         if not any_size:
             check_one_size(manifest.schema)
@@ -68,6 +70,7 @@ class ShardSource(Source):
             self.apart = (folder, split, manifest)
         else:
             self.place = (folder, split)
+        self.readers = readers
         self._folder = folder
         self._files = manifest.shard_folder(folder)
         self._manifest = manifest

@@ -17,7 +17,9 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ModelError: it is not elementwise, or an option of it is not known on a mesh.
     """
-    optimizer = without_loss_scale(optimizer)
+    # Whatever else wraps an optimizer is a class of the user's own.
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        optimizer = keras_api.inner_of(optimizer)
     if not is_elementwise(optimizer):
         raise ModelError(
             "an optimizer on a mesh must update each element of a weight by itself, unlike one "
@@ -35,22 +37,16 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def without_loss_scale(optimizer: Any) -> Any:
-    """Returns the optimizer that updates: the inner one of a LossScaleOptimizer."""
-    scaled = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-    return optimizer.inner_optimizer if scaled else optimizer
-
-
 def scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """Returns what is differentiated: the loss as a LossScaleOptimizer scales it."""
-    if without_loss_scale(optimizer) is optimizer:
+    if keras_api.inner_of(optimizer) is optimizer:
         return loss
     return optimizer.get_scaled_loss(loss)
 
 
 def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the gradients of the loss itself, for those of the scaled one."""
-    if without_loss_scale(optimizer) is optimizer:
+    if keras_api.inner_of(optimizer) is optimizer:
         return gradients
     return optimizer.get_unscaled_gradients(gradients)
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
-from tfdist.strategies.mesh.optimizer import exclude_slices, without_loss_scale
+from tfdist.strategies.mesh.optimizer import exclude_slices
 from tfdist.strategies.mesh.rank_parts import RankParts
-from tfdist.training.keras_api import key_of, loss_scale_state
+from tfdist.training.keras_api import inner_of, key_of, loss_scale_state
 from tfdist.training.slots import build_on, set_value
 
 
@@ -179,7 +179,7 @@ class SlicedState:
         self._holds_loaded = is_built and self.ranks is not None
 
     def _build_optimizer(self) -> None:
-        optimizer = without_loss_scale(self._model.optimizer)
+        optimizer = inner_of(self._model.optimizer)
         owners = {}
         keys = {}
         for variable in self._model.trainable_variables:
@@ -207,7 +207,7 @@ class SlicedState:
         if self._host_optimizer is None:
             optimizer = self._model.optimizer
             host = type(optimizer).from_config(optimizer.get_config())
-            slots = build_on(without_loss_scale(host), self._model.trainable_variables)
+            slots = build_on(inner_of(host), self._model.trainable_variables)
             self._host_slots = {(id(v), name): slot for v, name, slot in slots}
             self._host_optimizer = host
         return self._host_optimizer

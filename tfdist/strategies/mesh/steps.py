@@ -19,7 +19,6 @@ from tfdist.strategies.mesh.optimizer import (
     scaled,
     squared_norms,
     unscaled,
-    without_loss_scale,
 )
 from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
@@ -425,7 +424,7 @@ class MeshSteps:
             weight.repeat_first()
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
-        optimizer = without_loss_scale(self._model.optimizer)
+        optimizer = keras_api.inner_of(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
         sliced = [self._state.trained(v) for v in variables]

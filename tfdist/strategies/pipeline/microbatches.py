@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.pipeline.schedule import WHOLE
+from tfdist.training.division import even_share, or_padding
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,9 @@ class _Batch:
     is_real: Any
 
     def part(self, number: int, count: int) -> Microbatch:
-        size = self.size
-        if isinstance(size, int):  # Shapes stay static.
-            held = size // count + (number < size % count)
-            start = number * (size // count) + min(number, size % count)
-            span = (start, start + held) if held else (0, 1)
-        else:
-            held = size // count + tf.cast(number < size % count, size.dtype)
-            start = number * (size // count) + tf.minimum(number, size % count)
-            span = (tf.where(held > 0, start, 0), tf.where(held > 0, start + held, 1))
-        return self._microbatch(start, held, span)
+        # Of a size that is an int all are ints, so that shapes stay static.
+        start, held = even_share(self.size, count, number)
+        return self._microbatch(start, held, or_padding(start, held))
 
     def whole(self) -> Microbatch:
         return self._microbatch(0, self.size, None)
