@@ -163,11 +163,27 @@ def test_the_container_installs_what_tfdist_needs(sent):
 def test_scaling_reaches_the_strategy():
     arguments = ["--model", "a.py:b", "--strategy", "single", "--lr-scaling", "linear"]
     options = job.parser().parse([*arguments, "--warmup-epochs", "2"])
-    scaling = job._strategy(options).scaling
+    scaling = job.strategy_of(options).scaling
     assert (scaling.rule, scaling.warmup_epochs) == ("linear", 2)
     options = job.parser().parse([*arguments, "--strategy-options", "[1]"])
     with pytest.raises(OptionError, match="a JSON object"):
-        job._strategy(options)
+        job.strategy_of(options)
+
+
+_WITHOUT_CALL = """
+from tensorflow import keras
+
+
+class Own(keras.Model):
+    def train_step(self, data):
+        return {}
+
+
+def model_fn():
+    model = Own()
+    model.compile("sgd")
+    return model
+"""
 
 
 class _Stopped(Exception):
@@ -177,14 +193,16 @@ class _Stopped(Exception):
 class _Strategy:
     """Takes what a job gives it, and stops where the training would begin."""
 
-    topology = name = num_replicas = SimpleNamespace(is_chief=False)
+    name, num_replicas = "single", 1
 
-    def __init__(self):
+    def __init__(self, is_chief):
+        self.topology = SimpleNamespace(is_chief=is_chief)
         self.datasets, self.fitted = {}, {}
 
     def build(self, model_fn):
         self.model = model_fn()
-        return SimpleNamespace(fit=self._fit)
+        self.model.fit = self._fit
+        return self.model
 
     def dataset(self, source, *, training, **options):
         self.datasets[source] = options
@@ -196,15 +214,18 @@ class _Strategy:
         raise _Stopped
 
 
-def _fitted(tmp_path, *more):
+def _fitted(tmp_path, *more, is_chief=False):
     """Returns what a job with these hyperparameters asks of a strategy."""
     arguments = ["--model", "tfdist.examples.digits:model_fn", *more]
-    strategy = _Strategy()
+    strategy = _Strategy(is_chief)
     container = SimpleNamespace(
-        source=lambda split, topology: split, manifest_folder=tmp_path, model_dir=tmp_path
+        source=lambda split, topology: split,
+        manifest_folder=tmp_path,
+        model_dir=tmp_path,
+        hosts=["algo-1"],
     )
     with pytest.raises(_Stopped):
-        job._train(strategy, job.parse(arguments), container, SCRIPTS)
+        job.fit(strategy, job.parse(arguments), container, SCRIPTS)
     return strategy
 
 
@@ -230,6 +251,22 @@ def test_a_job_takes_the_settings_of_tfdist_train(tmp_path):
     assert strategy.fitted["class_weight"] == pytest.approx({0: 2 / 3, 1: 2.0})
     stopping = strategy.fitted["callbacks"][-1]
     assert (stopping.monitor, stopping.patience) == ("val_loss", 3)
+
+
+def test_a_model_that_cannot_be_evaluated_is_trained_without_validation(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(_WITHOUT_CALL)
+    strategy = _fitted(tmp_path, "--model", f"{tmp_path / 'own.py'}:model_fn", is_chief=True)
+    assert list(strategy.datasets) == ["train"]
+    assert strategy.fitted["validation_data"] is None
+    assert "neither a call nor a test_step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_the_chief_of_a_job_says_that_it_traces(tmp_path, is_chief):
+    from tfdist.training.tracing import TracingNotice
+
+    callbacks = _fitted(tmp_path, is_chief=is_chief).fitted["callbacks"]
+    assert any(isinstance(callback, TracingNotice) for callback in callbacks) == is_chief
 
 
 @pytest.mark.parametrize(
@@ -261,7 +298,7 @@ def test_the_exporter_is_asked(monkeypatch, kind, quantize):
     monkeypatch.setitem(sys.modules, "tfdist.export", fake)
     whole = ("File", "FullyReplicated")
     container = Container.from_environ(environ(manifest=whole, train=whole))
-    job._write_tflite("a model", kind, container)
+    job.write_tflite("a model", kind, container)
     ((args, options),) = asked
     assert args == ("a model", Path("/opt/ml/model/model.tflite"))
     assert options["quantize"] == quantize

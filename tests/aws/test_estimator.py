@@ -60,8 +60,10 @@ def test_horovod_has_a_process_for_each_gpu():
 
 
 def test_horovod_needs_an_image_with_it():
-    with pytest.raises(OptionError, match="sagemaker/Dockerfile"):
+    with pytest.raises(OptionError, match=r"strategy 'horovod' must .*sagemaker/Dockerfile"):
         distribution(strategy="horovod")
+    with pytest.raises(OptionError, match="strategy 'pipeline' must have an image with Horovod"):
+        distribution(strategy="pipeline", strategy_options={"replicas": "horovod"})
 
 
 def test_strategies_that_the_sdk_starts_itself():

@@ -68,8 +68,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
         return {kind: {"enabled": True}}
     if training.image_uri is None:
         raise OptionError(
-            "strategy 'horovod' must have an image with Horovod, since AWS's image of TensorFlow "
-            f"{training.framework_version} has none",
+            f"strategy '{training.strategy}' must have an image with Horovod, since AWS's image of "
+            f"TensorFlow {training.framework_version} has none",
             received="no training.image_uri",
             mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes, and give its "
             "image_uri",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, refuse_keras_3
 from tfdist.errors import DataError, DivergedError, OptionError
 from tfdist.runs.files import write_json
+from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
 from tfdist.strategies import REGISTRY
 
@@ -110,7 +109,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
         _exporter()  # Not after hours of training.
     refuse_keras_3("a job on SageMaker")
     import_tensorflow()
-    strategy = _strategy(options)
+    strategy = strategy_of(options)
     from tfdist.training import model_path
 
     model_path.check(options.model)
@@ -120,10 +119,15 @@ def train(arguments: list[str], code_folder: Path) -> None:
             received=f"only channels {', '.join(container.channels)}",
         )
     with strategy:
-        _train(strategy, options, container, code_folder)
+        fit(strategy, options, container, code_folder)
 
 
-def _strategy(options: argparse.Namespace) -> Strategy:
+def strategy_of(options: argparse.Namespace) -> Strategy:
+    """Returns the strategy that the hyperparameters name, with what they scale the rate by.
+
+    Raises:
+        OptionError: no such strategy, or options that it does not take.
+    """
     import tfdist
 
     if not isinstance(options.strategy_options, dict):
@@ -138,68 +142,49 @@ def _strategy(options: argparse.Namespace) -> Strategy:
     return tfdist.strategy(options.strategy, **chosen)
 
 
-def _train(
+def fit(
     strategy: Strategy, options: argparse.Namespace, container: Container, code_folder: Path
 ) -> None:
-    import tensorflow as tf
+    """Fits the model; the chief writes it, and the history beside it.
 
-    from tfdist.records.format.manifest import load_manifest
-    from tfdist.runs import feeding, wishes
-    from tfdist.runs.class_weights import of_manifest
-    from tfdist.training.checkpoint import Checkpoints
+    Args:
+        strategy: whose block has been entered.
+        options: the hyperparameters.
+        code_folder: as in ``train``.
 
+    Raises:
+        TfdistError: see ``train``.
+    """
     channels = ("train", "validation")
-    sources = {name: container.source(name, strategy.topology) for name in channels}
-    config = _settings(options).to_config({name: "" for name in channels if sources[name]})
-    if options.class_weight is not None:
-        manifest = load_manifest(container.manifest_folder)
-        config["class_weight"] = of_manifest(options.class_weight, manifest, "train")
-    tf.keras.utils.set_random_seed(options.seed)
-    model_fn = wishes.model_fn(config | {"model": options.model})
-    model = strategy.build(model_fn)
-
-    def dataset(name: str, training: bool) -> Any:
-        source = sources[name]
-        return source and feeding.dataset(strategy, source, config, training=training)
-
-    feed = dataset("train", True)
+    found = {name: container.source(name, strategy.topology) for name in channels}
+    sources = {name: source for name, source in found.items() if source}
+    fitting = Fitting(strategy, _config(options, container, sources), sources)
     is_chief = strategy.topology.is_chief
-    lines = _lines(feed.records_per_epoch, feed.callback_steps, is_chief)
-    # Those of tfdist's own alone: the model's file is all that a container has of the user's.
-    wished = wishes.callbacks(
-        config, strategy, feed.callback_steps, lambda: container.model_dir, contextlib.nullcontext
-    )
-    callbacks: list[Any] = [lines, *wished.watching]
+    lines = _lines(fitting, is_chief)
+    checkpoints = None
     if options.checkpoint_dir:
-        callbacks.append(
-            Checkpoints(options.checkpoint_dir, every_steps=options.checkpoint_every, resume=True)
-        )
+        checkpoints = fitting.checkpoints(options.checkpoint_dir, resume=True)
+    feed = fitting.feed
     if is_chief:
-        _say(
+        say(
             f"tfdist strategy={strategy.name} hosts={len(container.hosts)} "
             f"replicas={strategy.num_replicas} records={feed.num_records} "
             f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
         )
-    model.fit(
-        feed,
-        epochs=options.epochs,
-        validation_data=dataset("validation", False),
-        callbacks=callbacks,
-        class_weight=wishes.class_weight(config),
-        verbose=0,
-    )
-    if lines.diverged is not None:  # On every process: it is the whole job's.
+    fitted = fitting.fit(lines, checkpoints, lambda: container.model_dir)
+    if fitted.diverged is not None:  # On every process: it is the whole job's.
         raise DivergedError(
             "the loss of a training must stay finite",
-            received=f"{lines.diverged['loss']} in the last epoch",
+            received=f"{fitted.diverged['loss']} in the last epoch",
             mend="Lower the learning rate, clip the gradients, or look for such values in the data",
         )
-    weights = model.get_weights()  # On every process: it may gather.
+    weights = fitting.model.get_weights()  # On every process: it may gather.
     problem = None
     if is_chief:
         try:
-            _write_model(model_fn, weights, options, container, code_folder)
-            write_json(container.output_data_dir / "history.json", lines.new_rows)
+            with writing():
+                _write_model(fitting.model_fn, weights, options, container, code_folder)
+                write_json(container.output_data_dir / "history.json", lines.new_rows)
         except Exception as error:
             problem = error
     # No rank leaves before the model is there: the first one to leave may end the others.
@@ -210,7 +195,21 @@ def _train(
         raise OptionError("rank 0 must write the model", received="an error there")
 
 
-def _lines(records: int, steps: int, is_chief: bool) -> EpochRows:
+def _config(
+    options: argparse.Namespace, container: Container, sources: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what ``Fitting`` takes, with the weights of classes, if they were asked for."""
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.runs.class_weights import of_manifest
+
+    config = _settings(options).to_config(dict.fromkeys(sources, "")) | {"model": options.model}
+    if options.class_weight is not None:
+        manifest = load_manifest(container.manifest_folder)
+        config["class_weight"] = of_manifest(options.class_weight, manifest, "train")
+    return config
+
+
+def _lines(fitting: Fitting, is_chief: bool) -> EpochRows:
     """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
 
     It ends a training whose loss is no number any more: no instance is paid for to go on.
@@ -220,15 +219,9 @@ def _lines(records: int, steps: int, is_chief: bool) -> EpochRows:
     class Lines(EpochRows):
         def keep(self, row: dict[str, float]) -> None:
             if is_chief:
-                _say(metric_line(row))
+                say(metric_line(row))
 
-    return Lines(records, steps, stop_on_nan=True)
-
-
-def _say(line: str) -> None:
-    # In one piece: mpirun puts its prefix before each piece of an unbuffered line.
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    return Lines(**fitting.for_rows)
 
 
 def metric_line(row: dict[str, float]) -> str:
@@ -258,7 +251,7 @@ def _write_model(
         (container.model_dir / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(code_folder / file, container.model_dir / target)
     if options.tflite != "none":
-        _write_tflite(plain, options.tflite, container)
+        write_tflite(plain, options.tflite, container)
 
 
 def _exporter() -> Callable[..., Any]:
@@ -274,7 +267,8 @@ def _exporter() -> Callable[..., Any]:
     return tflite
 
 
-def _write_tflite(plain: Any, kind: str, container: Container) -> None:
+def write_tflite(plain: Any, kind: str, container: Container) -> None:
+    """Writes ``plain`` as the TFLite model of ``kind``, one of ``TFLITE_KINDS``."""
     # It learns the ranges of int8 from the data, and proves the file against the model on it.
     data = container.source("train", topology.current())
     quantize = "none" if kind == "float32" else kind

@@ -13,9 +13,10 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.launch.events import emit
-from tfdist.runs import feeding, ranks, wishes
+from tfdist.runs import ranks
 from tfdist.runs.epoch_rows import EpochRows
 from tfdist.runs.files import read_history, write_history, write_json
+from tfdist.runs.fitting import Fitting, writing
 from tfdist.runs.folder import RunFolder
 
 tf = import_tensorflow()
@@ -29,8 +30,8 @@ class _Report(EpochRows):
         wait: measures how long steps wait for data.
     """
 
-    def __init__(self, folder: RunFolder, strategy: Any, wait: Any, *of_rows: int, **options: bool):
-        super().__init__(*of_rows, **options)
+    def __init__(self, folder: RunFolder, strategy: Any, wait: Any, **of_rows: Any):
+        super().__init__(**of_rows)
         self._wait = wait
         self._folder = folder
         self._strategy = strategy
@@ -76,14 +77,6 @@ class _Report(EpochRows):
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Encloses the writing of a file: that may take longer than a step."""
-    emit({"event": "writing", "long": True})
-    yield
-    emit({"event": "written"})
-
-
-@contextlib.contextmanager
 def _keeping(
     folder: RunFolder, checkpoints: tfdist.Checkpoints, report: _Report, strategy: Any
 ) -> Iterator[None]:
@@ -92,7 +85,7 @@ def _keeping(
         folder.settle()  # A chief that was lost may have been about it.
     checkpoints.move(folder.checkpoints)
     before = checkpoints.newest
-    with _writing():
+    with writing():
         yield
     if strategy.topology.is_chief and report.new_rows and checkpoints.newest is not None:
         folder.replace_earlier()
@@ -131,6 +124,21 @@ class _Faults(tf.keras.callbacks.Callback):
                 os.kill(os.getpid(), signal.Signals[fault["signal"]])
 
 
+def _faults(
+    config: dict[str, Any], strategy: Any, checkpoints: tfdist.Checkpoints, steps: int
+) -> list[_Faults]:
+    """Returns the callback that strikes this rank, where one is to be struck.
+
+    Args:
+        steps: of an epoch, as callbacks are told of them.
+    """
+    if "faults" not in config:
+        return []
+    _check_faults(config["faults"], steps * config["epochs"])
+    own = [fault for fault in config["faults"] if fault["rank"] == strategy.topology.rank]
+    return [_Faults(own, checkpoints, steps)] if config["strike"] else []
+
+
 def _check_faults(faults: list[dict[str, Any]], steps: int) -> None:
     for fault in faults:
         if fault["step"] > steps:
@@ -145,80 +153,31 @@ def train(config: dict[str, Any]) -> None:
     folder = RunFolder(config["output"])
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
         emit({"event": "ready", "long": True})
-        tf.keras.utils.set_random_seed(config["seed"])
-        model = strategy.build(wishes.model_fn(config))
-
-        def dataset(split: str, training: bool) -> Any:
-            return feeding.dataset(strategy, config["splits"][split], config, training=training)
-
-        from tfdist.training.own_steps import can_evaluate  # It imports TensorFlow; see below.
-
-        splits = {"train", *config["splits"]} if can_evaluate(model) else {"train"}
-        if len(splits) == 1 < len(config["splits"]) and strategy.topology.is_chief:
-            print(
-                f"tfdist: model '{model.name}' has neither a call nor a test_step, so it is "
-                "trained, and not evaluated",
-                flush=True,
-            )
-        feed = dataset("train", True)
-        validation = dataset("validation", False) if "validation" in splits else None
-        from tfdist.training.data_wait import DataWait  # It imports TensorFlow; see below.
+        fitting = Fitting(strategy, config, config["splits"])
+        # Above, they would import TensorFlow before import_tensorflow does.
+        from tfdist.training.binding import metric_names
+        from tfdist.training.data_wait import DataWait
 
         wait = DataWait()
-        report = _Report(
-            folder,
-            strategy,
-            wait,
-            feed.records_per_epoch,
-            feed.callback_steps,
-            stop_on_nan=config["stop_on_nan"],
-        )
-        checkpoints = tfdist.Checkpoints(
-            folder.checkpoints,
-            every_steps=config["checkpoint_every"],
-            keep=config["keep"],
-            resume=config["resume"],
-        )
+        report = _Report(folder, strategy, wait, **fitting.for_rows)
+        checkpoints = fitting.checkpoints(folder.checkpoints, resume=config["resume"])
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
-        wished = wishes.callbacks(
-            config, strategy, feed.callback_steps, lambda: folder.best_model, _writing
+        faults = _faults(config, strategy, checkpoints, fitting.feed.callback_steps)
+        fitted = fitting.fit(
+            report, checkpoints, lambda: folder.best_model, first=[wait], last=faults
         )
-        callbacks = [wait, *wished.of_user, report, *wished.watching, checkpoints]
-        if strategy.topology.is_chief:  # Keras shows nothing here.
-            # Above, it would import TensorFlow before import_tensorflow does.
-            from tfdist.training.tracing import TracingNotice
-
-            callbacks.append(TracingNotice())
-        if "faults" in config:
-            _check_faults(config["faults"], feed.callback_steps * config["epochs"])
-            own = [f for f in config["faults"] if f["rank"] == strategy.topology.rank]
-            if config["strike"]:
-                callbacks.append(_Faults(own, checkpoints, feed.callback_steps))
-        emit({"event": "data", "steps": feed.callback_steps, "long": True})
-        model.fit(
-            feed,
-            epochs=config["epochs"],
-            validation_data=validation,
-            callbacks=callbacks,
-            class_weight=wishes.class_weight(config),
-            verbose=0,
-        )
-        emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
-        if report.diverged is not None:
+        if fitted.diverged is not None:
             if strategy.topology.is_chief:
-                _tell_of_divergence(report.diverged, checkpoints)
+                _tell_of_divergence(fitted.diverged, checkpoints)
             return
-        test = None
-        if "test" in splits:
-            data = dataset("test", False)
-            test = model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
-        from tfdist.training.binding import metric_names
-
-        with _writing():
-            strategy.save(model, folder.model)
+        test, data = None, fitting.held_out("test")
+        if data is not None:
+            test = fitting.model.evaluate(data, verbose=0, return_dict=True, callbacks=[report])
+        with writing():
+            strategy.save(fitting.model, folder.model)
         if strategy.topology.is_chief:
-            summary = _summary(config, strategy, metric_names(model), report, test)
-            summary["best"] = wished.best
+            summary = _summary(config, strategy, metric_names(fitting.model), report, test)
+            summary["best"] = fitted.best
             if config.get("limit_steps") is not None:
                 summary["limit_steps"] = config["limit_steps"]
             write_json(folder.metrics, summary)

@@ -15,6 +15,8 @@ import sys
 import time
 import types
 
+from tfdist.launch import events
+
 
 def main() -> None:
     assert "SAGEMAKER_BASE_DIR" in os.environ, "the toolkit reads it when it is imported"
@@ -28,6 +30,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    # The toolkit's mpirun would put its prefix before events, too, which no one here asks for.
+    os.environ.pop(events.VARIABLE, None)
     mpi._start_sshd_daemon = lambda: None  # noqa: SLF001
     mpi.getfile = lambda module: ""
     mpi.time = types.SimpleNamespace(time=time.time, sleep=lambda seconds: None)

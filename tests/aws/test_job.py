@@ -1,0 +1,115 @@
+"""A whole training job, in this process: it trains as `tfdist train` does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.aws import job
+from tfdist.errors import DivergedError
+from tfdist.launch import events
+from tfdist.records.writing.writer import write
+from tfdist.runs.folder import RunFolder
+from tfdist.runs.ranks import Where
+from tfdist.runs.settings import Settings
+from tfdist.runs.training import training_config
+
+SCRIPTS = Path(__file__).parents[2] / "sagemaker"
+_SETTINGS = {"epochs": 2, "global_batch_size": 16, "seed": 3, "lr": 0.05, "checkpoint_every": 2}
+_MODEL = """
+from tensorflow import keras
+
+
+def model_fn():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"])
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 60)
+    x = (rng.normal(size=(60, 8)) + y[:, None]).astype(np.float32)
+    write((x, y), folder / "data", split="train=4,validation=1", num_shards=1)
+    (folder / "own.py").write_text(_MODEL)
+    return folder
+
+
+@pytest.fixture
+def fit(folder, tmp_path):
+    """Runs a job; returns the folder that would be /opt/ml/model."""
+
+    def run(**settings) -> Path:
+        given = {"model": f"{folder / 'own.py'}:model_fn", "strategy": "single", **settings}
+        arguments = [
+            text
+            for name, value in given.items()
+            for text in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        made = SimpleNamespace(
+            source=lambda split, place: str(folder / "data" / split),
+            manifest_folder=folder / "data",
+            model_dir=tmp_path / "model",
+            output_data_dir=tmp_path / "output",
+            hosts=["algo-1"],
+        )
+        made.model_dir.mkdir()
+        made.output_data_dir.mkdir()
+        options = job.parse(arguments)
+        with job.strategy_of(options) as strategy:
+            job.fit(strategy, options, made, SCRIPTS)
+        return made.model_dir
+
+    return run
+
+
+def trained(folder: Path, output: Path) -> list[np.ndarray]:
+    """Returns the weights to which one rank of `tfdist train` comes."""
+    from tfdist.runs import train_rank
+
+    config = training_config(
+        Where(strategy="single", options={}),
+        model=f"{folder / 'own.py'}:model_fn",
+        data=str(folder / "data"),
+        output=output,
+        settings=Settings(**_SETTINGS),
+    )
+    with RunFolder(output).taken(config, resume=False):
+        train_rank.train(config)
+    return tf.keras.models.load_model(output / "model.keras").get_weights()
+
+
+def test_a_job_comes_to_the_weights_of_tfdist_train(fit, folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(events.VARIABLE, "1")
+    model = fit(**_SETTINGS, checkpoint_dir=tmp_path / "checkpoints")
+    lines = capfd.readouterr().out.split("\n")
+    told = [event["event"] for _, event in map(events.split, lines) if event is not None]
+    # Two checkpoints in each epoch of three steps, and the model.
+    assert told == ["data", *["writing", "written"] * 4, "trained", "writing", "written"]
+    assert [line.split()[:2] for line in lines if line.startswith("tfdist ")] == [
+        ["tfdist", "strategy=single"],
+        ["tfdist", "epoch=1"],
+        ["tfdist", "epoch=2"],
+    ]
+    history = json.loads((tmp_path / "output" / "history.json").read_text())
+    assert [row["epoch"] for row in history] == [1, 2]
+    assert {"loss", "val_accuracy"} < history[0].keys()
+    found = tf.saved_model.load(str(model / "1")).variables
+    found = {tuple(v.shape): v.numpy() for v in found}
+    for weight in trained(folder, tmp_path / "run"):
+        np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_ends_a_job_without_a_model(fit, tmp_path):
+    with pytest.raises(DivergedError, match=r"must stay finite, but found (nan|inf)"):
+        fit(**_SETTINGS | {"lr": 1e38})
+    assert not list((tmp_path / "model").iterdir())
