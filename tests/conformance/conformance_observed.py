@@ -27,11 +27,11 @@ class Side(abc.ABC):
     """One of the two sides that a case compares. Models are made once for all their cases.
 
     Attributes:
-        divides_slots: whether the slots of a model that has been trained are in parts, so that none
+        moves_slots: whether the slots of a model that has been trained are in parts, so that none
             can be made as if it had not been.
     """
 
-    divides_slots = False
+    moves_slots = False
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], tuple[Any, list[np.ndarray]]] = {}
@@ -63,7 +63,7 @@ class Side(abc.ABC):
     def model(self, name: str, optimizer: str) -> Any:
         """Returns the model as if it had never been trained."""
         key = (name, optimizer)
-        if key not in self._models or self.divides_slots:
+        if key not in self._models or self.moves_slots:
             self._models[key] = self.fresh(lambda: cases.build(name, optimizer))
         model, start = self._models[key]
         model.set_weights(start)

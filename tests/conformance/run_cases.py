@@ -27,9 +27,9 @@ from tfdist.errors import TfdistError
 
 
 class OnStrategy(observed.Side):
-    def __init__(self, strategy: Any, folder: Path, *, divides_slots: bool):
+    def __init__(self, strategy: Any, folder: Path, *, moves_slots: bool):
         super().__init__()
-        self.divides_slots = divides_slots
+        self.moves_slots = moves_slots
         self._strategy = strategy
         self._folder = folder
 
@@ -124,7 +124,9 @@ def main(name: str, options: str, wanted: str, reference: str, batches: str, out
     expected = observed.read(Path(reference), batches)
     with tfdist.strategy(name, **json.loads(options)) as strategy:
         folder = Path(strategy.from_chief(tempfile.mkdtemp(dir=Path(out).parent)))
-        side = OnStrategy(strategy, folder, divides_slots="shard" in json.loads(options))
+        given = json.loads(options)
+        moves_slots = "shard" in given or "optimizer" in given.get("offload", ())
+        side = OnStrategy(strategy, folder, moves_slots=moves_slots)
         results = {case: _attempt(side, case, expected[case]) for case in json.loads(wanted)}
         if strategy.topology.is_chief:
             Path(out).write_text(json.dumps({"num_replicas": strategy.num_replicas, **results}))

@@ -79,6 +79,8 @@ class Row:
             more += f" on each rank of {self.options['replicas']}"
         if "shard" in self.options:
             more += f" divided {self.options['shard']}"
+        if "offload" in self.options:
+            more += " offload"
         return f"{self.strategy}{more}{'' if self.keras == 2 else ' keras 3'}"
 
 
@@ -130,12 +132,52 @@ _OF_TWO_RANKS = (
     "save-convnet",
 )
 
+#: What keeping slots in parts, or less on a device, could do otherwise.
+_OF_LESS_MEMORY = (
+    "train-mlp-tail_of_1-adam",
+    "train-mlp-tail_of_1-global_clipnorm",
+    "train-convnet-tail_of_1-adam",
+    "train-two_inputs-weights-adagrad",
+    "train-list_outputs-weights-adamw",
+    "evaluate-mlp",
+    "resume-convnet",
+    "save-convnet",
+)
+
 ROWS = (
     Row(strategy="single", num_replicas=1),
+    Row(
+        strategy="single",
+        options={"offload": ["optimizer", "activations"]},
+        num_replicas=1,
+        only=_OF_LESS_MEMORY,
+    ),
     Row(
         strategy="mirrored",
         options={"devices": 2},
         num_replicas=2,
+    ),
+    Row(
+        strategy="mirrored",
+        options={"devices": 2, "shard": "optimizer"},
+        num_replicas=2,
+        only=_OF_LESS_MEMORY,
+    ),
+    Row(
+        strategy="horovod",
+        options={"stall_timeout_s": 20, "shard": "optimizer"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_LESS_MEMORY,
+    ),
+    Row(
+        strategy="multi_worker",
+        options={"shard": "optimizer"},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_LESS_MEMORY,
     ),
     Row(
         strategy="horovod",
@@ -402,7 +444,8 @@ def test_every_registered_strategy_has_a_row():
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
         own = [row for row in ROWS if row.strategy == name and row.keras == 2]
-        whole = [row for row in own if not {"replicas", "shard"} & set(row.options)]
+        of_some = {"replicas", "shard", "offload"}
+        whole = [row for row in own if not of_some & set(row.options)]
         told = [case for row in whole for case in (*row.cases, *row.left_out)]
         assert sorted(told) == sorted(cases.CASES)
 

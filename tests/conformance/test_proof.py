@@ -19,6 +19,7 @@ _SMALL = ("mlp", "convnet", "transformer", "vit")
 #: strategy, its options, models, precision
 ROWS = (
     ("mesh", {"batch": 1, "model": 2}, ("transformer", "vit"), "float32"),
+    ("mesh", {"batch": 1, "model": 2, "recompute": "blocks"}, ("transformer",), "float32"),
     ("mesh", {"batch": 2, "model": 2}, _SMALL, "float32"),
     ("pipeline", {"stages": 2, "microbatches": 4}, _SMALL, "float32"),
     (

@@ -38,7 +38,8 @@ def vocabularies_in(model: tf.keras.Model) -> list[Any]:
     Each has ``get_tensors() -> [words]`` and ``set_weights([words])``. A vocabulary that a layer
     was given is none of them, nor are those of Keras 3.
     """
-    return [weight for weight in model.weights if hasattr(weight, "get_tensors")]
+    others = (weight for weight in model.weights if not isinstance(weight, tf.Variable))
+    return [weight for weight in others if hasattr(weight, "get_tensors")]
 
 
 def is_built(model: tf.keras.Model) -> bool:

@@ -38,8 +38,14 @@ def casts(variable: Any) -> bool:
 
 
 def uncast(variable: Any) -> tf.Variable:
-    """Returns the variable itself, where mixed precision has wrapped it."""
-    return getattr(variable, "_variable", variable)
+    """Returns the variable itself, where mixed precision has wrapped it.
+
+    A variable that replicas keep apart is not asked for what it has not: it would look at its value
+    for that, which all workers of multi_worker must read together.
+    """
+    return (
+        vars(variable).get("_variable", variable) if isinstance(variable, tf.Variable) else variable
+    )
 
 
 def raw(variable: Any) -> tf.Variable:
