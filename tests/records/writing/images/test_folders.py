@@ -265,6 +265,7 @@ class TestStructure:
             ((), "nothing in"),
             (("c/",), "every class folder must have an image, but found none in .* beside c"),
             (("c/readme.md",), "none in .* beside c, c/readme.md"),
+            (("a.txt",), r"texts must lie in class folders.*found a\.txt in .*\.jsonl file"),
             (("a.png",), r"the file .*/a\.png, in no class folder.* --labels FILE"),
             (("a.png", "c/b.png"), r"the file .*/a\.png, in no class folder"),
             (("c/deep/a.png",), "the folder .*/c/deep, with images"),
@@ -280,7 +281,7 @@ class TestStructure:
             elif name.endswith("/"):
                 (tmp_path / name).mkdir()
             else:
-                (tmp_path / name).parent.mkdir()
+                (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text("x")
         with pytest.raises(DataError, match=message):
             read_raw(tmp_path)
