@@ -100,7 +100,10 @@ def test_an_archive_that_was_cut_between_two_files_is_told(tmp_path, capsys):
     )
 
 
-def test_bad_records_are_left_out_and_counted(tmp_path):
+@pytest.mark.parametrize("head_bytes", [1, 1 << 20])
+def test_bad_records_are_left_out_and_counted(tmp_path, monkeypatch, head_bytes):
+    monkeypatch.setattr("tfdist.records.writing.streams.writer.HEAD_BYTES", head_bytes)
+    monkeypatch.setattr("tfdist.records.writing.streams.stream._CHUNK_RECORDS", 2)
     files = {f"{n}.jpg": jpeg(n * 20) for n in range(5)} | {"9.jpg": jpeg(0)}
     files |= {"0.jpg": jpeg(0)[:-40], "2.jpg": jpeg(2)[:-40]}
     files = {name: data for n in files for name, data in ((n, files[n]), (f"{n[0]}.cls", b"1"))}
@@ -111,7 +114,7 @@ def test_bad_records_are_left_out_and_counted(tmp_path):
     manifest = write(source, tmp_path / "data", skip_bad=True, **options)
     assert manifest.splits["train"].records == 3
     assert manifest.left_out == {"unreadable image": 2, "unreadable .cls file": 1}
-    (note,) = opened[0].notes
+    note = opened[0].notes[0]
     assert note.startswith("3 of 6 records are left out as bad: 0.jpg: ")
     bad = {name: files[name] for name in ("0.jpg", "2.jpg")}
     with pytest.raises(DataError, match=r"a record that can be read.*2 of 2 records .*0\.jpg"):
