@@ -56,4 +56,5 @@ def test_it_is_kept_with_its_outputs_and_without_traces_of_a_machine(path):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", output
             text = output.get("text", "") + output.get("data", {}).get("text/plain", "")
+            assert "INFO:tensorflow" not in text, text
             assert not re.search(r"(^|[\s'\"(])/\w+/|0x[0-9a-f]{6}", text), text

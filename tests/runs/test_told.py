@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tfdist.runs.progress import Silent
+from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.told import described, told
 
 
@@ -63,3 +63,11 @@ def test_logging_and_callers_hear_of_them(caplog, capsys):
     assert caplog.records[1].message == "epoch epochs=2 epoch=1 seconds=2 loss=0.5"
     assert described(heard[2]) == "slow"
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_epochs_line_has_the_time_of_a_step(capsys):
+    row = {"epoch": 1, "loss": 0.5, "seconds": 2.0, "samples_per_s": 1150.1}
+    Progress(2).take(0, {"event": "epoch", "row": row, "step_ms": 41.67})
+    assert capsys.readouterr().out == (
+        "epoch 1/2  2.0 s  1,150 samples/s  41.67 ms/step  loss 0.5\n"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -381,6 +382,10 @@ def refusals_are_one_line(strategy, folder):
         (DataError, fit(lengths, uneven), "feature 'text' must have one shape"),
         (ModelError, lambda: strategy.build(stateful), "stateful"),
     ]
+    if strategy.name != "single":  # Which leaves batches to Keras.
+        for method in ("fit", "evaluate"):
+            read = getattr(strategy.build(lengths), method)
+            tried.append((DataError, functools.partial(read, uneven.batch(5)), "padded_batch"))
     if strategy.name == "mirrored":
         tried.append(
             (ModelError, lambda: strategy.build(of_odd_batches), "batch_size=5 and 2 replicas")

@@ -123,3 +123,15 @@ def test_a_label_without_an_output_is_named():
     data = strategy.dataset((zeros(4), np.full(8, 7)), global_batch_size=4)
     with pytest.raises(DataError, match=r"0 to 2, but found label 7"):
         model.fit(data, verbose=0)
+
+
+def test_images_of_several_sizes_are_to_be_resized():
+    def image_model() -> tf.keras.Model:
+        inputs = tf.keras.Input((None, None, 3))
+        return compiled(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(inputs)))
+
+    strategy = tfdist.strategy("single")
+    labels = tf.data.Dataset.range(8)
+    images = labels.map(lambda n: (tf.zeros([4 + n % 2, 4, 3]), n % 3))
+    with pytest.raises(DataError, match=r"one shape in all records.*tf\.image\.resize"):
+        strategy.build(image_model).fit(strategy.dataset(images, global_batch_size=4), verbose=0)

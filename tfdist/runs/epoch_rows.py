@@ -60,6 +60,10 @@ class EpochRows(tf.keras.callbacks.Callback):
         trained = self._records * self._batches / self._steps
         return trained / (self._trained_at - self._begun_at)
 
+    def step_ms(self) -> float:
+        """Returns the milliseconds of a step of this epoch."""
+        return round(1000 * (self._trained_at - self._begun_at) / max(1, self._batches), 2)
+
     def more(self, batches: int, seconds: float) -> dict[str, float]:
         """Returns what else a row has, of an epoch of so many batches and seconds."""
         return {}

@@ -66,11 +66,11 @@ class Progress:
                 self._update(description=f"{what} validation")
             else:
                 if "samples_per_s" in event:
-                    what += f"  {event['samples_per_s']:,.0f} samples/s"
+                    what += f"  {_speed(event, event['samples_per_s'])}"
                 self._update(description=what, completed=event["step"], total=self._steps)
         elif event["event"] == "epoch":
             self._update(completed=0)
-            print(_epoch_line(event["row"], self._epochs), flush=True)
+            print(_epoch_line(event, self._epochs), flush=True)
         elif event["event"] == "evaluated":
             print(_evaluation_line(event["row"]), flush=True)
 
@@ -86,12 +86,18 @@ class Silent(Progress):
         """Nothing is to be seen."""
 
 
-def _epoch_line(row: dict[str, float], epochs: int) -> str:
+def _epoch_line(event: dict[str, Any], epochs: int) -> str:
+    row = event["row"]
     values = listed({name: value for name, value in row.items() if name not in _TOLD_APART})
-    speed = f"{row['samples_per_s']:,.0f} samples/s"
+    speed = _speed(event, row["samples_per_s"])
     if row.get("data_wait", 0.0) > MUCH:
         speed += f"  {row['data_wait']:.0%} of it waiting for data"
     return f"epoch {row['epoch']}/{epochs}  {row['seconds']:.1f} s  {speed}  {values}"
+
+
+def _speed(event: dict[str, Any], samples_per_s: float) -> str:
+    of_step = f"  {event['step_ms']:,.4g} ms/step" if "step_ms" in event else ""
+    return f"{samples_per_s:,.0f} samples/s{of_step}"
 
 
 def _evaluation_line(row: dict[str, float]) -> str:

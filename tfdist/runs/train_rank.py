@@ -46,7 +46,7 @@ class _Report(EpochRows):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         super().on_train_batch_end(batch, logs)
-        self._tell(batch + 1, samples_per_s=round(self.speed(), 1))
+        self._tell(batch + 1, samples_per_s=round(self.speed(), 1), step_ms=self.step_ms())
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # The first one traces.
@@ -67,7 +67,7 @@ class _Report(EpochRows):
             before = read_history(self._folder.history)
             rows = [*(other for other in before if other["epoch"] < row["epoch"]), row]
             write_history(self._folder.history, rows)
-        emit({"event": "epoch", "row": row})
+        emit({"event": "epoch", "row": row, "step_ms": self.step_ms()})
 
     def _tell(self, step: int | None, **more: float) -> None:
         now = time.perf_counter()

@@ -28,6 +28,16 @@ _SHAPES_DIFFER_MAPPED = re.compile(
     r"Shapes are: \[tensor\]: (\[[^]]*\]), \[batch\]: (\[[^]]*\])"
 )
 
+_MEND_OF_IMAGES = (
+    "Bring images to one size before they are batched, as in data.map(lambda x, y: "
+    "(tf.image.resize(x, [224, 224]), y)), or batch with data.padded_batch(size); "
+    "tfdist.records.write takes files of images of any size, with resize='224x224'"
+)
+_MEND_OF_ROWS = (
+    "Bring all to one length in data.map, or batch with data.padded_batch(size), or write "
+    "shards with tfdist.records.write, which takes records of any length"
+)
+
 # Keras' words where a loss meets labels of another shape than its outputs.
 _LOSS_SHAPES = re.compile(
     r"Shapes \(.*\) and \(.*\) are incompatible|must have the same shape|Dimensions must be equal"
@@ -230,8 +240,7 @@ def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None
     return DataError(
         f"{name} must have one shape in all records, for a batch to be made of them",
         received=f"shapes {one} and {other}",
-        mend="Pad or cut it before strategy.dataset, as in data.map(lambda x, y: "
-        "(tf.concat([x, tf.zeros([100], x.dtype)], 0)[:100], y))",
+        mend=_MEND_OF_IMAGES if one.count(",") == other.count(",") == 2 else _MEND_OF_ROWS,
     )
 
 

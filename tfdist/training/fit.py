@@ -37,7 +37,13 @@ from tfdist.training.data_errors import (
     explain_shape_error,
 )
 from tfdist.training.feed import Feed
-from tfdist.training.given_data import GivenData, as_array, is_bare_in_keras, is_given_in_batches
+from tfdist.training.given_data import (
+    GivenData,
+    as_array,
+    is_bare_in_keras,
+    is_given_in_batches,
+    peeked,
+)
 from tfdist.training.given_feed import GivenFeed
 from tfdist.training.membership import Fit, membership_of
 from tfdist.training.offload import explain_folder_error
@@ -127,7 +133,7 @@ class Runs:
     def _read(self, loop: Callable[..., Any], x: Any, options: dict) -> Any:
         if not is_given_in_batches(x):
             return self._run_again_if_lost(loop, self._as_feed(x, options), options)
-        feed = self._given.feed(x, options, "steps")
+        feed = self._given_feed(x, options, "steps")
         results = loop(feed, **options)
         feed.seen.confirm(self._gather)
         return results
@@ -151,7 +157,7 @@ class Runs:
             _refuse_settled(options)
             return x
         if is_given_in_batches(x):
-            return self._given.feed(x, options, "steps_per_epoch", fits=True)
+            return self._given_feed(x, options, "steps_per_epoch", fits=True)
         arrays = self._arrays(x, options)
         validation_split = options.pop("validation_split", None)
         if validation_split:
@@ -159,6 +165,17 @@ class Runs:
         batch_size = self._batch_size(options)
         shuffle = bool(options.pop("shuffle", True))
         return self._feed_of(arrays, batch_size, training=shuffle)
+
+    def _given_feed(self, x: Any, options: dict, steps: str, *, fits: bool = False) -> GivenFeed:
+        """Returns what ``GivenData.feed`` does, which may read all batches to count them."""
+        try:
+            return self._given.feed(x, options, steps, fits=fits)
+        except tf.errors.OpError as error:
+            spec = peeked(x)[1] if isinstance(x, tf.data.Dataset) else ()
+            explained = explain_shape_error(error, spec)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _open_validation(self, options: dict) -> None:
         """Makes feeds of what Keras takes for validation."""
@@ -168,7 +185,7 @@ class Runs:
         if is_given_in_batches(data):
             own = {"steps": steps, "batch_size": rows}
             own |= ReadAhead.among(options)
-            options["validation_data"] = self._given.feed(data, own, "steps")
+            options["validation_data"] = self._given_feed(data, own, "steps")
             return
         own = {"validation_steps": steps}
         if isinstance(data, Feed):

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.reading.batched import is_endless, without_shuffle
+from tfdist.records.reading.batched import DENSE, is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective
@@ -219,8 +219,7 @@ def _check_batches(spec: Any) -> None:
         raise DataError(
             "batches must be dense tensors",
             received=str(spec),
-            mend="Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write "
-            "shards with tfdist.records.write, which takes ragged ones",
+            mend=DENSE,
         )
     if len(spec) > 3:
         raise DataError(

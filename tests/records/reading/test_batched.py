@@ -209,6 +209,7 @@ class TestWhatCannotBeToldIsAsked:
         (ROWS.repeat().batch(8), r"Remove repeat\(\)"),
         (ROWS.batch(8).repeat().unbatch(), r"Remove repeat\(\)"),
         (ROWS.repeat().filter(lambda x, y: y > 2).batch(8), r"Remove repeat\(\)"),
+        (ROWS.batch(8).apply(tf.data.experimental.dense_to_ragged_batch(2)), "write shards with"),
         (ROWS.take(0).batch(8), "at least one record"),
         (ROWS.filter(lambda x, y: False).batch(8), "at least one record"),
         (ROWS.batch(8).map(lambda x, y: (x, y[1:])), "as many rows each, but found 8, 7"),

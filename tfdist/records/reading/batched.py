@@ -25,6 +25,12 @@ _SAME_COUNT = ("Prefetch", "Options", "Cache", "Shuffle", "Model", "AssertCardin
 # They end what never ends.
 _ENDING = ("Take", "TakeWhile")
 
+#: What makes dense tensors of others.
+DENSE = (
+    "Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write shards with "
+    "tfdist.records.write, which takes ragged records"
+)
+
 
 @dataclass(frozen=True)
 class SingleRecords:
@@ -132,7 +138,7 @@ def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
     spec = dataset.element_spec
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise DataError("a dataset must give dense tensors", received=str(spec))
+        raise DataError("a dataset must give dense tensors", received=str(spec), mend=DENSE)
     if told_by_shapes([leaf.shape for leaf in leaves]) is False:
         raise DataError(
             "the parts of a batch must have a first dimension of as many rows each",

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
-from tfdist.records.reading.batched import SingleRecords
+from tfdist.records.reading.batched import DENSE, SingleRecords
 from tfdist.records.reading.dataframes import plain
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import elementwise
@@ -250,7 +250,7 @@ class DatasetSource(Source):
                 received=f"tuples of {len(element)}",
             )
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
-            raise DataError("a dataset must give dense tensors", received=str(element))
+            raise DataError("a dataset must give dense tensors", received=str(element), mend=DENSE)
         if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
             raise DataError(
                 "a dataset must give tensors of known numbers of dimensions",

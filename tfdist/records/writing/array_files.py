@@ -179,11 +179,13 @@ def _mapped(path: Path) -> np.ndarray:
 
 def objects_refused(path: Path, name: str | None = None) -> DataError:
     of = "" if name is None else f" of '{name}'"
+    picked = "" if name is None else f"['{name}'], and so on, as (x, y)"
     return DataError(
         f"{path} must hold numeric arrays, or text",
         received=f"Python objects{of}, such as rows of unequal lengths, which only pickle reads",
         mend="Pickle can run any program, so it is refused: save rows of one length, text as dtype "
-        "str, and rows of unequal lengths as lists, one a line, in a .jsonl file",
+        "str, and rows of unequal lengths as lists, one a line, in a .jsonl file; of a file that "
+        f"you trust, tfdist.records.write takes numpy.load(file, allow_pickle=True){picked}",
     )
 
 

@@ -262,15 +262,15 @@ def _write_records(
     run: Unfinished | None,
 ) -> Manifest:
     """Writes what is no folder of shards."""
-    stream = open_stream(source, asked, batched)
+    stream = open_stream(source, asked, batched, decode=images.decode)
     if stream is None:
         if run is not None:
             images = replace(images, looked_at=run.looked_at)
         columns = read_raw(source, asked, images=images, batched=batched)
         return write_columns(columns, out, options, run)
-    images.check_unused(source)
+    (replace(images, skip_bad=False) if stream.kind == "tar" else images).check_unused(source)
     check_no_table(source, asked)
-    head = read_head(stream, decode=images.decode)
+    head = read_head(stream, images)
     if head.is_whole:
         return write_columns(owned_columns(head.columns(), asked.client), out, options, run)
     if run is not None and run.is_resumed:

@@ -113,6 +113,11 @@ class TestFiles:
         assert [said] == [next((said for n in columns.notes if said in n), None)] or not said
         assert bool(columns.notes) == (said is not None)
 
+    def test_nothing_is_said_of_channels_that_are_asked_for(self, tmp_path):
+        for number, mode in enumerate(("L", "RGB", "RGBA")):
+            save(tmp_path / f"c/{number}.png", mode=mode)
+        assert opened(tmp_path, color="gray").notes == ()
+
     def test_sixteen_bits_do_not_mix_with_eight(self, tmp_path):
         save(tmp_path / "c/a.png", mode="I;16")
         assert read_raw(tmp_path).schema.features[0].dtype == "uint16"
@@ -260,6 +265,7 @@ class TestStructure:
             ((), "nothing in"),
             (("c/",), "every class folder must have an image, but found none in .* beside c"),
             (("c/readme.md",), "none in .* beside c, c/readme.md"),
+            (("a.txt",), r"texts must lie in class folders.*found a\.txt in .*\.jsonl file"),
             (("a.png",), r"the file .*/a\.png, in no class folder.* --labels FILE"),
             (("a.png", "c/b.png"), r"the file .*/a\.png, in no class folder"),
             (("c/deep/a.png",), "the folder .*/c/deep, with images"),
@@ -275,7 +281,7 @@ class TestStructure:
             elif name.endswith("/"):
                 (tmp_path / name).mkdir()
             else:
-                (tmp_path / name).parent.mkdir()
+                (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text("x")
         with pytest.raises(DataError, match=message):
             read_raw(tmp_path)
@@ -551,8 +557,8 @@ def test_readings_are_the_manifests(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fit": "crop"}, "fit must go with resize"),
-        ({"write_resized": True}, "write_resized must go with resize"),
+        ({"fit": "crop"}, r"fit \(--crop, --pad\) must go with resize"),
+        ({"write_resized": True}, r"write_resized \(--write-resized\) must go with resize"),
         ({"resize": "8"}, "resize must be HEIGHTxWIDTH"),
         ({"resize": "8x8", "fit": "bend"}, "bend"),
         ({"resize": "8x8", "write_resized": True, "fit": "bend"}, "bend"),
@@ -568,5 +574,7 @@ def test_options_that_cannot_hold(tmp_path, options, message):
 
 @pytest.mark.parametrize("option", [{"labels": "x.csv"}, {"masks": "m"}, {"skip_bad": True}])
 def test_options_of_folders_alone(option):
-    with pytest.raises(OptionError, match=f"{next(iter(option))} must go with a folder of images"):
+    with pytest.raises(
+        OptionError, match=f"{next(iter(option))} .*must go with a folder of images"
+    ):
         opened("digits", **option)

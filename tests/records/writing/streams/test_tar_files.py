@@ -68,6 +68,10 @@ def test_parts_of_records(tmp_path, name, mode):
         ({"a.cls": b"1", "a.txt": b"x", "b.txt": b"y"}, r"'label'.*in record 1"),
         ({"a.cls": b"dog", "a.txt": b"x"}, r"every \.cls file.*a\.cls"),
         ({"a.jpg": b"1", "a.png": b"x"}, "'image' twice, again in a.png"),
+        (
+            {"a.jpg": jpeg(1), "d/b.jpg": jpeg(2)[:-40], "d/c.jpg": jpeg(3)[:-40]},
+            r"in d/b\.jpg, .* in d/c\.jpg\. Repair .* with --skip-bad",
+        ),
     ],
 )
 def test_archives_that_cannot_be_read(tmp_path, files, message):
@@ -94,3 +98,37 @@ def test_an_archive_that_was_cut_between_two_files_is_told(tmp_path, capsys):
     assert "a.tar lacks the mark that ends an archive: it may have been cut" in (
         capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("head_bytes", [1, 1 << 20])
+def test_bad_records_are_left_out_and_counted(tmp_path, monkeypatch, head_bytes):
+    monkeypatch.setattr("tfdist.records.writing.streams.writer.HEAD_BYTES", head_bytes)
+    monkeypatch.setattr("tfdist.records.writing.streams.stream._CHUNK_RECORDS", 2)
+    files = {f"{n}.jpg": jpeg(n * 20) for n in range(5)} | {"9.jpg": jpeg(0)}
+    files |= {"0.jpg": jpeg(0)[:-40], "2.jpg": jpeg(2)[:-40]}
+    files = {name: data for n in files for name, data in ((n, files[n]), (f"{n[0]}.cls", b"1"))}
+    files["9.cls"] = b"dog"
+    source = save(tmp_path / "a.tar", files)
+    opened = []
+    options = {"split": "train=1", "num_shards": 1, "opened": opened.append}
+    manifest = write(source, tmp_path / "data", skip_bad=True, **options)
+    assert manifest.splits["train"].records == 3
+    assert manifest.left_out == {"unreadable image": 2, "unreadable .cls file": 1}
+    note = opened[0].notes[0]
+    assert note.startswith("3 of 6 records are left out as bad: 0.jpg: ")
+    bad = {name: files[name] for name in ("0.jpg", "2.jpg")}
+    with pytest.raises(DataError, match=r"a record that can be read.*2 of 2 records .*0\.jpg"):
+        write(save(tmp_path / "b.tar", bad), tmp_path / "none", skip_bad=True)
+
+
+def test_unequal_sizes_are_told(tmp_path):
+    large = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(large, "PNG")
+    source = save(tmp_path / "a.tar", {"a.jpg": jpeg(1), "b.png": large.getvalue()})
+    opened = []
+    options = {"split": "train=1", "num_shards": 1}
+    for name, resize in (("data", None), ("resized", "4x4")):
+        write(source, tmp_path / name, resize=resize, **options, opened=opened.append)
+    assert [note for columns in opened for note in columns.notes] == [
+        "the images 'image' have several sizes: to be read in batches they need one, --resize HxW"
+    ]

@@ -110,8 +110,14 @@ def test_the_first_column_may_have_no_name(tmp_path):
         ('a;b\n1;2\n"1;2\n', "semicolon-separated"),
         (b"a,b\n\0,2\n", "must be text, but found bytes of value 0"),
         (b"\xff\xfea", "must be text"),
+        ("# of May\na,b\n1,2\n", "found a comment, # of May. Remove the lines .*, here 1"),
+        ("# a\n# of\na,b\n1,2\n", "found a comment, # a. Remove the lines .*, here 2"),
     ],
 )
 def test_no_tables(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         read(tmp_path, text)
+
+
+def test_names_and_rows_may_begin_with_a_hash(tmp_path):
+    assert texts(read(tmp_path, "#a,b\n#1,2\n3,4\n")) == {"#a": ["#1", "3"], "b": ["2", "4"]}

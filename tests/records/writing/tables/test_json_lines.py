@@ -87,6 +87,7 @@ def test_a_key_that_an_object_lacks_is_missing(tmp_path):
     ("text", "message"),
     [
         ("\n\n", "a JSON object in each line, but found none"),
+        ('[\n{"a": 1},\n{"a": 2}\n]', "found one array of 2 objects. Save it as JSON lines"),
         ('{"a": [{"b": 1}], "y": 0}\n', "array 'a' must hold numbers, .* found dict"),
         (
             '{"a": [1], "y": 0}\n{"a": 2, "y": 1}\n',

@@ -59,7 +59,9 @@ def notes_of_files(
             f"{min(widths)} to {max(widths)}: to be read in batches they need one, --resize HxW"
         )
     of = {n: sum(header.channels == n for header in headers) for n in (1, 3, 4)}
-    if of[4] and of[4] < total:
+    if options.color is not None:
+        pass  # All are read alike, as was asked.
+    elif of[4] and of[4] < total:
         yield (
             f"{of[4]:,} of {total:,} images have an alpha channel, so all are read with 4 "
             "channels: --color rgb reads them without"

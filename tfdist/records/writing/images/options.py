@@ -23,6 +23,7 @@ class ImageOptions:
         written_size: height and width that images are written in; None keeps their bytes.
         is_resized: whether they are read in one size, so that they need not have one.
         fit: how they get to ``written_size``: see ``schema.Reading``.
+        color: what they are read as, "rgb" or "gray"; None: as they are.
         decode: whether every image is decoded, to see that it can be.
         workers: number of threads that look at the files.
         looked_at: returns the journal of "images" or "masks" that were looked at; None: there is
@@ -35,6 +36,7 @@ class ImageOptions:
     written_size: tuple[int, int] | None = None
     is_resized: bool = False
     fit: str = "stretch"
+    color: str | None = None
     decode: bool = True
     workers: int = 1
     looked_at: Callable[[str], Journal] | None = None
@@ -48,10 +50,16 @@ class ImageOptions:
         said = {
             "labels": self.labels is not None,
             "masks": self.masks is not None,
-            "skip_bad": self.skip_bad,
             "write_resized": self.written_size is not None,
         }
         named = [name for name, is_said in said.items() if is_said]
+        if self.skip_bad and not named:
+            raise OptionError(
+                "skip_bad (--skip-bad) must go with a folder of images or texts, a table or a "
+                ".tar file",
+                received=f"{source!r:.60}",
+                mend="Leave it out",
+            )
         if named:
             raise OptionError(
                 f"{', '.join(named)} must go with a folder of images",
@@ -77,16 +85,20 @@ def image_options(
     for name, chosen, known in (("fit", fit, FITS), ("color", color, list(COLORS))):
         if chosen is not None and chosen not in known:
             raise unknown_choice(name, chosen, known)
-    for name, is_said in (("fit", fit is not None), ("write_resized", write_resized)):
+    for name, option, is_said in (
+        ("fit", "--crop, --pad", fit is not None),
+        ("write_resized", "--write-resized", write_resized),
+    ):
         if is_said and resize is None:
             raise OptionError(
-                f"{name} must go with resize, which says the size",
+                f"{name} ({option}) must go with resize (--resize), which says the size",
                 received="no size",
-                mend="Say it, such as 224x224, or leave the other out",
+                mend="Say it, such as --resize 224x224, or leave the other out",
             )
     return ImageOptions(
         written_size=size if write_resized else None,
         is_resized=resize is not None,
         fit=fit or "stretch",
+        color=color,
         **others,
     )

@@ -78,6 +78,13 @@ def find_images(folder: Path, *, loose: bool = False) -> Listing:
     else:
         for split, path in splits.items():
             _add(folder, _scan(folder, path, listing), split, listing, loose)
+    if not listing.images and not loose and _are_texts(folder, listing):
+        raise DataError(
+            "texts must lie in class folders, FOLDER/CLASS/TEXT.txt or FOLDER/SPLIT/CLASS/TEXT.txt",
+            received=f"{listed(listing.foreign, 5)} in {folder}, in no class folder",
+            mend="Put them into a folder for each class, or write a .jsonl file with an object "
+            '{"text": ..., "label": ...} in each line',
+        )
     if not listing.images:
         others = listed([*listing.empty, *listing.foreign], 5)
         beside = f" beside {others}" if others else ""
@@ -89,6 +96,12 @@ def find_images(folder: Path, *, loose: bool = False) -> Listing:
             mend=_MEND,
         )
     return listing
+
+
+def _are_texts(folder: Path, listing: Listing) -> bool:
+    """Whether most of what lies in a folder itself is called .txt."""
+    texts = [name for name in listing.foreign if name.lower().endswith(".txt")]
+    return len(texts) * 2 > len(listing.foreign)
 
 
 @dataclass(frozen=True)

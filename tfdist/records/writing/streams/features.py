@@ -15,6 +15,7 @@ from tfdist.records.format.columns import Column, Columns, check_lengths, column
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_bytes
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
 
 _RECORD = re.compile(r"\brecord (\d+)")
@@ -37,10 +38,10 @@ class StreamFeatures:
 
     Args:
         head: those, some at a time.
-        decode: whether images are decoded.
+        images: what is said of those among the values.
     """
 
-    def __init__(self, stream: Stream, head: Sequence[Chunk], *, decode: bool):
+    def __init__(self, stream: Stream, head: Sequence[Chunk], images: ImageOptions):
         self._stream = stream
         self._values: dict[str, _Values] = {}
         self._columns: dict[str, Column] = {}
@@ -48,7 +49,7 @@ class StreamFeatures:
         roles += [(name, "label") for name in stream.labels]
         roles += [(name, "weight") for name in stream.weights]
         for name, role in roles:
-            self._values[name], self._columns[name] = _found(stream, head, name, role, decode)
+            self._values[name], self._columns[name] = _found(stream, head, name, role, images)
         check_lengths({name: len(column) for name, column in self._columns.items()})
         self._head = head
 
@@ -76,6 +77,7 @@ class StreamFeatures:
             owners=owners,
             roles=self._stream.roles,
             notes=[*self._stream.notes, *self.notes()],
+            left_out=dict(self._stream.left_out),
         )
 
     def widths(self) -> dict[str, int]:
@@ -122,13 +124,13 @@ class _InChunkError(Exception):
 
 
 def _found(
-    stream: Stream, head: Sequence[Chunk], name: str, role: str, decode: bool
+    stream: Stream, head: Sequence[Chunk], name: str, role: str, options: ImageOptions
 ) -> tuple[_Values, Column]:
     """Returns what takes the values of a name, and those of the first records as a column."""
     if image_like(head[0][name][0]):
         from tfdist.records.writing.streams.images import StreamImages
 
-        images = StreamImages(name, role, is_decoded=decode)
+        images = StreamImages(name, role, options)
         files = [value for chunk in head for value in chunk[name]]
         return images, _Files(images.take(files, 0))
     values = _joined([chunk[name] for chunk in head])

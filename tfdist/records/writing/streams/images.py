@@ -10,11 +10,14 @@ from tfdist.errors import DataError
 from tfdist.records.format.exif import UPRIGHT, is_sideways
 from tfdist.records.format.image_bytes import UNREADABLE, Image, orientation_of, undecodable
 from tfdist.records.format.schema import Feature, Reading
+from tfdist.records.wording import listed
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.resizing import turned
 
 # What tf.io decodes to the pixels that Pillow sees, and the channels of each mode.
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
+_BAD_SHOWN = 5
 _WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
 
 
@@ -22,11 +25,11 @@ class StreamImages:
     """The images of one feature, whose sizes are known when all have come.
 
     Args:
-        is_decoded: whether each is decoded, to see that it can be.
+        options: what they are read as, and whether each is decoded, to see that it can be.
     """
 
-    def __init__(self, name: str, role: str, *, is_decoded: bool):
-        self._name, self._role, self._is_decoded = name, role, is_decoded
+    def __init__(self, name: str, role: str, options: ImageOptions):
+        self._name, self._role, self._options = name, role, options
         self._encodings: set[str] = set()
         self._sizes: set[tuple[int, int]] = set()
         self._channels: set[int] = set()
@@ -36,7 +39,22 @@ class StreamImages:
 
     def take(self, values: Any, first: int) -> list[bytes]:
         """Returns the bytes of image files. Raises DataError for what is no image."""
-        return [self._file(value, first + number) for number, value in enumerate(values)]
+        files, bad = [], []
+        for number, value in enumerate(values, first):
+            try:
+                files.append(self.file(value, number))
+            except _BadImageError as error:
+                member = getattr(value, "member", None)
+                where = f"in record {number}" if member is None else f"in {member}"
+                bad.append(f"{error} {where}")
+        if bad:
+            is_of_tar = any(hasattr(value, "member") for value in values)
+            raise DataError(
+                f"every value '{self._name}' must be an image that can be decoded",
+                received=listed(bad, _BAD_SHOWN),
+                mend="Repair it, or leave its record out" + (" with --skip-bad" * is_of_tar),
+            )
+        return files
 
     def feature(self) -> Feature:
         # Two sizes are enough to know that they differ.
@@ -54,7 +72,12 @@ class StreamImages:
 
     def notes(self) -> list[str]:
         found = []
-        if len(self._channels) > 1:
+        if len(self._sizes) > 1 and not self._options.is_resized:
+            found.append(
+                f"the images '{self._name}' have several sizes: to be read in batches they need "
+                "one, --resize HxW"
+            )
+        if len(self._channels) > 1 and self._options.color is None:
             found.append(f"the images '{self._name}' have different channels, and are read with 3")
         if self._turned:
             found.append(
@@ -63,7 +86,8 @@ class StreamImages:
             )
         return found
 
-    def _file(self, value: Any, record: int) -> bytes:
+    def file(self, value: Any, record: int) -> bytes:
+        """Returns the bytes of an image file. Raises _BadImageError for what is none."""
         try:
             data = bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else None
             with warnings.catch_warnings():
@@ -76,9 +100,9 @@ class StreamImages:
                 if not kept:
                     encoding, (mode, data) = "png", _as_png(turned(image, orientation))
         except (*UNREADABLE, TypeError) as error:
-            raise self._bad(record, error) from None
-        if kept and self._is_decoded and (reason := undecodable(data)):
-            raise self._bad(record, reason)
+            raise _BadImageError(" ".join(str(error).split())) from None
+        if kept and self._options.decode and (reason := undecodable(data)):
+            raise _BadImageError(" ".join(str(reason).split()))
         self._turned += orientation != UPRIGHT
         self._are_upright &= orientation == UPRIGHT or not kept
         self._encodings.add(encoding)
@@ -94,12 +118,18 @@ class StreamImages:
             )
         return data
 
-    def _bad(self, record: int, reason: object) -> DataError:
-        return DataError(
-            f"every value '{self._name}' must be an image that can be decoded",
-            received=f"{' '.join(str(reason).split())} in record {record}",
-            mend="Repair it, or leave its record out",
-        )
+
+class _BadImageError(Exception):
+    """An image that cannot be read: why."""
+
+
+def fault(file: bytes, *, is_decoded: bool) -> str | None:
+    """Returns why the bytes of an image file cannot be written; None where they can."""
+    try:
+        StreamImages("", "input", ImageOptions(decode=is_decoded)).file(file, 0)
+    except _BadImageError as error:
+        return str(error)
+    return None
 
 
 def _as_png(image: Any) -> tuple[str, bytes]:

@@ -16,7 +16,9 @@ from tfdist.records.writing.streams.tar_files import from_tar, is_tar
 _KERAS = ("keras", "tf_keras", "tensorflow")
 
 
-def open_stream(source: Any, asked: Asked, batched: bool | None = None) -> Stream | None:
+def open_stream(
+    source: Any, asked: Asked, batched: bool | None = None, *, decode: bool = True
+) -> Stream | None:
     """Returns the records of a source that is read once; None for one that is no stream.
 
     Args:
@@ -29,6 +31,7 @@ def open_stream(source: Any, asked: Asked, batched: bool | None = None) -> Strea
             {name: value}.
         asked: what the values of records that are dicts become; see ``read_raw``.
         batched: whether elements are batches; None finds out.
+        decode: whether images are decoded where bad ones are left out, to see that they can be.
 
     Raises:
         DataError: no records, or elements of which only the user can say what they are.
@@ -38,7 +41,7 @@ def open_stream(source: Any, asked: Asked, batched: bool | None = None) -> Strea
         if not is_tar(Path(source)):
             return None
         _refuse_batched(batched, source)
-        return from_tar(Path(source), asked)
+        return from_tar(Path(source), asked, decode=decode)
     if _is_tf_dataset(source):
         from tfdist.records.writing.streams.datasets import from_tf_dataset
 

@@ -36,6 +36,7 @@ class Stream:
         client: the value that names the client of each record.
         roles: see ``Columns.roles``.
         notes: see ``Columns.notes``.
+        left_out: see ``Columns.left_out``; complete when all chunks have come.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Stream:
     client: str | None = None
     roles: tuple[tuple[str, str], ...] = ()
     notes: list[str] = field(default_factory=list)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

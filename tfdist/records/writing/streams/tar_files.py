@@ -20,6 +20,7 @@ from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _END_BYTES = 1024
+_BAD_SHOWN = 5
 _IMAGES = ("jpg", "jpeg", "png")
 # What the parts are called where their files have nothing but an extension.
 _NAMES = {"jpg": "image", "jpeg": "image", "png": "image", "cls": "label", "txt": "text"}
@@ -29,20 +30,38 @@ def is_tar(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
-def from_tar(path: Path, asked: Asked) -> Stream:
+class _ImageFile(bytes):
+    """The bytes of an image, and which file of the archive they are."""
+
+    member: str
+
+
+class _BadFileError(Exception):
+    """A file that is not what its extension says, and why."""
+
+
+def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
     """Returns the records of an archive, which is read once, from its beginning to its end.
 
     "dog.jpg", "dog.cls" and "dog.json" make one record: an image "image", whose bytes are kept, a
     label "label", and each value of the JSON object by its key. "dog.left.png" is an image "left".
     Text in .txt is "text", arrays in .npy are called as their extension.
 
+    Args:
+        decode: whether images are decoded where bad records are left out.
+
     Raises:
         DataError: no archive, or records that do not have the same parts.
     """
     skipped: Counter[str] = Counter()
     notes: list[str] = []
-    records = _records(path, skipped)
+    bad = _Bad(path, asked.skip_bad, decode)
+    records = bad.without(_records(path, skipped))
     first = next(records, None)
+    if first is None and bad.left_out:
+        raise DataError(
+            f"{path} must hold a record that can be read", received=", ".join(bad.notes())
+        )
     if first is None:
         raise DataError(
             f"{path} must hold files of images, text, numbers or arrays, as webdataset writes them",
@@ -57,6 +76,7 @@ def from_tar(path: Path, asked: Asked) -> Stream:
         if skipped:
             kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
             notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
+        notes.extend(bad.notes())
         if not _has_its_end(path):
             notes.append(f"{path} lacks the mark that ends an archive: it may have been cut")
 
@@ -69,7 +89,59 @@ def from_tar(path: Path, asked: Asked) -> Stream:
         client=asked.client,
         roles=structure.roles,
         notes=notes,
+        left_out=bad.left_out,
     )
+
+
+class _Bad:
+    """The records that cannot be read, where they are to be left out.
+
+    Attributes:
+        left_out: how many there were so far, by reason.
+    """
+
+    def __init__(self, path: Path, is_asked: bool, is_decoded: bool):
+        self.left_out: dict[str, int] = {}
+        self._path, self._is_asked, self._is_decoded = path, is_asked, is_decoded
+        self._records = 0
+        self._first: list[str] = []
+
+    def without(self, records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the good ones. Raises DataError for a bad one that is not to be left out."""
+        for record in records:
+            self._records += 1
+            wrong = self._wrong(record)
+            if wrong is None:
+                yield record
+                continue
+            why, said = wrong
+            self.left_out[why] = self.left_out.get(why, 0) + 1
+            if len(self._first) < _BAD_SHOWN:
+                self._first.append(said)
+
+    def notes(self) -> Iterator[str]:
+        if count := sum(self.left_out.values()):
+            more = f" and {count - len(self._first):,} more" * (count > len(self._first))
+            said = ", ".join(self._first) + more
+            yield left_out(count, "record", "as bad", [said], of=self._records)
+
+    def _wrong(self, record: dict[str, Any]) -> tuple[str, str] | None:
+        for value in record.values():
+            if isinstance(value, _BadFileError):
+                member, kind, reason = value.args
+                if not self._is_asked:
+                    raise DataError(
+                        f"every .{kind} file of {self._path} must be one",
+                        received=f"{member}: {reason}",
+                        mend="Repair it, or leave its record out with --skip-bad",
+                    )
+                return f"unreadable .{kind} file", f"{member}: {reason}"
+            if self._is_asked and isinstance(value, _ImageFile):
+                from tfdist.records.writing.streams.images import fault
+
+                if reason := fault(value, is_decoded=self._is_decoded):
+                    return "unreadable image", f"{value.member}: {reason}"
+        return None
 
 
 def _has_its_end(path: Path) -> bool:
@@ -95,7 +167,7 @@ def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
                     record = {}
                 stem = (folder, name)
                 data = archive.extractfile(member).read()
-                parts = _parts(kind.lower(), data, member.name, path)
+                parts = _parts(kind.lower(), data, member.name)
                 if parts is None:
                     skipped[kind.lower()] += 1
                     continue
@@ -114,12 +186,12 @@ def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _parts(kind: str, data: bytes, member: str, path: Path) -> dict[str, Any] | None:
+def _parts(kind: str, data: bytes, member: str) -> dict[str, Any] | None:
     """Returns the values of one file by name; None of a kind that is not read."""
     prefix, _, kind = kind.rpartition(".")
     name = prefix or _NAMES.get(kind, kind)
     read: dict[str, Callable[[bytes], Any]] = {
-        **dict.fromkeys(_IMAGES, bytes),
+        **dict.fromkeys(_IMAGES, _ImageFile),
         "cls": lambda text: int(text.decode()),
         "txt": lambda text: text.decode(),
         "json": lambda text: json.loads(text.decode()),
@@ -130,7 +202,7 @@ def _parts(kind: str, data: bytes, member: str, path: Path) -> dict[str, Any] | 
     try:
         value = read[kind](data)
     except ValueError as error:
-        raise DataError(
-            f"every .{kind} file of {path} must be one", received=f"{member}: {error}"
-        ) from None
+        return {name: _BadFileError(member, kind, error)}
+    if kind in _IMAGES:
+        value.member = member
     return value if isinstance(value, dict) else {name: value}

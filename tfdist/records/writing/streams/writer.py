@@ -22,6 +22,7 @@ from tfdist.records.format.encoding import (
 )
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
+from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
 from tfdist.records.writing.shard_sizes import STREAM_NUM_SHARDS, shards_for
@@ -63,8 +64,12 @@ class Head:
         return Columns(**{**vars(columns), "splits": splits})
 
 
-def read_head(stream: Stream, *, decode: bool, head_bytes: int | None = None) -> Head:
-    """Reads the first records of a stream. Raises DataError when there are none."""
+def read_head(stream: Stream, images: ImageOptions, *, head_bytes: int | None = None) -> Head:
+    """Reads the first records of a stream. Raises DataError when there are none.
+
+    Args:
+        images: what is said of those among its values.
+    """
     limit = HEAD_BYTES if head_bytes is None else head_bytes
     chunks, size, is_whole = [], 0, True
     for split, chunk in stream.chunks:
@@ -76,7 +81,7 @@ def read_head(stream: Stream, *, decode: bool, head_bytes: int | None = None) ->
             break
     if not chunks:
         raise DataError("a source must have at least one record", received="none")
-    features = StreamFeatures(stream, [chunk for _, chunk in chunks], decode=decode)
+    features = StreamFeatures(stream, [chunk for _, chunk in chunks], images)
     return Head(chunks, is_whole, features)
 
 
@@ -120,6 +125,7 @@ def write_stream(
             compression=options.compression,
             written_by=f"tfdist {__version__}",
             mixing=mixing_note(buffer_bytes, framer.mean_bytes, sum(per_split.values())),
+            left_out=dict(stream.left_out),
         )
         write_offsets(folder, manifest)
         manifest.save(folder)

@@ -39,6 +39,7 @@ def read_delimited(path: Path, kind: str) -> Table:
     text, notes = read_text(path)
     said = _SAID.match(text)
     start = 0 if said is None else said.end()
+    _refuse_comments(path, kind, text[start:])
     separator = _find_separator(text[start:], kind) if said is None else said[1]
     usual = "\t" if kind == "tsv" else ","
     if separator != usual:
@@ -87,6 +88,23 @@ def _read(
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _refuse_comments(path: Path, kind: str, text: str) -> None:
+    """Raises DataError for lines above the header that begin with "#", as a name may."""
+    if not text.startswith("#"):
+        return
+    lines = text[:_START].splitlines(keepends=True)
+    comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    rest = "".join(lines[len(comments) :])
+    separator = _find_separator(rest, kind)
+    first, header = (next(_rows_of_start(part, separator), []) for part in (comments[0], rest))
+    if header and len(first) != len(header):  # Rows may begin so, too.
+        raise DataError(
+            f"the first line of {path} must name each column",
+            received=f"a comment, {comments[0].strip():.40}",
+            mend=f"Remove the lines above the names that begin with #, here {len(comments)}",
+        )
 
 
 def _check_header(path: Path, header: list[str]) -> list[str]:

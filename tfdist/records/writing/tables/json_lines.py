@@ -31,6 +31,7 @@ def read_json_lines(path: Path) -> Table:
         DataError: no text, or no objects.
     """
     text, notes = read_text(path)
+    _refuse_array(path, text)
     objects: list[Mapping[str, Any]] = []
     lines: list[int] = []
     bad: list[Complaint] = []
@@ -77,6 +78,23 @@ def read_json_lines(path: Path) -> Table:
         bad=tuple(bad),
         notes=notes,
     )
+
+
+def _refuse_array(path: Path, text: str) -> None:
+    """Raises DataError for one JSON array of objects, as programs save whole tables."""
+    if not text.lstrip().startswith("["):
+        return
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # Told line by line.
+    if all(isinstance(item, dict) for item in found):
+        raise DataError(
+            f"{path} must hold a JSON object in each line",
+            received=f"one array of {len(found):,} objects",
+            mend="Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', "
+            "orient='records', lines=True)",
+        )
 
 
 def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
