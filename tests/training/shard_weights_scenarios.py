@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,30 @@ def weights_that_are_read_and_set_between_fits(strategy, folder):
         one.compile(optimizers.SGD(0.1), "sparse_categorical_crossentropy")
         one.fit(x, y, epochs=4, callbacks=[stop], **fit)
         one.train_on_batch(x[:8], y[:8])
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def optimizers_that_nobody_has_any_more(strategy, folder):
+    x, y, _ = data(16)
+    model, reference = pair(divided(strategy), stack)
+    gone = []
+    for rate in (0.02, 0.01, 0.005):
+        for one in (model, reference):
+            optimizer = optimizers.Adam(rate, epsilon=1e-3)
+            one.compile(optimizer, "sparse_categorical_crossentropy")
+            one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        gone += [weakref.ref(each) for each in (model.optimizer, sharded(model).parts)]
+    first = optimizer = model.optimizer
+    model.compile(optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    assert_near(model.get_weights(), reference.get_weights())  # Before it has slots in parts.
+    model.compile(optimizer, "sparse_categorical_crossentropy")  # One that comes back.
+    for one in (model, reference):
+        one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert model.optimizer is first
+    del optimizer, first
+    gc.collect()
+    assert [each() is None for each in gone] == [True] * 4 + [False] * 2
     assert_near(model.get_weights(), reference.get_weights())
 
 
