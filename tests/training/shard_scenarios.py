@@ -222,6 +222,25 @@ def optimizers_that_nobody_has_any_more(strategy, folder):
 
 
 @scenario
+def a_fit_after_one_that_did_not_begin(strategy, folder):
+    class Broken(tfdist.Checkpoints):
+        def bind(self, *args: Any, **options: Any) -> Any:
+            raise KeyboardInterrupt
+
+    model, reference = pair(sharded(strategy), adam)
+    x, y, _ = data(16)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, callbacks=[Broken(folder)], **fit)
+    slots = binding_of(model, needed_by="the test").sharded
+    assert slots.held(model.optimizer.variables) == list(model.optimizer.variables)
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    assert_slots_are_divided(strategy, model, reference)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
 def optimizers_that_were_made_outside_of_the_scope(strategy, folder):
     """They have one counter for all replicas."""
     model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))

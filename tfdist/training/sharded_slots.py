@@ -266,10 +266,12 @@ class ShardedSlots:
                 self._divide()
         if self.parts is not None:
             self._empty = self.parts.whole_slots()
-        yield
-        self._empty = []
-        if self.parts is None:
-            self._divide()
+        try:
+            yield
+        finally:  # After an error, too: slots are there, and hold nothing.
+            self._empty = []
+            if self.parts is None:
+                self._divide()
 
     @contextlib.contextmanager
     def _made_on_host(self) -> Iterator[None]:
