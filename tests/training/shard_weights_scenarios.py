@@ -284,6 +284,28 @@ def files_of_divided_weights(strategy, folder):
     assert_files_go_on(divides, (model, reference), feed, folder, names)
 
 
+@scenario
+def weights_in_a_file_of_tensorflows_format(strategy, folder):
+    """It holds the slots, too."""
+    model, reference = pair(divided(strategy), stack)
+    x, y, _ = data(16)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    model.save_weights(folder / "weights")
+    strategy.from_chief(None)  # The chief has written it.
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+        one.load_weights(folder / "weights")
+    assert_near(model.get_weights(), reference.get_weights())
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    assert_near(model.get_weights(), reference.get_weights())
+    own = tf.train.Checkpoint(optimizer=model.optimizer)
+    with pytest.raises(ModelError, match=r"\(shard='weights'\) must be kept by tfdist\.Check"):
+        own.read(str(folder / "weights"))
+
+
 class Unused(layers.Layer):
     def build(self, shape: Any) -> None:
         self.used, self.other = self.add_weight("used", (4,)), self.add_weight("other", (4,))

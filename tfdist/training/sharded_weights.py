@@ -207,8 +207,22 @@ class ShardedWeights(ShardedSlots):
 
             return run
 
+        def read_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **options: Any) -> Any:
+                self._depth += 1  # Of TensorFlow's format are slots, too, which take their parts.
+                try:
+                    return method(*args, **options)
+                finally:
+                    self._depth -= 1
+
+            return run
+
         loops = ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-        return [(loops, settled), (("get_weights",), read_whole)]
+        return [
+            (loops, settled),
+            (("get_weights",), read_whole),
+            (("load_weights",), read_in_parts),
+        ]
 
 
 class _Parts(Parts):
