@@ -315,8 +315,8 @@ class ShardedSlots:
         """
         if not self._depth:
             raise ModelError(
-                f"slots that replicas divide ({self._binding.options.dividing_option}) must be kept "
-                "by tfdist.Checkpoints, which brings them together",
+                f"slots that replicas divide ({self._binding.options.dividing_option}) must be "
+                "kept by tfdist.Checkpoints, which brings them together",
                 received="a tf.train.Checkpoint of the model or its optimizer",
                 mend="Give model.fit the callback tfdist.Checkpoints(folder); weights alone are "
                 "kept by model.save_weights in a file .h5",
