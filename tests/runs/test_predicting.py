@@ -70,6 +70,16 @@ def test_several_outputs_for_one_array_are_refused_before_weights_are_read(asked
     assert not (folder / "found.npy").exists()
 
 
+def test_outputs_of_any_name_are_written(folder):
+    outputs = {"file": np.arange(6.0).reshape(2, 3), "allow_pickle": np.array([[b"a"], [b"bc"]])}
+    predict_rank._write(folder / "found.npz", outputs)
+    with np.load(folder / "found.npz", allow_pickle=False) as found:
+        assert sorted(found.files) == sorted(outputs)
+        for name, rows in outputs.items():
+            np.testing.assert_array_equal(found[name], rows)
+            assert found[name].dtype == rows.dtype
+
+
 def test_a_predict_step_of_ones_own_may_give_one_output_of_several():
     class Own(keras.Model):
         def predict_step(self, data):

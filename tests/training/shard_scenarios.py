@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,61 @@ def batches_by_hand_and_other_optimizers(strategy, folder):
         one.compile(optimizer, "sparse_categorical_crossentropy")
         one.train_on_batch(x, y)
     assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def optimizers_that_nobody_has_any_more(strategy, folder):
+    """Phases of fine-tuning hold the slots of the last one."""
+    model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))
+    x, y, _ = data(16)
+    gone = []
+    for rate in (0.02, 0.01, 0.005):
+        for one in (model, reference):
+            optimizer = optimizers.Adam(rate, epsilon=1e-3)
+            one.compile(optimizer, "sparse_categorical_crossentropy")
+            one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        parts = binding_of(model, needed_by="the test").sharded.parts
+        gone += [weakref.ref(each) for each in (model.optimizer, parts, parts.twin)]
+    del optimizer, parts
+    gc.collect()
+    assert [each() is None for each in gone] == [True] * 6 + [False] * 3
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def a_fit_after_one_that_did_not_begin(strategy, folder):
+    class Broken(tfdist.Checkpoints):
+        def bind(self, *args: Any, **options: Any) -> Any:
+            raise KeyboardInterrupt
+
+    model, reference = pair(sharded(strategy), adam)
+    x, y, _ = data(16)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, callbacks=[Broken(folder)], **fit)
+    slots = binding_of(model, needed_by="the test").sharded
+    assert slots.held(model.optimizer.variables) == list(model.optimizer.variables)
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    assert_slots_are_divided(strategy, model, reference)
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
+def optimizers_that_were_made_outside_of_the_scope(strategy, folder):
+    """They have one counter for all replicas."""
+    model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))
+    x, y, _ = data(16)
+    for make in (
+        lambda: optimizers.Adam(optimizers.schedules.ExponentialDecay(0.02, 1, 0.5), epsilon=1e-3),
+        lambda: keras.mixed_precision.LossScaleOptimizer(optimizers.Adam(0.02, epsilon=1e-3)),
+    ):
+        for one in (model, reference):
+            one.compile(make(), "sparse_categorical_crossentropy")
+            one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        assert model.optimizer.iterations.numpy() == reference.optimizer.iterations.numpy() == 2
+        assert_near(model.get_weights(), reference.get_weights())
+    assert model.optimizer.dynamic_counter.numpy() == 2
 
 
 class Break(keras.callbacks.Callback):

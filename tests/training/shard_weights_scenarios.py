@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,30 @@ def weights_that_are_read_and_set_between_fits(strategy, folder):
 
 
 @scenario
+def optimizers_that_nobody_has_any_more(strategy, folder):
+    x, y, _ = data(16)
+    model, reference = pair(divided(strategy), stack)
+    gone = []
+    for rate in (0.02, 0.01, 0.005):
+        for one in (model, reference):
+            optimizer = optimizers.Adam(rate, epsilon=1e-3)
+            one.compile(optimizer, "sparse_categorical_crossentropy")
+            one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        gone += [weakref.ref(each) for each in (model.optimizer, sharded(model).parts)]
+    first = optimizer = model.optimizer
+    model.compile(optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    assert_near(model.get_weights(), reference.get_weights())  # Before it has slots in parts.
+    model.compile(optimizer, "sparse_categorical_crossentropy")  # One that comes back.
+    for one in (model, reference):
+        one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert model.optimizer is first
+    del optimizer, first
+    gc.collect()
+    assert [each() is None for each in gone] == [True] * 4 + [False] * 2
+    assert_near(model.get_weights(), reference.get_weights())
+
+
+@scenario
 def weights_that_another_rank_alone_was_given(strategy, folder):
     x, y, _ = data(24)
     model = divided(strategy).build(stack)
@@ -256,6 +282,28 @@ def files_of_divided_weights(strategy, folder):
     strategy.from_chief(None)
     names = ("model.keras", "own.h5", "best.keras", "saved")
     assert_files_go_on(divides, (model, reference), feed, folder, names)
+
+
+@scenario
+def weights_in_a_file_of_tensorflows_format(strategy, folder):
+    """It holds the slots, too."""
+    model, reference = pair(divided(strategy), stack)
+    x, y, _ = data(16)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    model.save_weights(folder / "weights")
+    strategy.from_chief(None)  # The chief has written it.
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+        one.load_weights(folder / "weights")
+    assert_near(model.get_weights(), reference.get_weights())
+    for one in (model, reference):
+        one.fit(x, y, **fit)
+    assert_near(model.get_weights(), reference.get_weights())
+    own = tf.train.Checkpoint(optimizer=model.optimizer)
+    with pytest.raises(ModelError, match=r"\(shard='weights'\) must be kept by tfdist\.Check"):
+        own.read(str(folder / "weights"))
 
 
 class Unused(layers.Layer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -133,7 +134,15 @@ def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
         if path.suffix == ".npy":
             np.save(file, next(iter(outputs.values())), allow_pickle=False)
         else:
-            np.savez(file, **outputs)
+            _write_arrays(file, outputs)
+
+
+def _write_arrays(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """Writes what np.savez does, of any names: "file" is that of an argument of its own."""
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, rows in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, rows, allow_pickle=False)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ class Elsewhere:
                 "a weight that replicas divide (shard='weights') must be read by the layer that "
                 "has it, in a call of the model, or by model.get_weights() on all ranks",
                 received=f"another use of '{self.variable.name}'",
-                mend="Use one of these, or shard='optimizer'",
+                mend="Use one of these, or shard='optimizer'; another model on its layers is built "
+                "on what keras.models.load_model returns of a file that strategy.save wrote",
             )
         if not tf.executing_eagerly():  # A function that is written to a file.
             return self._read_whole(no_copy)

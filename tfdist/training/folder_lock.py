@@ -35,6 +35,9 @@ class FolderLock:
         path: the lock's file; made when missing, never removed.
         patience_s: how long to wait for a holder, such as a process that is being ended.
 
+    Attributes:
+        excludes: whether others cannot have it meanwhile; some file systems have no locks.
+
     Raises:
         InUseError: another holds it; the message names that process.
         WriteError: the file cannot be made.
@@ -42,6 +45,7 @@ class FolderLock:
 
     def __init__(self, path: Path, patience_s: float = 0.0):
         self._path = path
+        self.excludes = True
         deadline = time.monotonic() + patience_s
         while True:
             descriptor = self._opened()
@@ -51,6 +55,7 @@ class FolderLock:
                 if error.errno in _TAKEN and time.monotonic() >= deadline:
                     raise self._taken(descriptor) from None
                 if error.errno in _WITHOUT_LOCKS:
+                    self.excludes = False
                     break  # A file system without locks: no training is to fail for that.
                 os.close(descriptor)
                 if error.errno not in _TAKEN:

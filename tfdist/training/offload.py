@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tensorflow as tf
 
-from tfdist.errors import ModelError, WriteError, cannot_write
+from tfdist.errors import InUseError, ModelError, WriteError, cannot_write
+from tfdist.training.folder_lock import FolderLock
 from tfdist.training.sharded_slots import host_of
 
 _PREFIX = "tfdist-activations-"
 _HERE = re.sub(r"\W", "_", socket.gethostname())
+_LOCK = "tfdist.lock"
 # They are there at once, hold nothing, and are read before any gradient is known.
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 # Tensors on their way out: the way forward would be far ahead of a disk, and hold them all.
@@ -189,30 +190,43 @@ class _OwnFolder:
         for left in within.glob(f"{_PREFIX}*"):
             _remove_what_is_left(left)
         try:
-            made = tempfile.mkdtemp(prefix=f"{_PREFIX}{_HERE}-{os.getpid()}-", dir=within)
+            made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{_HERE}-", dir=within))
+            lock = FolderLock(made / _LOCK)
+            # Nobody looks at it before it is locked.
+            self.path = made.rename(within / made.name.removeprefix("."))
         except OSError as error:
             raise cannot_write(within, error) from error
-        self.path = Path(made)
-        weakref.finalize(owner, _remove, self.path, os.getpid())
+        weakref.finalize(owner, _remove, self.path, lock, os.getpid())
 
 
 def _remove_what_is_left(path: Path) -> None:
-    """Removes the folder of a process of this host that has ended, as one that was killed."""
-    name = re.fullmatch(rf"{_PREFIX}{re.escape(_HERE)}-(\d+)-\w+", path.name)
-    if name is None or path.is_symlink() or psutil.pid_exists(int(name[1])):
+    """Removes the folder of a process of this host that has ended, as one that was killed.
+
+    Its lock tells: in several containers of one name processes have the same numbers. The name of
+    the host is asked for as well, since some network file systems lock within a host alone.
+    """
+    is_of_this_host = path.name.startswith(f"{_PREFIX}{_HERE}-")
+    if not is_of_this_host or path.is_symlink() or not (path / _LOCK).is_file():
         return
-    _remove_files(path)
+    with contextlib.suppress(InUseError, WriteError):
+        lock = FolderLock(path / _LOCK)
+        if lock.excludes:
+            _remove_files(path, lock)
 
 
-def _remove(path: Path, process: int) -> None:
+def _remove(path: Path, lock: FolderLock, process: int) -> None:
     if os.getpid() == process:  # Not in one that it forked.
-        _remove_files(path)
+        _remove_files(path, lock)
 
 
-def _remove_files(path: Path) -> None:
+def _remove_files(path: Path, lock: FolderLock) -> None:
     """Removes the numbered files in a folder, and the folder if nothing else is in it."""
     with contextlib.suppress(OSError):
-        for file in path.iterdir():
+        files = list(path.iterdir())
+        for file in files:
             if file.name.isdecimal():
                 file.unlink()
-        path.rmdir()
+        if all(file.name.isdecimal() or file.name == _LOCK for file in files):
+            (path / _LOCK).unlink()
+            path.rmdir()
+    lock.release()

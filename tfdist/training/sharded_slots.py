@@ -9,6 +9,7 @@ else sees, has them for the parts of the weights that this process's replicas up
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,6 +23,9 @@ from tfdist.training.collective import Collective
 from tfdist.training.part_files import Divided
 from tfdist.training.parts import BYTES_OF_A_BUCKET, Division
 from tfdist.training.slots import build_empty, build_on, set_value
+
+# Where an optimizer keeps its parts: they hold each other alone, and go together.
+_PLACE = "_tfdist_parts"
 
 
 class Parts:
@@ -160,20 +164,23 @@ def _twin_of(optimizer: Any) -> Any:
 
 
 class ShardedSlots:
-    """The parts of the slots of a model's optimizer, and of others that it had before."""
+    """The parts of the slots of a model's optimizer.
+
+    Those of others that it had before stay with them: whoever has one may compile with it again.
+    """
 
     def __init__(self, binding: Binding):
         self._binding = binding
         self._model = binding.model
         self._collective = binding.collective
-        self._known: dict[int, Parts] = {}
         self._depth = 0
         self._empty: list[tf.Variable] = []
 
     @property
     def parts(self) -> Parts | None:
         """Those of the present optimizer; None before its first fit."""
-        return self._known.get(id(keras_api.inner_of(self._model.optimizer)))
+        of_bindings = vars(keras_api.inner_of(self._model.optimizer)).get(_PLACE)
+        return None if of_bindings is None else of_bindings.get(self._binding)
 
     @contextlib.contextmanager
     def whole(self, everywhere: bool = False) -> Iterator[None]:
@@ -259,10 +266,12 @@ class ShardedSlots:
                 self._divide()
         if self.parts is not None:
             self._empty = self.parts.whole_slots()
-        yield
-        self._empty = []
-        if self.parts is None:
-            self._divide()
+        try:
+            yield
+        finally:  # After an error, too: slots are there, and hold nothing.
+            self._empty = []
+            if self.parts is None:
+                self._divide()
 
     @contextlib.contextmanager
     def _made_on_host(self) -> Iterator[None]:
@@ -291,7 +300,8 @@ class ShardedSlots:
         # A strategy's scope belongs to a thread, and would mirror each part on all devices.
         with ThreadPoolExecutor(1) as apart:
             parts = apart.submit(self._made).result()
-        self._known[id(parts.given)] = parts
+        # Keras would look for variables in it.
+        vars(parts.given).setdefault(_PLACE, weakref.WeakKeyDictionary())[self._binding] = parts
         self._finalize_whole(parts.given)
         keras_api.before_checkpoints(parts.given, self._refuse_empty)
 
@@ -305,8 +315,8 @@ class ShardedSlots:
         """
         if not self._depth:
             raise ModelError(
-                "slots that replicas divide (shard='optimizer') must be kept by "
-                "tfdist.Checkpoints, which brings them together",
+                f"slots that replicas divide ({self._binding.options.dividing_option}) must be "
+                "kept by tfdist.Checkpoints, which brings them together",
                 received="a tf.train.Checkpoint of the model or its optimizer",
                 mend="Give model.fit the callback tfdist.Checkpoints(folder); weights alone are "
                 "kept by model.save_weights in a file .h5",

@@ -38,7 +38,8 @@ class ShardedUpdate:
         known = [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not known:
             return
-        local = _local_replica(self._collective.num_replicas // self._collective.num_processes)
+        num_local = self._collective.num_replicas // self._collective.num_processes
+        local = _local_replica(num_local)
         # The gradients of the last layers are there first.
         apart = [index for index in known if parts.is_divided(index)]
         travelling = buckets(parts.divisions, [i for i in known[::-1] if not parts.is_divided(i)])
@@ -64,12 +65,19 @@ class ShardedUpdate:
                     _update(parts, index, found[index], part, local)
             return tf.constant(True)
 
+        def counts(counter: Any) -> bool:
+            # One that was made outside of the strategy's scope is there once for all replicas, and
+            # the last one, which others read nothing after, counts for all.
+            return len(parts.components(counter)) == num_local or local == num_local - 1
+
         if is_finite is None:
             update()
         else:
-            keras_api.update_loss_scale(self._model.optimizer, is_finite)
+            if all(map(counts, keras_api.loss_scale_state(self._model.optimizer))):
+                keras_api.update_loss_scale(self._model.optimizer, is_finite)
             tf.cond(is_finite, update, lambda: tf.constant(False))
-        parts.given.iterations.assign_add(1)
+        if counts(parts.given.iterations):
+            parts.given.iterations.assign_add(1)
         self._gather(parts, own, travelling, places, local)
 
     # Gradients ----------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ class ShardedWeights(ShardedSlots):
         super().__init__(binding)
         self._blocks: list[Block] = []
         self._weights: dict[int, Elsewhere] = {}  # By the id of the whole variable.
-        self._slots: list[Elsewhere] = []  # Those of earlier optimizers, too.
 
     @property
     def are_divided(self) -> bool:
@@ -84,7 +83,7 @@ class ShardedWeights(ShardedSlots):
         return [v for v in variables if id(keras_api.uncast(v)) not in apart]
 
     def _all(self) -> list[Elsewhere]:
-        return [*self._weights.values(), *self._slots]
+        return [*self._weights.values(), *(() if self.parts is None else self.parts.elsewhere)]
 
     # Before the first step ----------------------------------------------------------------------
 
@@ -138,7 +137,8 @@ class ShardedWeights(ShardedSlots):
         wholes = self.parts.whole_slots()
         for (index, _), whole in zip(self.parts.slots, wholes, strict=True):
             (part,) = self.parts.slots[index, _]
-            self._slots.append(Elsewhere(self._binding, whole, part, self.parts.divisions[index]))
+            own = Elsewhere(self._binding, whole, part, self.parts.divisions[index])
+            self.parts.elsewhere.append(own)
 
     def _made(self) -> Parts:
         return _Parts(self._model, self._collective, self._weights)
@@ -185,9 +185,7 @@ class ShardedWeights(ShardedSlots):
                 each.host = None
 
     def _gather(self, keep: bool) -> None:
-        current = {id(slot) for slot in self.parts.whole_slots()}
-        slots = [each for each in self._slots if id(each.variable) in current]
-        for group in in_groups([(e, e.variable) for e in (*self._weights.values(), *slots)]):
+        for group in in_groups([(each, each.variable) for each in self._all()]):
             of_all = self._collective.gather([each.part.numpy() for each, _ in group])
             for number, (each, _) in enumerate(group if keep else ()):
                 each.host = each.division.whole_array([parts[number] for parts in of_all])
@@ -209,15 +207,34 @@ class ShardedWeights(ShardedSlots):
 
             return run
 
+        def read_in_parts(method: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **options: Any) -> Any:
+                self._depth += 1  # Of TensorFlow's format are slots, too, which take their parts.
+                try:
+                    return method(*args, **options)
+                finally:
+                    self._depth -= 1
+
+            return run
+
         loops = ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-        return [(loops, settled), (("get_weights",), read_whole)]
+        return [
+            (loops, settled),
+            (("get_weights",), read_whole),
+            (("load_weights",), read_in_parts),
+        ]
 
 
 class _Parts(Parts):
-    """Parts of slots, and of weights of which some are there as parts already."""
+    """Parts of slots, and of weights of which some are there as parts already.
+
+    Attributes:
+        elsewhere: the whole slots, in the order of ``slots``.
+    """
 
     def __init__(self, model: tf.keras.Model, collective: Any, held: dict[int, Elsewhere]):
         self._held = held
+        self.elsewhere: list[Elsewhere] = []
         super().__init__(model, collective)
 
     def is_divided(self, index: int) -> bool:
