@@ -72,6 +72,7 @@ class Cluster(Collective):
         if self.num_processes == 1:
             yield []
             return
+        before = self._watch  # A callback may evaluate.
         self._watch = StepWatch(
             timeout_s=self._stall_timeout_s,
             first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
@@ -79,6 +80,7 @@ class Cluster(Collective):
         )
         with self._watch.running():
             yield [self._watch]
+        self._watch = before  # After an error it tells the place.
 
     def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         return (
