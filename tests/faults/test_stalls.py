@@ -75,3 +75,23 @@ def test_a_stopped_process_is_noticed_and_ended(
     assert re.search(f"rank {number} on {socket.gethostname()} was last heard of {place}", line)
     assert "and is stopped" in line
     assert [each for each in started if each.is_running()] == []
+
+
+def test_a_rank_that_is_stopped_while_parts_are_written(run_cli, shell_environ, traces, tmp_path):
+    """Nobody asks ranks of ``tfdist launch`` for progress, and MPI waits without a limit."""
+    folder = tmp_path / traces.token
+    # Horovod's own deadline, which such a rank blocks, is not for steps on a busy machine.
+    patient = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "90",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "99",
+    }
+    done = run_cli(
+        *("launch", "--strategy", "horovod", "--workers", 2, "--"),
+        *(sys.executable, Path(__file__).with_name("stopped_writer.py"), folder),
+        env=shell_environ | patient,
+    )
+    assert done.returncode == 1, done.stderr
+    place = f"rank 0 on {socket.gethostname()} has waited for the others in the writing of ckpt-2"
+    assert place in done.stderr
+    assert checkpoint_files.finished(folder) == []
+    assert traces.alive() == []

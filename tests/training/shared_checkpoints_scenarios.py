@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,25 @@ def a_rank_that_cannot_write_leaves_all_as_it_was(strategy, folder):
         divides.from_chief(None)
         assert files(here) == before
         assert_goes_on(divides, model_fn, here)
+
+
+@scenario("multi_worker")
+def a_disk_that_is_slower_than_a_step_may_be(strategy, folder):
+    """Nobody is missing while a rank writes."""
+    divides = given(strategy, shard="optimizer", stall_timeout_s=3)
+    model = divides.build(adam)
+    keep = tfdist.Checkpoints(folder, every_steps=1)
+    write, waits = part_files.write, [5.0] if divides.topology.rank else []
+
+    def slow(*args: Any, **options: Any) -> bool:
+        time.sleep(waits.pop() if waits else 0.0)
+        return write(*args, **options)
+
+    with mock.patch.object(part_files, "write", slow):
+        model.fit(in_order(divides), callbacks=[keep], verbose=0)
+    divides.from_chief(None)
+    assert tfdist.Checkpoints(folder).newest.name == f"ckpt-{in_order(divides).steps_per_epoch}"
+    assert not waits
 
 
 @scenario("horovod")

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 _TICK_S = 0.2
 _PAUSE_S = 1.0
+# What is done between steps may keep one worker busy alone, as a disk does that is slow.
+_LONGER = 10
 
 
 class StepWatch(tf.keras.callbacks.Callback):
@@ -19,16 +21,25 @@ class StepWatch(tf.keras.callbacks.Callback):
     Args:
         timeout_s: of a step, in seconds.
         first_timeout_s: of the first step of a loop, which also traces it.
-        on_stall: called once, with what is known of the place: "epoch 2, step 17".
+        on_stall: called once, with what is known of the place, "epoch 2, step 17", and with the
+            seconds that were waited.
+        margin_s: beside each deadline, for the engine's own to come first.
     """
 
     def __init__(
-        self, *, timeout_s: float, first_timeout_s: float, on_stall: Callable[[str], None]
+        self,
+        *,
+        timeout_s: float,
+        first_timeout_s: float,
+        on_stall: Callable[[str, float], None],
+        margin_s: float = 0.0,
     ):
         super().__init__()
         self._timeout_s = timeout_s
         self._first_timeout_s = first_timeout_s
         self._on_stall = on_stall
+        self._margin_s = margin_s
+        self._limit_s = 0.0
         self._deadline: float | None = None
         self._forgiven_s = 0.0
         #: Of the step that runs, or ran last; empty before the first.
@@ -49,14 +60,21 @@ class StepWatch(tf.keras.callbacks.Callback):
             thread.join()
 
     @contextlib.contextmanager
-    def within(self, place: str) -> Iterator[None]:
-        """Encloses what all workers do together beside steps, which has the deadline of a step."""
-        before = self.place, self._deadline
-        self._start(place, self._timeout_s)
+    def within(self, place: str, more_s: float = 0.0) -> Iterator[None]:
+        """Encloses what all workers do together between steps.
+
+        It has ten times as long as a step, and ``more_s``: nobody tells that a worker is only busy.
+        """
+        before = self.place, self._limit_s, self._deadline
+        begun = time.monotonic()
+        self._start(place, _LONGER * self._timeout_s + more_s)
         try:
             yield
+            self.place = before[0]  # After an error it is still that of the error.
         finally:
-            self.place, self._deadline = before
+            _, self._limit_s, deadline = before
+            # The step around it, if there is one, is given the time that this took.
+            self._deadline = deadline and deadline + time.monotonic() - begun
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -67,7 +85,7 @@ class StepWatch(tf.keras.callbacks.Callback):
                 self._forgiven_s += paused
             deadline = self._deadline
             if deadline is not None and now > deadline + self._forgiven_s:
-                self._on_stall(self.place)
+                self._on_stall(self.place, self._limit_s)
                 return
 
     # Keras' hooks -------------------------------------------------------------------------------
@@ -101,8 +119,9 @@ class StepWatch(tf.keras.callbacks.Callback):
 
     def _start(self, place: str, limit_s: float) -> None:
         self.place = place
+        self._limit_s = limit_s
         self._forgiven_s = 0.0
-        self._deadline = time.monotonic() + limit_s
+        self._deadline = time.monotonic() + limit_s + self._margin_s
 
     def _end(self) -> None:
         self._deadline = None

@@ -265,7 +265,8 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             self._warn_of_infinite(epoch, logs or {})
             super().on_epoch_end(epoch, logs)
             self._stop_wanted = self._stop_wanted or self.model.stop_training
-        self.model.stop_training = any(self._collective.gather(self._stop_wanted))
+        with self._collective.waiting(f"the end of epoch {epoch + 1}"):
+            self.model.stop_training = any(self._collective.gather(self._stop_wanted))
         if self._survival is not None:
             self._survival.epoch_done(epoch, self.model.stop_training)
 

@@ -33,7 +33,7 @@ from tfdist.training.checkpoint_state import (
 )
 from tfdist.training.folder_lock import FolderLock
 from tfdist.training.keras_api import saved
-from tfdist.training.shared_checkpoints import SharedCheckpoints, are_finite
+from tfdist.training.shared_checkpoints import SharedCheckpoints, are_finite, seconds_of
 from tfdist.training.stateful import stateful_layers
 
 # A writer that is being ended, as after the SIGKILL of its command, is waited for.
@@ -233,9 +233,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ) -> Start:
         """Reads the newest of ``names`` that can be read, in the chief's ``folder``."""
         damaged = []
+        shared = self._shared
+        seconds = seconds_of(checkpoint) if shared is None else shared.seconds(checkpoint)
         for name in reversed(names):
             path = str((self.directory if self._collective.is_chief else Path(folder)) / name)
-            told = self._collective.gather(self._tried(path, checkpoint, data))
+            own = self._tried(path, checkpoint, data)
+            with self._collective.waiting(f"the reading of {name}", seconds):
+                told = self._collective.gather(own)
             problems = [(rank, problem) for rank, (_, problem) in enumerate(told) if problem]
             for _, problem in problems:
                 if isinstance(problem, TfdistError):

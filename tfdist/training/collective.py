@@ -98,11 +98,12 @@ class Collective(abc.ABC):
     def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
         """Encloses a loop of Keras; gives the callbacks that watch its steps for a stall."""
 
-    def waiting(self, place: str) -> contextlib.AbstractContextManager[None]:
+    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Encloses, between the steps of a watched loop, what all processes do together.
 
         Args:
             place: what it is, for people.
+            more_s: seconds that it may take beside what all such things may.
         """
         return contextlib.nullcontext()
 

@@ -64,7 +64,8 @@ class MergedResults:
 
     def merged_state(self) -> list[np.ndarray]:
         """Returns the state of all metrics added up over processes, and over a resumed epoch."""
-        merged = self._collective.merge([v.numpy() for v in state_of(self._model)])
+        with self._collective.waiting("the metrics of all ranks"):
+            merged = self._collective.merge([v.numpy() for v in state_of(self._model)])
         if self.carried is None:
             return merged
         ends = np.cumsum([array.size for array in merged])[:-1]

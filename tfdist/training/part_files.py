@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,17 @@ class Divided:
 def keys(checkpoint: tf.train.Checkpoint, divided: Sequence[Divided]) -> list[str]:
     """Returns the names in the file of ``divided`` variables; alike in all processes of a job."""
     return [key for _, key, _ in _places(checkpoint, divided)]
+
+
+def num_bytes(checkpoint: tf.train.Checkpoint, divided: Iterable[Divided]) -> int:
+    """Returns the bytes of all values of a checkpoint; alike in all processes of a job."""
+    nodes = [uncast(node) for node in ObjectGraphView(checkpoint).breadth_first_traversal()[0]]
+    # While they are divided, the whole ones may be empty.
+    sizes = {id(uncast(each.whole)): each.division.size * each.dtype.size for each in divided}
+    for node in nodes:
+        if isinstance(node, tf.Variable):
+            sizes.setdefault(id(node), (node.shape.num_elements() or 0) * node.dtype.size)
+    return sum(sizes.values())
 
 
 def write(

@@ -27,6 +27,9 @@ from tfdist.training.binding import Binding
 
 _Told = TypeVar("_Told")
 
+# A disk that is slower than this, for all processes together, is no disk that works.
+_SLOW_BYTES_PER_S = 10e6
+
 
 def are_finite(weights: Iterable[Any]) -> bool:
     """Whether all elements of ``weights`` are numbers."""
@@ -79,6 +82,11 @@ class SharedCheckpoints:
         with self._sharded.in_parts() as divided:
             part_files.read(checkpoint, path, divided, read_rest)
 
+    def seconds(self, checkpoint: tf.train.Checkpoint) -> float:
+        """Returns how long the slowest disk that works may take for a checkpoint."""
+        with self._sharded.in_parts() as divided:
+            return seconds_of(checkpoint, divided)
+
     def write(
         self, checkpoint: tf.train.Checkpoint, folder: Path, name: str, *, keep: int, is_sound: bool
     ) -> bool:
@@ -116,7 +124,8 @@ class SharedCheckpoints:
                 checkpoint_files.remove_unfinished(folder, failed=name)
                 raise
 
-        with self._sharded.in_parts() as divided, collective.waiting(f"the writing of {name}"):
+        with self._sharded.in_parts() as divided:
+            seconds = seconds_of(checkpoint, divided)
             try:
                 told = self._on_all(begin, target)
                 if not all(sound for sound, *_ in told):
@@ -124,27 +133,36 @@ class SharedCheckpoints:
                 _check_alike([digest for _, digest, _ in told])
                 there = Path(told[0][2])
                 write = functools.partial(self._write_part, checkpoint, there, divided)
-                prefixes = self._on_all(write, target)
+                prefixes = self._on_all(write, target, seconds)
                 self._on_all(finish, target)
             finally:
                 if collective.is_chief:
                     shutil.rmtree(place, ignore_errors=True)
             return True
 
-    def _on_all(self, act: Callable[[], _Told], target: Path) -> list[_Told]:
+    def _on_all(self, act: Callable[[], _Told], target: Path, more_s: float = 0.0) -> list[_Told]:
         """Calls ``act`` on each process; returns what it returned on each.
+
+        Args:
+            more_s: seconds that it may take: see ``Collective.waiting``.
 
         Raises:
             WriteError: on all processes, when one could not write.
         """
+        waiting = functools.partial(
+            self._collective.waiting, f"the writing of {target.name}", more_s
+        )
         told, problem = None, None
         try:
-            told = act()
+            # What a process does alone takes its time; where all read together, it may wait.
+            with waiting() if self._collective.reads_together else contextlib.nullcontext():
+                told = act()
         except (OSError, tf.errors.OpError) as error:
             if self._collective.explain(error) is not None:
                 raise  # A rank was lost while all were reading the weights.
             problem = cannot_write(target, error)
-        of_all = self._collective.gather((told, problem and str(problem)))
+        with waiting():
+            of_all = self._collective.gather((told, problem and str(problem)))
         if problem is not None:
             raise problem
         failed = next((rank for rank, (_, said) in enumerate(of_all) if said is not None), None)
@@ -174,6 +192,13 @@ class SharedCheckpoints:
         """Takes part in the reading of variables that the chief writes: all must."""
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
             part_files.write(checkpoint, f"{folder}/checkpoint", divided, with_rest=True)
+
+
+def seconds_of(
+    checkpoint: tf.train.Checkpoint, divided: Iterable[part_files.Divided] = ()
+) -> float:
+    """Returns how long the slowest disk that works may take for a checkpoint."""
+    return part_files.num_bytes(checkpoint, divided) / _SLOW_BYTES_PER_S
 
 
 def _new_place(folder: Path) -> Path:

@@ -49,6 +49,7 @@ class Ring(Collective):
         self._op = {"average": hvd.Average, "adasum": hvd.Adasum}[op]
         self._compression = getattr(hvd.Compression, compression)
         self._stall_timeout_s = stall_timeout_s
+        self._watch: StepWatch | None = None
 
     @property
     def num_replicas(self) -> int:
@@ -144,16 +145,29 @@ class Ring(Collective):
         if self.num_processes == 1:
             yield []
             return
-        limit = self._stall_timeout_s + _MARGIN_S
-        watch = StepWatch(timeout_s=limit, first_timeout_s=2 * limit, on_stall=self._give_up)
-        with watch.running():
-            yield [watch]
+        before = self._watch  # A callback may evaluate.
+        self._watch = StepWatch(
+            timeout_s=self._stall_timeout_s,
+            first_timeout_s=2 * self._stall_timeout_s + _MARGIN_S,
+            on_stall=self._give_up,
+            margin_s=_MARGIN_S,
+        )
+        try:
+            with self._watch.running():
+                yield [self._watch]
+        finally:
+            self._watch = before
 
-    def _give_up(self, place: str) -> None:
+    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return (
+            contextlib.nullcontext() if self._watch is None else self._watch.within(place, more_s)
+        )
+
+    def _give_up(self, place: str, limit_s: float) -> None:
         text = (
             f"tfdist: all ranks must take every step together, but found rank {self.process} on "
             f"{socket.gethostname()} has waited for the others in {place} for more than "
-            f"{self._stall_timeout_s:g} s. Look for the first rank that failed or stopped"
+            f"{limit_s:.4g} s. Look for the first rank that failed or stopped"
         )
         print(text, file=sys.stderr, flush=True)
         os._exit(1)  # Nothing else ends a wait within MPI.

@@ -72,6 +72,7 @@ class Cluster(Collective):
         if self.num_processes == 1:
             yield []
             return
+        before = self._watch  # A callback may evaluate.
         self._watch = StepWatch(
             timeout_s=self._stall_timeout_s,
             first_timeout_s=self._stall_timeout_s + self._start_timeout_s,
@@ -79,15 +80,18 @@ class Cluster(Collective):
         )
         with self._watch.running():
             yield [self._watch]
+        self._watch = before  # After an error it tells the place.
 
-    def waiting(self, place: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._watch is None else self._watch.within(place)
+    def waiting(self, place: str, more_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return (
+            contextlib.nullcontext() if self._watch is None else self._watch.within(place, more_s)
+        )
 
-    def _abort(self, place: str) -> None:
+    def _abort(self, place: str, limit_s: float) -> None:
         """Makes the step that waits raise: TensorFlow itself would wait for ever."""
         self._stall = (
             f"rank {self.process} on {socket.gethostname()} has waited for the others in {place} "
-            f"for more than {self._stall_timeout_s:g} s"
+            f"for more than {limit_s:.4g} s"
         )
         context.context().abort_collective_ops(tf.errors.UNAVAILABLE, self._stall)
 
