@@ -22,6 +22,7 @@ MODULES = (
     "records",
     "own_data",
     "buckets",
+    "scale",
     "horovod_fit",
     "multi_worker",
     "step_options",
