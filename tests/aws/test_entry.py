@@ -17,7 +17,7 @@ import pytest
 from tfdist.aws import bundle, config, evaluation, job, sharding
 from tfdist.aws.container import Container
 from tfdist.aws.estimator import check_hyperparameters
-from tfdist.errors import OptionError
+from tfdist.errors import ModelError, OptionError
 from tfdist.records.writing.writer import write
 
 ROOT = Path(__file__).parents[2]
@@ -253,12 +253,10 @@ def test_a_job_takes_the_settings_of_tfdist_train(tmp_path):
     assert (stopping.monitor, stopping.patience) == ("val_loss", 3)
 
 
-def test_a_model_that_cannot_be_evaluated_is_trained_without_validation(tmp_path, capsys):
+def test_a_model_that_cannot_be_kept_is_refused_before_it_is_trained(tmp_path):
     (tmp_path / "own.py").write_text(_WITHOUT_CALL)
-    strategy = _fitted(tmp_path, "--model", f"{tmp_path / 'own.py'}:model_fn", is_chief=True)
-    assert list(strategy.datasets) == ["train"]
-    assert strategy.fitted["validation_data"] is None
-    assert "neither a call nor a test_step" in capsys.readouterr().out
+    with pytest.raises(ModelError, match="the model of a job must have a call"):
+        _fitted(tmp_path, "--model", f"{tmp_path / 'own.py'}:model_fn", is_chief=True)
 
 
 @pytest.mark.parametrize("is_chief", [True, False])

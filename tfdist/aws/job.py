@@ -14,7 +14,7 @@ from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, refuse_keras_3
-from tfdist.errors import DataError, DivergedError, OptionError
+from tfdist.errors import DataError, DivergedError, ModelError, OptionError
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
@@ -159,6 +159,7 @@ def fit(
     found = {name: container.source(name, strategy.topology) for name in channels}
     sources = {name: source for name, source in found.items() if source}
     fitting = Fitting(strategy, _config(options, container, sources), sources)
+    _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
     lines = _lines(fitting, is_chief)
     checkpoints = None
@@ -193,6 +194,20 @@ def fit(
         raise problem
     if failed:
         raise OptionError("rank 0 must write the model", received="an error there")
+
+
+def _check_can_be_served(model: Any) -> None:
+    """Raises:
+    ModelError: what a job keeps cannot be made of ``model``; not after hours of training.
+    """
+    from tfdist.training.own_steps import can_be_called
+
+    if not can_be_called(model):
+        raise ModelError(
+            "the model of a job must have a call, for a SavedModel is kept of it",
+            received=f"{type(model).__name__}, whose class has none",
+            mend="Write call(self, inputs) in the class: what an endpoint is to answer",
+        )
 
 
 def _config(

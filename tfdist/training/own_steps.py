@@ -43,9 +43,14 @@ def own_steps(model: tf.keras.Model) -> list[str]:
     ]
 
 
+def can_be_called(model: tf.keras.Model) -> bool:
+    """Whether the class of ``model`` has a ``call``: one of submodels alone may have none."""
+    return type(model).call is not tf.keras.Model.call
+
+
 def can_evaluate(model: tf.keras.Model) -> bool:
     """Whether ``model`` can be called, or has a test step of its own."""
-    return type(model).call is not tf.keras.Model.call or "test_step" in own_steps(model)
+    return can_be_called(model) or "test_step" in own_steps(model)
 
 
 def optimizers_of(model: tf.keras.Model) -> list[Any]:
