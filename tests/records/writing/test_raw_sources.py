@@ -201,7 +201,7 @@ def test_what_is_no_source(tmp_path):
     for source in (tmp_path / "a.txt", tmp_path / "nowhere", "nowhere"):
         with pytest.raises(DataError, match="the source must be"):
             read_raw(source)
-    for name, mend in (("a.xlsx", "Save it as CSV"), ("a.json", "Save a table as JSON lines")):
+    for name, mend in (("a.xlsx", "Save it as CSV"), ("a.json", "Save it as JSON lines")):
         (tmp_path / name).write_text("x")
         with pytest.raises(DataError, match=rf"the source must be .*{name}'\. {mend}"):
             read_raw(tmp_path / name)

@@ -24,8 +24,9 @@ from tfdist.records.writing.array_files import (
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES as TABLES
-from tfdist.records.writing.tables.files import from_table_file, kind_of_file, mend_of_file
+from tfdist.records.writing.tables.files import SPREADSHEETS, from_table_file, kind_of_file
 from tfdist.records.writing.tables.frames import from_dataframe, is_dataframe
+from tfdist.records.writing.tables.json_lines import AS_JSON_LINES
 from tfdist.records.writing.text_folders import from_text_folders, holds_texts
 
 DIGITS = "digits"
@@ -143,7 +144,13 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         return from_npz(path, asked)
     if path.suffix.lower() == ".npy":
         return from_npy(path)
-    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=mend_of_file(path))
+    if path.suffix.lower() in SPREADSHEETS:
+        raise DataError(
+            f"the source must be {_KINDS}", received=f"'{source}'", mend="Save it as CSV"
+        )
+    if path.suffix.lower() == ".json":
+        raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=AS_JSON_LINES)
+    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
 
 
 def digits_npz() -> bytes:

@@ -21,17 +21,8 @@ _KINDS = {
 _PACKED = ("csv", "tsv", "jsonl")
 #: What is read, for messages.
 NAMES = "a table (.csv, .tsv or .jsonl, also with .gz, .parquet, .arrow or .feather)"
-# Tables that are not read, and what to do.
-_OTHERS = {
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save it as CSV"),
-    ".json": "Save a table as JSON lines: pandas.read_json(file).to_json('rows.jsonl', "
-    "orient='records', lines=True)",
-}
-
-
-def mend_of_file(path: Path) -> str | None:
-    """Returns what makes a table that is read of one that is not; None for any other file."""
-    return _OTHERS.get(path.suffix.lower())
+#: What is no table that is read.
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 def kind_of_file(path: Path) -> str | None:

@@ -16,6 +16,11 @@ from tfdist.records.writing.text_files import read_text
 
 _MUST = "be a JSON object"
 _ONCE = "have each key once"
+#: What makes JSON lines of one JSON array.
+AS_JSON_LINES = (
+    "Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', orient='records', "
+    "lines=True)"
+)
 
 
 class _TwiceError(Exception):
@@ -92,8 +97,7 @@ def _refuse_array(path: Path, text: str) -> None:
         raise DataError(
             f"{path} must hold a JSON object in each line",
             received=f"one array of {len(found):,} objects",
-            mend="Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', "
-            "orient='records', lines=True)",
+            mend=AS_JSON_LINES,
         )
 
 
