@@ -246,7 +246,7 @@ ROWS = (
         launcher=_launched("multi_worker", workers=2),
         num_replicas=2,
         batches="two_processes",
-        only=_OF_TWO_RANKS,
+        only=_OF_LESS_MEMORY,
     ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
@@ -317,7 +317,7 @@ if lane() == "modern":
             launcher=_launched("multi_worker", workers=2),
             num_replicas=2,
             batches="two_processes",
-            only=_OF_TWO_RANKS,
+            only=_OF_LESS_MEMORY,
         ),
         Row(strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE),
         Row(
