@@ -71,7 +71,7 @@ def write(kind: str, records: int, folder: str) -> float:
             stored[number] = image
         stored.flush()
         del stored
-        source = (np.load(file, mmap_mode="r"), labels)
+        source = (np.load(file, mmap_mode="r", allow_pickle=False), labels)
     if kind == "npz":
         source = Path(folder, "data.npz")
         _store(source, file, labels)
