@@ -29,10 +29,13 @@ test: setup
 		$(PYTEST_ARGS)
 
 # What an older TensorFlow could do otherwise: what differs, what engines compute, what is read. Larger
-# models, and what grids do beside the rows of conformance, are those of today's TensorFlow alone.
+# models, what grids, pipelines and recompute do beside the rows of conformance, and how shards are
+# written, are tested in the other lane alone.
 CLASSIC_TESTS := tests/test_compat.py tests/test_environment.py \
-	tests/conformance tests/strategies tests/records \
-	--ignore=tests/conformance/test_proof.py --ignore=tests/strategies/test_grid.py
+	tests/conformance --ignore=tests/conformance/test_proof.py \
+	tests/strategies --ignore=tests/strategies/test_grid.py --ignore=tests/strategies/pipeline \
+	--ignore=tests/strategies/mesh/test_recompute.py \
+	tests/records/reading tests/records/clients tests/records/test_round_trip.py
 test-classic:
 	@$(MAKE) --no-print-directory test LANE=classic PYTEST_ARGS="$(CLASSIC_TESTS) $(PYTEST_ARGS)"
 
