@@ -156,6 +156,28 @@ def s3_server() -> Iterator[Any]:
         yield session.boto_session.client("s3")
 
 
+@pytest.fixture(scope="module")
+def gcs_server() -> Iterator[str]:
+    """The address of a Google Cloud Storage on this machine, which has the bucket "bucket"."""
+    pytest.importorskip("gcsfs", reason="not in this lane")
+    from gcp_storage_emulator.server import create_server
+
+    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+    server.start()
+    address = f"http://127.0.0.1:{server._api._httpd.server_port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", address)
+        # The stand-in tells no bucket's kind: gcsfs would look for one on Google's own machines.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        patch.setenv("NO_GCE_CHECK", "true")
+        import gcsfs
+
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        yield address
+        gcsfs.GCSFileSystem.clear_instance_cache()
+    server.stop()
+
+
 @pytest.fixture
 def emptied_bucket(s3_server: Any) -> None:
     """The bucket of ``s3_server``, empty."""

@@ -25,6 +25,8 @@ OWN_INPUT = {
     "tfdist/launch/notebook_rank.py": {"cloudpickle"},
     # From rank to rank of one job, as Horovod does it.
     "tfdist/strategies/multi_worker/cluster.py": {"pickle"},
+    # Of a user's file: the one reader below, which finds no name outside of its own file.
+    "tfdist/records/writing/object_arrays.py": {"pickle"},
 }
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 
@@ -54,6 +56,27 @@ def test_nothing_from_a_disk_is_unpickled():
             if used := {name.partition(".")[0] for name in names} & RUNS_ITS_INPUT:
                 found.setdefault(file, set()).update(used)
     assert found == OWN_INPUT
+
+
+def test_the_one_that_reads_pickles_of_others_finds_only_its_own():
+    """Its Unpickler looks each name up in a table of that file, and nothing else uses pickle."""
+    tree = ast.parse((ROOT / "tfdist/records/writing/object_arrays.py").read_text())
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = [node for node in used if getattr(node.value, "id", "") == "pickle"]
+    readers = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.bases]
+    readers = [node for node in readers if ast.unparse(node.bases[0]) == "pickle.Unpickler"]
+    assert [node.attr for node in used] == ["Unpickler"] * len(readers)
+    (reader,) = readers
+    (find_class,) = [node for node in reader.body if not isinstance(node, ast.Expr)]
+    called = {ast.unparse(call.func) for call in ast.walk(find_class) if isinstance(call, ast.Call)}
+    assert find_class.name == "find_class"
+    assert called == {"_KNOWN.get", "RefusedError", "_Function"}
+    (table,) = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
+    assert {ast.literal_eval(key)[0] for key in table.value.keys} == {
+        *("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "_codecs", "__builtin__"),
+    }
+    own = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert {value.id for value in table.value.values} <= own
 
 
 def test_whoever_reads_files_refuses_code_in_them():

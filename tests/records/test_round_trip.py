@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -119,17 +117,6 @@ def test_digits(tmp_path):
         read += [(image.tobytes(), int(label)) for image, label in zip(x, y, strict=True)]
         assert [e["label"].int64_list.value[0] for e in plain_examples(out, split)] == y.tolist()
     assert sorted(read) == known
-
-
-def test_csv(tmp_path):
-    rows = [[n, n / 4, "even" if n % 2 == 0 else "odd"] for n in range(24)]
-    with open(tmp_path / "table.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["n", "quarter", "kind"], *rows])
-    write(tmp_path / "table.csv", tmp_path / "data", split="train=1")
-    x, y = both_paths(tmp_path / "data")
-    np.testing.assert_array_equal(x[:, 1] * 4, x[:, 0])
-    np.testing.assert_array_equal(y, x[:, 0] % 2)
-    assert sorted(x[:, 0]) == list(range(24))
 
 
 def test_npz(tmp_path):

@@ -1,8 +1,9 @@
-"""Shards in a bucket: real requests to an S3 server on this machine."""
+"""Shards in a bucket: real requests to servers of S3 and of Google's storage on this machine."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, EngineMissingError, OptionError
 from tfdist.records import adopt, check, load_manifest, open_records, write
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
@@ -29,14 +30,25 @@ def folder(emptied_bucket, tmp_path, monkeypatch):
     cache._used.clear()
 
 
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request):
+    """The URL of an empty bucket."""
+    if request.param == "gs":
+        request.getfixturevalue("gcs_server")
+        files = Store("gs://bucket")
+        for name in files.sizes():
+            files.remove(name)
+    return f"{request.param}://bucket"
+
+
 def arrays(seed=0, num_records=40):
     x = np.random.default_rng(seed).normal(size=(num_records, 3)).astype(np.float32)
     return x, np.arange(num_records) % 4
 
 
-def put(name="data", seed=0):
-    write(arrays(seed), f"{BUCKET}/{name}", split="train=4,validation=1", num_shards=2)
-    return f"{BUCKET}/{name}"
+def put(name="data", seed=0, bucket=BUCKET):
+    write(arrays(seed), f"{bucket}/{name}", split="train=4,validation=1", num_shards=2)
+    return f"{bucket}/{name}"
 
 
 def rows(source):
@@ -48,9 +60,9 @@ def fetched(folder):
     return sorted(path.name for path in folder.glob("*/*") if path.is_file())
 
 
-def test_written_there_and_read_from_there(tmp_path, folder):
+def test_written_there_and_read_from_there(bucket, tmp_path, folder):
     write(arrays(), tmp_path / "data", split="train=4,validation=1", num_shards=2)
-    url = put()
+    url = put(bucket=bucket)
     np.testing.assert_array_equal(rows(f"{url}/train"), rows(tmp_path / "data" / "train"))
     # One split alone is fetched, and nothing is left of the writing.
     names = ["manifest.json", "train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"]
@@ -127,40 +139,70 @@ def test_what_is_no_folder_of_shards():
         open_records(f"{BUCKET}/nothing")
 
 
-def test_no_connection_is_one_line_that_names_the_object(monkeypatch):
-    url = put()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+def test_no_connection_is_one_line_that_names_the_object(bucket, monkeypatch, capfd):
+    url = put(bucket=bucket)
+    for name in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setattr(
         "tfdist.records.buckets.store._OF_S3",
         {"config_kwargs": {"retries": {"total_max_attempts": 1}}},
     )
+    if bucket == "gs://bucket":
+        import gcsfs
+
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        monkeypatch.setattr("gcsfs.retry.is_retriable", lambda _: False)
+        # As in a program that listens to no log.
+        monkeypatch.setattr(logging.getLogger("gcsfs"), "propagate", False)
     with pytest.raises(DataError, match=r"data/manifest.json must be within reach") as caught:
         load_manifest(url)
+    assert str(caught.value).startswith(f"{bucket}/data/manifest.json")
     assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_place_that_is_taken_is_left_as_it_is(s3_server):
-    put()
-    before = Store(f"{BUCKET}/data").sizes()
-    with pytest.raises(DataError, match=r"free, but found s3://bucket/data, where manifest.json"):
-        put(seed=1)
-    assert Store(f"{BUCKET}/data").sizes() == before
+def test_without_its_package_a_url_is_refused_with_what_to_install(monkeypatch):
+    from fsspec.registry import _registry  # Of what was imported before.
+
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(_registry, "gs", raising=False)
+    with pytest.raises(EngineMissingError, match=r"gs:// URLs.*Run pip install .* gcsfs\.$"):
+        load_manifest("gs://bucket/data")
 
 
-def test_a_source_in_a_bucket(s3_server, tmp_path, folder):
+def test_a_place_that_is_taken_is_left_as_it_is(bucket):
+    put(bucket=bucket)
+    before = Store(f"{bucket}/data").sizes()
+    with pytest.raises(DataError, match=rf"free, but found {bucket}/data, where manifest.json"):
+        put(seed=1, bucket=bucket)
+    assert Store(f"{bucket}/data").sizes() == before
+
+
+@pytest.mark.parametrize("option", ["resume", "overwrite"])
+def test_what_nothing_is_kept_of_cannot_be_gone_on_with(option, folder):
+    """What is written to a bucket lies in the cache until it is complete, and goes with its run."""
+    with pytest.raises(
+        OptionError, match=r"a folder on this machine.*found s3://bucket/data\..*copy"
+    ):
+        write(arrays(), f"{BUCKET}/data", **{option: True})
+    assert Store(BUCKET).sizes() == {}
+    assert not folder.exists()
+
+
+def test_a_source_in_a_bucket(bucket, tmp_path, folder):
+    files = Store(bucket)
     for number in range(6):
         path = tmp_path / "image.png"
         Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
-        key = f"photos/{'ab'[number % 2]}/{number}.png"
-        s3_server.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
-    s3_server.put_object(Bucket="bucket", Key="table.csv", Body=b"a,label\n1,0\n2,1\n3,0\n4,1\n")
-    manifest = write(f"{BUCKET}/photos", tmp_path / "photos", split="train=1", num_shards=1)
+        files.write(f"photos/{'ab'[number % 2]}/{number}.png", path.read_bytes())
+    files.write("table.csv", b"a,label\n1,0\n2,1\n3,0\n4,1\n")
+    manifest = write(f"{bucket}/photos", tmp_path / "photos", split="train=1", num_shards=1)
     assert manifest.splits["train"].class_counts == {0: 3, 1: 3}
-    manifest = write(f"{BUCKET}/table.csv", tmp_path / "table", split="train=1", num_shards=1)
+    manifest = write(f"{bucket}/table.csv", tmp_path / "table", split="train=1", num_shards=1)
     assert manifest.splits["train"].records == 4
     assert fetched(folder) == []
-    with pytest.raises(DataError, match=r"s3://bucket/none.csv must be a folder or an object"):
-        write(f"{BUCKET}/none.csv", tmp_path / "none")
+    with pytest.raises(DataError, match=rf"{bucket}/none.csv must be a folder or an object"):
+        write(f"{bucket}/none.csv", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import os
+import pickle
 import zipfile
 
 import numpy as np
@@ -129,18 +132,112 @@ def test_text(tmp_path):
     assert rows_of(columns)["x"][:3] == [b"a", b"bb", b"ccc"]
 
 
-@pytest.mark.parametrize("kind", ["npz", "npy", "folder"])
-def test_objects_are_refused_with_another_way(tmp_path, kind):
-    ragged = np.empty(2, object)
-    ragged[:] = [np.arange(2), np.arange(3)]
-    if kind == "npz":
-        source = save(tmp_path, x=ragged, y=Y[:2])
-    else:
-        (tmp_path / "d").mkdir()
-        np.save(tmp_path / "d" / "x.npy", ragged)
-        source = tmp_path / "d" / "x.npy" if kind == "npy" else tmp_path / "d"
-    with pytest.raises(DataError, match=r"rows of unequal lengths.*\.jsonl"):
+TOKENS = [[1, 14, 300000], [], [7] * 200, [2**40, -5]]
+
+
+def pickled(rows, protocol=4):
+    """The bytes of an array of objects, as numpy.save writes them with a protocol of pickle."""
+    array = np.empty(len(rows), object)
+    array[:] = rows
+    return pickle.dumps(array, protocol)
+
+
+def save_objects(path, payload, num_rows=4):
+    """Writes an .npy file whose array of objects is a payload."""
+    with open(path, "wb") as file:
+        header = {"descr": "|O", "fortran_order": False, "shape": (num_rows,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(payload)
+    return path
+
+
+# As NumPy under Python 2 wrote it: "dtype" is called with numbers, not with booleans.
+PYTHON_2 = (
+    b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b"
+    b"\x87Rq\x03(K\x01K\x02\x85cnumpy\ndtype\nq\x04U\x02O8K\x00K\x01\x87Rq\x05(K\x03U\x01|NNN"
+    b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb\x89]q\x06(]q\x07(K\x01K\x02e]q\x08K\x07aetb."
+)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_rows_of_unequal_lengths_are_read_without_running_anything(tmp_path, protocol):
+    """Lists, arrays of either byte order, numbers of NumPy's and text, as each NumPy names them."""
+    arrays = [np.arange(n, dtype=dtype) for n, dtype in enumerate(["<i8", ">i2", "f4", "u1"])]
+    numbers = [[np.int64(3), 4], [np.float32(0.5)], [], [1]]
+    words = ["one", "", "drei", "vier"]
+    for rows in (TOKENS, arrays, numbers, words):
+        payload = pickled(rows, protocol)
+        for module in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
+            if protocol < 4:  # Later ones say how long the name is.
+                known = [b"numpy.core.multiarray", b"numpy._core.multiarray"]
+                (there,) = [name for name in known if name in payload]
+                payload = payload.replace(there, module)
+            columns = read_raw(save_objects(tmp_path / "x.npy", payload))
+            found = rows_of(columns)["x"]
+            if rows is words:
+                assert found == [word.encode() for word in words]
+            else:
+                for row, wanted in zip(found, rows, strict=True):
+                    np.testing.assert_array_equal(row, wanted)
+
+
+def test_keras_imdb(tmp_path):
+    """Its layout: lists of word numbers in arrays of objects, of which Keras reads them."""
+    rows = np.empty(4, object)
+    rows[:] = TOKENS
+    path = save(tmp_path, x_train=rows, y_train=Y[:4], x_test=rows[:2], y_test=Y[:2])
+    manifest = write(path, tmp_path / "data", num_shards=1)
+    assert {name: split.records for name, split in manifest.splits.items()} == {
+        "train": 4,
+        "test": 2,
+    }
+    assert [feature.name for feature in manifest.schema.features] == ["x", "label"]
+    assert check(tmp_path / "data") == []
+    columns = read_raw(save_objects(tmp_path / "x.npy", PYTHON_2, 2))
+    assert [row.tolist() for row in rows_of(columns)["x"]] == [[1, 2], [7]]
+
+
+class _Runs:
+    def __init__(self, call, *arguments):
+        self.made = (call, arguments)
+
+    def __reduce__(self):
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (pickled([_Runs(os.system, "touch struck")] * 4), r"calls (posix|nt)\.system"),
+        (pickled([_Runs(eval, "open('struck', 'w')")] * 4), r"calls builtins\.eval"),
+        (pickle.dumps(_Runs(codecs.open, "struck", "w")), r"calls codecs\.open"),
+        (pickle.dumps(_Runs(np.memmap, "struck", "u1", "w+")), r"calls numpy\.memmap"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0cndarray.dump\x93.", r"calls numpy\.ndarray\.dump"),
+        (b"c_codecs\nencode\n(Va\nVzip\ntR.", "bytes in 'zip'"),
+        # The state of a dtype, or of what is called, is not the file's to set.
+        (b"cnumpy\ndtype\n}Vx\nI1\nsb.", "changes what it calls"),
+        (b"cnumpy\ndtype\n(VV8\nI0\nI1\ntR.", "dtype 'V8'"),
+        (pickled([{"a": 1}] * 4), "a row with a dict"),
+        (pickled([1, 2, 3]), r"3 rows where the header says \[4\]"),
+        (pickled([[7] * 100] * 4), "more values than the file has bytes"),
+        (pickled(TOKENS)[:-9], "no pickle of an array"),
+        (b"I1\n.", "a pickled int"),
+        (b"", "no pickle of an array"),
+    ],
+)
+@pytest.mark.parametrize("is_npz", [True, False])
+def test_every_other_pickle_is_refused_and_none_is_run(
+    tmp_path, monkeypatch, payload, told, is_npz
+):
+    monkeypatch.chdir(tmp_path)
+    source = save_objects(tmp_path / "x.npy", payload)
+    if is_npz:
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.write(source, "x.npy")
+        source = tmp_path / "a.npz"
+    with pytest.raises(DataError, match=rf"{told}.*\.jsonl.*allow_pickle=True"):
         read_raw(source)
+    assert not (tmp_path / "struck").exists()
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

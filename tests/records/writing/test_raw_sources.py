@@ -114,14 +114,10 @@ class TestNpz:
         with pytest.raises(DataError, match="arrays a, goal"):
             read_raw(path)
 
-    def test_pickles_are_refused(self, tmp_path):
+    def test_objects_are_refused(self, tmp_path):
         path = self.save(tmp_path, x=np.array([{}, {}], object), y=np.arange(2))
-        with pytest.raises(DataError, match=r"numeric arrays.*allow_pickle=True\)\['x'\]"):
+        with pytest.raises(DataError, match=r"numbers or text.*allow_pickle=True\)\['x'\]"):
             read_raw(path)
-        rows = np.array([[1], [2, 3]], object)
-        with np.load(self.save(tmp_path, x=rows, y=np.arange(2)), allow_pickle=True) as trusted:
-            columns = read_raw((trusted["x"], trusted["y"]))
-        assert columns.schema.features[0].shape == (None,)
 
     def test_not_an_archive(self, tmp_path):
         path = tmp_path / "a.npz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ _OF_S3 = {
         "retries": {"max_attempts": 4, "mode": "standard"},
     }
 }
+# gcsfs logs what it raises with its traceback, and each place that is not there. Where nobody
+# listens, Python would show that; a user's own logging gets it as before.
+_OF_GCS = logging.NullHandler()
 
 
 class MissingObjectError(DataError):
@@ -46,6 +50,8 @@ class Store:
             import fsspec
 
             options = _OF_S3 if scheme == "s3" else {}
+            if scheme in ("gs", "gcs"):
+                logging.getLogger("gcsfs").addHandler(_OF_GCS)
             # A listing kept from before would hide what is new.
             self._files, self._root = fsspec.url_to_fs(url, use_listings_cache=False, **options)
         except ImportError as error:

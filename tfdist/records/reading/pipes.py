@@ -51,7 +51,7 @@ class PipeSource(ShardSource):
             raise DataError(
                 "shards that come through pipes must not be compressed",
                 received=manifest.compression,
-                mend="Write them with --compression none, or choose input mode File or FastFile",
+                mend="Write them without compression, or choose input mode File or FastFile",
             )
         self._prefix = prefix
         self._passes = 0

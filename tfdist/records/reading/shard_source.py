@@ -207,7 +207,7 @@ class ShardSource(Source):
                 "shards must not be compressed where batches hold records of similar lengths, "
                 "which lie anywhere in them",
                 received=f"compression {self._manifest.compression}",
-                mend="Write them with --compression none, or leave bucket_by_length out",
+                mend="Write them without compression, or leave bucket_by_length out",
             )
 
     def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:

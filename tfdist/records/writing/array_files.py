@@ -18,6 +18,7 @@ from tfdist.records.clients.dealing import take_column
 from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
 from tfdist.records.format.splits import SPLIT_WORDS
+from tfdist.records.writing.object_arrays import RefusedError, read_objects
 from tfdist.records.writing.roles import Asked, Roles, assign
 
 # A member of an archive up to this size is read into memory.
@@ -124,7 +125,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tupl
         shape, is_fortran, dtype = _header(file)
         start = file.tell()
         if dtype.hasobject:
-            raise objects_refused(path, info.filename.removesuffix(".npy"))
+            return _objects(path, file, shape, dtype, info.filename.removesuffix(".npy")), False
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if num_bytes <= _SMALL_BYTES:
             file.seek(0)
@@ -167,9 +168,9 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
 def _mapped(path: Path) -> np.ndarray:
     try:
         with open(path, "rb") as file:
-            _, _, dtype = _header(file)
-        if dtype.hasobject:
-            raise objects_refused(path)
+            shape, _, dtype = _header(file)
+            if dtype.hasobject:
+                return _objects(path, file, shape, dtype)
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except _UNREADABLE as error:
         raise DataError(
@@ -177,16 +178,25 @@ def _mapped(path: Path) -> np.ndarray:
         ) from None
 
 
-def objects_refused(path: Path, name: str | None = None) -> DataError:
-    of = "" if name is None else f" of '{name}'"
+def _objects(
+    path: Path, file: Any, shape: tuple[int, ...], dtype: np.dtype, name: str | None = None
+) -> np.ndarray:
+    """Returns an array of rows of unequal lengths, or of text; nothing in the file is run."""
+    of = "" if name is None else f" in '{name}'"
     picked = "" if name is None else f"['{name}'], and so on, as (x, y)"
-    return DataError(
-        f"{path} must hold numeric arrays, or text",
-        received=f"Python objects{of}, such as rows of unequal lengths, which only pickle reads",
-        mend="Pickle can run any program, so it is refused: save rows of one length, text as dtype "
-        "str, and rows of unequal lengths as lists, one a line, in a .jsonl file; of a file that "
-        f"you trust, tfdist.records.write takes numpy.load(file, allow_pickle=True){picked}",
-    )
+    try:
+        if dtype.kind != "O":
+            raise RefusedError(f"records of dtype {dtype}")
+        return read_objects(file, shape)
+    except RefusedError as error:
+        raise DataError(
+            f"{path} must hold numbers or text, in arrays or in a list for each record",
+            received=f"{error}{of}",
+            mend="A pickle can run any program, so no other is read: save rows of one length, text "
+            "as dtype str, and rows of unequal lengths as lists, one a line, in a .jsonl file; of "
+            "a file that you trust, tfdist.records.write takes "
+            f"numpy.load(file, allow_pickle=True){picked}",
+        ) from None
 
 
 def _client_input(roles: Roles) -> tuple[str, ...]:
@@ -197,8 +207,15 @@ def _client_input(roles: Roles) -> tuple[str, ...]:
 def _like_labels(arrays: Mapping[str, Any]) -> set[str]:
     """Returns the arrays of one number a record that are not called as inputs are."""
     return {
-        name for name, array in arrays.items() if array.ndim == 1 and not _LIKE_AN_INPUT.match(name)
+        name
+        for name, array in arrays.items()
+        if array.ndim == 1 and not _LIKE_AN_INPUT.match(name) and not _has_rows(array)
     }
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether the records of an array of objects are lists or arrays."""
+    return array.dtype.kind == "O" and len(array) > 0 and np.ndim(array[0]) > 0
 
 
 def _asked_names(asked: Asked) -> list[str]:

@@ -11,6 +11,7 @@ from tfdist.records.clients.dealing import Partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.records.format.schema import Schema
+from tfdist.records.in_python import OF_WRITE, names_added
 from tfdist.records.writing.shard_files import Progress
 
 
@@ -67,4 +68,4 @@ class WriteOptions:
             self.opened(columns)
             return
         for note in columns.notes:
-            print(f"tfdist: {note}", flush=True)
+            print(f"tfdist: {names_added(note, OF_WRITE)}", flush=True)

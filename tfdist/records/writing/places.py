@@ -46,6 +46,7 @@ def check_kept(out: str | Path, *, is_asked: bool) -> bool:
         raise OptionError(
             "resume and overwrite must go with a folder on this machine",
             received=url,
-            mend="Leave it out, to begin anew",
+            mend="Leave it out, to begin anew; to be able to go on, write into a folder, and copy "
+            "it to the bucket afterwards",
         )
     return url is None

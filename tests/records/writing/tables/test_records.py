@@ -270,8 +270,3 @@ def test_options_of_tables_go_with_tables(tmp_path):
             read_raw("digits", Asked(**asked))
     with pytest.raises(DataError, match=r"must go with a table or a \.npz file"):
         read_raw("digits", Asked(weight="a"))
-
-
-def test_three_columns_that_look_like_labels_are_asked_for(tmp_path):
-    with pytest.raises(DataError, match="found label_a, label_b, label_c"):
-        read(tmp_path, "x,label_a,label_b,label_c\n1,0,1,2\n2,1,0,1\n")
