@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -21,7 +22,7 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import TfdistError
-from tfdist.strategies.mesh import register_layer
+from tfdist.strategies.mesh import operations, register_layer
 from tfdist.strategies.mesh.model import MeshModel
 from tfdist.training.binding import known_of
 
@@ -92,6 +93,7 @@ def memory():
             "per_device": sorted(state.bytes_per_device().values()),
             "slices": [list(part.shape) for part in state.of(kernel).slices],
             "slots": [list(part.shape) for part in slot.slices],
+            "held": [len(state.of(v).held) for v in (kernel, model.layers[-1].bias)],
             "devices": devices,
             "host": [host, after],
             "readable": [list(w.shape) for w in before] == [list(v.shape) for v in model.weights],
@@ -448,6 +450,14 @@ def files():
     }
 
 
+class WithOwnMemory(operations.MeshDevices):
+    """Logical CPUs that share nothing, like GPUs."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.share_memory = False
+
+
 @scenario
 def dropout():
     def model_fn():
@@ -455,7 +465,7 @@ def dropout():
         x = L.Dropout(0.3)(L.Dense(16, "tanh")(L.Dropout(0.5)(L.Dense(16, "tanh")(inputs))))
         return compiled(inputs, L.Dense(2)(x))
 
-    with mesh(2, 2) as strategy:
+    with mesh(2, 2) as strategy, mock.patch.object(operations, "MeshDevices", WithOwnMemory):
         model = strategy.build(model_fn)
         start = model.get_weights()
         model.fit(rows(30, 6), rows(30, 2), batch_size=8, epochs=2, verbose=0)

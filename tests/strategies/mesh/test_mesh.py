@@ -50,6 +50,7 @@ def test_each_device_holds_half_of_weights_and_slots(results):
     for num_bytes in memory["per_device"]:
         assert num_bytes == pytest.approx(memory["whole"] / 2, rel=0.02)
     assert memory["slices"] == memory["slots"] == [[1024, 720], [1024, 720]]
+    assert memory["held"] == [2, 1]  # What logical CPUs hold alike is there once.
     for devices in memory["devices"]:
         assert [name.rpartition("device:")[2] for name in devices] == ["CPU:0", "CPU:1"]
 

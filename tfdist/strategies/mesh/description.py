@@ -46,7 +46,8 @@ class Description:
     Attributes:
         mesh: devices on the axes batch and model.
         num_rows: records of the step whose collectives are listed.
-        measured_bytes: device -> what the variables that lie on it hold now.
+        measured_bytes: device -> what the variables that it works with hold now; one that logical
+            CPUs share counts for each of them.
         places: of all ranks; each holds such a mesh.
     """
 

@@ -1,4 +1,7 @@
-"""Weights and optimizer slots as slices on their devices, and the whole of them on the host."""
+"""Weights and optimizer slots as slices on their devices, and the whole of them on the host.
+
+Logical CPUs share their memory: a slice that several of them hold alike is there once.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ class SlicedVariable:
     """One variable of the host as a slice on each device.
 
     Attributes:
-        slices: one tf.Variable for each device of the mesh, in its order; this rank's part of the
-            slice, where ranks divide them.
+        held: a tf.Variable for each device of the mesh, in its order, or where memory is shared for
+            each different slice; this rank's part of the slice, where ranks divide them.
+        holders: for each of ``held`` the place of the device that it lies on.
+        first_places: for each device the first one that holds the same slice.
 
     Args:
         ranks: those that divide the slices; None: each holds all of them.
@@ -52,30 +57,38 @@ class SlicedVariable:
             )
             for place in range(self._size)
         ]
-        self.slices: list[tf.Variable] = []
-        #: For each device the first one that holds the same slice.
+        self.held: list[tf.Variable] = []
         self.first_places = [self._places.index(place) for place in self._places]
+        of_each = self.first_places if devices.share_memory else list(range(self._size))
+        self.holders = sorted(set(of_each))
+        self._numbers = [self.holders.index(place) for place in of_each]
+
+    @property
+    def slices(self) -> list[tf.Variable]:
+        """What each device of the mesh works with, in its order."""
+        return [self.held[number] for number in self._numbers]
 
     def repeat_first(self) -> None:
         """Gives each device the slice of the first one that holds the same."""
-        for place, first in enumerate(self.first_places):
+        for place, part in zip(self.holders, self.held, strict=True):
+            first = self.first_places[place]
             if place != first:
-                self.slices[place].assign(self.slices[first])
+                part.assign(self.slices[first])
 
     @property
     def replication(self) -> float:
         """How many devices hold the same slice."""
-        part = self.slices[0].shape.num_elements()
+        part = self.held[0].shape.num_elements()
         return self._size * part / max(1, int(np.prod(self._shape)))
 
     def create(self, devices: MeshDevices, variable: tf.Variable, value: np.ndarray) -> None:
         """Makes the slices of ``variable``, whose whole value may be released on the host."""
-        for device, place in zip(devices.devices, self._places, strict=True):
-            with tf.device(device):
+        for place in self.holders:
+            with tf.device(devices.devices[place]):
                 # The weight's own name: an optimizer chooses by it what does not decay.
-                self.slices.append(
+                self.held.append(
                     tf.Variable(
-                        self._own(value[place]),
+                        self._own(value[self._places[place]]),
                         trainable=variable.trainable,
                         name=path_of(variable),
                         dtype=variable.dtype,
@@ -83,15 +96,15 @@ class SlicedVariable:
                 )
 
     def scatter(self, value: np.ndarray) -> None:
-        for place, part in zip(self._places, self.slices, strict=True):
-            part.assign(self._own(value[place]))
+        for place, part in zip(self.holders, self.held, strict=True):
+            part.assign(self._own(value[self._places[place]]))
 
     def _own(self, value: np.ndarray) -> Any:
         return value if self._ranks is None else self._ranks.cut(value)
 
     def gather(self) -> np.ndarray:
         """Returns the whole; where ranks divide it, all of them call it together."""
-        value = np.empty(self._shape, self.slices[0].dtype.as_numpy_dtype)
+        value = np.empty(self._shape, self.held[0].dtype.as_numpy_dtype)
         places = sorted(set(self.first_places))
         parts = [self.slices[place].numpy() for place in places]
         if self._ranks is not None:
@@ -152,7 +165,7 @@ class SlicedState:
 
     def all_slices(self) -> list[tf.Variable]:
         """Returns the slices of all weights, which steps train."""
-        return [part for sliced in self.weights.values() for part in sliced.slices]
+        return [part for sliced in self.weights.values() for part in sliced.held]
 
     # The optimizer ------------------------------------------------------------------------------
 
@@ -186,11 +199,11 @@ class SlicedState:
             if self.ranks is not None:
                 parts = self.parts[id(variable)] = self._divided(variable)
                 parts.create(self._devices, variable, self.of(variable).gather())
-            slices = self.trained(variable).slices
-            keys[key_of(optimizer, variable)] = slices
-            owners |= {id(part): id(variable) for part in slices}
+            held = self.trained(variable).held
+            keys[key_of(optimizer, variable)] = held
+            owners |= {id(part): id(variable) for part in held}
         exclude_slices(optimizer, keys)
-        parts = [part for slices in keys.values() for part in slices]
+        parts = [part for held in keys.values() for part in held]
         slots = build_on(optimizer, parts)
         #: (id of the weight, name of the slot) -> slices.
         self.slots: dict[tuple[int, str], SlicedVariable] = {}
@@ -199,7 +212,7 @@ class SlicedState:
             if key not in self.slots:
                 variable = next(v for v in self._model.weights if id(v) == key[0])
                 self.slots[key] = self._divided(variable)
-            self.slots[key].slices.append(slot)
+            self.slots[key].held.append(slot)
         self._host_optimizer: Any = None
 
     def host_optimizer(self) -> Any:
@@ -214,7 +227,7 @@ class SlicedState:
 
     def _scalars(self) -> list[tuple[Any, Any]]:
         """Returns the pairs (sliced optimizer's, host optimizer's) of variables without slices."""
-        own_slots = {id(part) for sliced in self.slots.values() for part in sliced.slices}
+        own_slots = {id(part) for sliced in self.slots.values() for part in sliced.held}
         host_slots = {id(slot) for slot in self._host_slots.values()}
         optimizers = (self._model.optimizer, self._host_optimizer)
         own, host = map(_state_of, optimizers)
@@ -262,14 +275,15 @@ class SlicedState:
     # Memory -------------------------------------------------------------------------------------
 
     def bytes_per_device(self) -> dict[str, int]:
-        """Returns what the variables that lie on each device hold: device -> bytes.
+        """Returns what the variables that each device works with hold: device -> bytes.
 
-        Read from the variables themselves, not computed from the layout.
+        Read from the variables themselves, not computed from the layout. One that logical CPUs
+        share counts for each of them, as on devices with a memory of their own.
         """
-        held: dict[str, int] = {}
+        held: dict[str, int] = dict.fromkeys(self._devices.devices, 0)
         for sliced in [*self.weights.values(), *self.parts.values(), *self.slots.values()]:
-            for part in sliced.slices:
-                held[part.device] = held.get(part.device, 0) + part.numpy().nbytes
+            for device, part in zip(held, sliced.slices, strict=True):
+                held[device] += part.numpy().nbytes
         return held
 
     def release_host(self) -> None:
@@ -296,7 +310,7 @@ class SlicedState:
 
     def own_parts(self) -> list[tf.Variable]:
         """Returns the slots that this rank alone has."""
-        return [part for sliced in self.slots.values() for part in sliced.slices]
+        return [part for sliced in self.slots.values() for part in sliced.held]
 
 
 def _state_of(optimizer: Any) -> list[Any]:

@@ -119,7 +119,7 @@ class Program:
 
     def _read(self, variable: Any, dims: list[Any]) -> Any:
         weight, devices = self._state.of(variable), self._devices
-        places = weight.first_places if devices.share_memory else range(devices.size)
+        places = devices.first_places([weight.slices])
         parts = devices.run(lambda part: part.read_value(), [weight.slices], places)
         laid_out = devices.LaidOutTensor(parts)
         return mtf.import_laid_out_tensor(self._mesh, laid_out, mtf.Shape(dims))
@@ -383,9 +383,9 @@ class MeshSteps:
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
         for variable, tensor in program.context.updates:
-            slices = self._state.of(variable).slices
-            for part, value in zip(slices, program.slices_of(tensor), strict=True):
-                part.assign(value)
+            weight, values = self._state.of(variable), program.slices_of(tensor)
+            for place, part in zip(weight.holders, weight.held, strict=True):
+                part.assign(values[place])
         return logs
 
     def _over_ranks(
@@ -406,7 +406,7 @@ class MeshSteps:
     def _take_parts(self) -> None:
         """Gives the parts that this rank updates the values that the slices have now."""
         for key, parts in self._state.parts.items():
-            for part, whole in zip(parts.slices, self._state.weights[key].slices, strict=True):
+            for part, whole in zip(parts.held, self._state.weights[key].held, strict=True):
                 with tf.device(part.device):
                     part.assign(self._state.ranks.cut(whole.read_value()))
 
@@ -442,24 +442,19 @@ class MeshSteps:
                 square if self._regularizers.has(v) else of_look_ups.get(id(v), square)
                 for v, square in zip(variables, squares, strict=True)
             ]
-        # Where memory is shared, one device updates what several hold, and the others take it.
-        once = self._devices.share_memory
-        places = [
-            (i, place)
-            for i, variable in enumerate(sliced)
-            for place, first in enumerate(variable.first_places)
-            if place == first or not once
+        clipped = [
+            slices[place]
+            for slices, weight in zip(clip(optimizer, given, squares), sliced, strict=True)
+            for place in weight.holders
         ]
-        all_clipped = clip(optimizer, given, squares)
-        clipped = [all_clipped[i][place] for i, place in places]
-        pairs = [(given[i][place], sliced[i].slices[place]) for i, place in places]
+        pairs = [
+            (slices[place], part)
+            for slices, weight in zip(given, sliced, strict=True)
+            for place, part in zip(weight.holders, weight.held, strict=True)
+        ]
         # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
         with keras_api.clipped_to(optimizer, clipped):
             self._model.optimizer.apply_gradients(pairs)
-        if once:
-            for variable, weight in zip(variables, sliced, strict=True):
-                for held in (weight, *self._state.slots_of(variable)):
-                    held.repeat_first()
         if self._state.ranks is not None:
             self._give_parts()
 

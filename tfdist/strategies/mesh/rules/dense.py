@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,11 @@ from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_laye
 from tfdist.strategies.mesh.rules.activations import activate, check, is_elementwise
 
 L = tf.keras.layers
+
+#: With as many rows as each device has of a divided batch, a product with the transposed kernel
+#: takes a CPU 1.05 to 4.6 times as long as its transpose: it reorders the whole kernel first, each
+#: device again. With fewer rows TensorFlow has another way, and with more it no longer matters.
+_FEW_ROWS = range(16, 257)
 
 
 @register_layer(L.Dense)
@@ -31,7 +37,22 @@ def dense(context: Context, layer: Any, x: Any) -> Any:
 
 def _times(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     # As Keras: one large product. A batched one is slow, its kernel's gradient most of all.
-    return tf.tensordot(x, kernel, 1) if x.shape.rank > 2 else tf.linalg.matmul(x, kernel)
+    y = _product(tf.reshape(x, [-1, x.shape[-1]]), kernel)
+    return tf.reshape(y, [*x.shape[:-1], kernel.shape[-1]])
+
+
+@tf.custom_gradient
+def _product(x: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """x: [rows, n]; kernel: [n, m]."""
+
+    def back(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if dy.shape[0] in _FEW_ROWS:
+            dx = tf.transpose(tf.matmul(kernel, dy, transpose_b=True))
+        else:
+            dx = tf.matmul(dy, kernel, transpose_b=True)
+        return dx, tf.matmul(x, dy, transpose_a=True)
+
+    return tf.matmul(x, kernel), back
 
 
 def product_and_bias(
