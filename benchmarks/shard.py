@@ -47,7 +47,22 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
             "target": 1.96,
         }
     )
-    return rows + _peaks(quick)
+    return [*rows, *_peaks(quick), _gpt()]
+
+
+def _gpt() -> dict[str, Any]:
+    """The GPT of the examples on one device, and on that device of rank 0 that holds most."""
+    [whole] = events(alone("bytes_gpt"), "bytes")
+    grid = mpi.job(command("bytes_gpt", "grid"), workers=WORKERS, environ=environ())
+    [divided] = events(grid, "bytes")
+    most = [max(event["most"].values()) / 1e6 for event in (whole, divided)]
+    return {
+        "work": "MB on a device in a step of gpt_grid: 2 ranks, 2 stages, slots divided",
+        "baseline": round(most[0], 2),
+        "ours": round(most[1], 2),
+        "ratio": round(most[0] / most[1], 2),
+        "target": 2.0,
+    }
 
 
 def _peaks(quick: bool) -> list[dict[str, Any]]:
