@@ -1,4 +1,4 @@
-"""Runs a function of a benchmark in a process of its own: devices and memory are a process's."""
+"""Runs a part of a benchmark in a process of its own: devices, memory, packages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 600
+_ENVIRONMENTS = Path(__file__).parents[1] / ".cache"
 
 
 def call(module: str, function: str, **arguments: Any) -> Any:
@@ -40,3 +43,14 @@ def answer(functions: Iterable[Callable[..., Any]]) -> None:
     name, arguments = sys.argv[1:]
     wanted = {function.__name__: function for function in functions}[name]
     print(json.dumps(wanted(**json.loads(arguments))))
+
+
+def python_with(name: str, *packages: str) -> Path:
+    """Returns the Python of an environment with ``packages``, which is made once."""
+    home = _ENVIRONMENTS / name
+    python = home / "bin" / "python"
+    if not (home / "made").exists():
+        venv.create(home, clear=True, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        (home / "made").touch()
+    return python

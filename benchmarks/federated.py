@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import apart
+
 _TARGET_TUNED, _TARGET_TUTORIAL, _TARGET_FLOWER = 0.95, 2.5, 1.0
 _RECORDS, _BATCH_SIZE, _RATE = 32, 16, 0.02
 _TIMEOUT_S = 1200
 _FLOWER = ("flwr[simulation]==1.8.0", "tensorflow-cpu==2.14.1")
-_FLOWER_HOME = Path(__file__).parents[1] / ".cache" / "flower"
 _FLOWER_ROUNDS = 4
 
 
@@ -102,11 +102,7 @@ def _measure(quick: bool) -> list[dict]:
 
 def _flower_seconds(x: np.ndarray, y: np.ndarray) -> list[float]:
     """Returns the seconds of Flower's rounds of the same work, the first left out."""
-    python = _FLOWER_HOME / "bin" / "python"
-    if not (_FLOWER_HOME / "made").exists():
-        venv.create(_FLOWER_HOME, clear=True, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *_FLOWER], check=True)
-        (_FLOWER_HOME / "made").touch()
+    python = apart.python_with("flower", *_FLOWER)
     program = Path(__file__).parent / "programs" / "flower_rounds.py"
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "given.npz", Path(folder) / "seconds.json"

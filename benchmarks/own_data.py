@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks import apart
 from benchmarks.records import row, time_reads
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ _SIDE = 64
 _BATCH_SIZE = 32
 _ROWS_OF_A_BATCH = 256
 _SHARDS = 4
+_WEBDATASET = ("webdataset==1.0.2", "numpy==2.4.6", "pillow==13.0.0")
+# Processes that read, each a file of its own.
+_READERS = 2
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -33,6 +39,8 @@ def run(quick: bool = False) -> list[dict]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = _photos(folder, 1_000 // scale, rounds)
+        if not quick:
+            rows.append(_webdataset(folder, 1_000, rounds))
         rows += _text(folder, 50_000 // scale, rounds)
         rows += _table(folder, 50_000 // scale, rounds)
         rows += _limit(folder, 50_000 // scale, rounds)
@@ -97,6 +105,48 @@ def _photos(folder: Path, count: int, rounds: int) -> list[dict]:
         _row("photos augmented", count, times["augmented by hand"], times["augmented"], 1.0),
         adopted,
     ]
+
+
+def _webdataset(folder: Path, count: int, rounds: int) -> dict:
+    """The same photos in .tar files, read by webdataset in a process for each."""
+    import tfdist
+    from tfdist import records
+
+    tars = [folder / f"{number}.tar" for number in range(_READERS)]
+    photos = list(_jpegs(count))
+    for number, path in enumerate(tars):
+        with tarfile.open(path, "w") as archive:
+            for record in range(number, count, _READERS):
+                for suffix, content in (("jpg", photos[record]), ("cls", b"%d" % (record % 10))):
+                    member = tarfile.TarInfo(f"{record}.{suffix}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    ours = records.read(
+        folder / "photo_shards",
+        record_fn=tfdist.augment("flip,crop"),
+        batch_size=_BATCH_SIZE,
+        cache=False,
+    )
+    python = apart.python_with("webdataset", *_WEBDATASET)
+    program = Path(__file__).parent / "programs" / "webdataset_epochs.py"
+    with subprocess.Popen(
+        [python, program, str(_SIDE), str(_BATCH_SIZE), *tars],
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        class Theirs:
+            def __iter__(self) -> Iterator[int]:
+                print(file=process.stdin, flush=True)
+                read = int(process.stdout.readline())
+                assert read == count, f"{read} of {count} photos were read"
+                yield read
+
+        times = time_reads({"theirs": Theirs(), "ours": ours}, rounds)
+        process.stdin.close()
+    return _row("photos augmented, webdataset", count, times["theirs"], times["ours"], 1.0)
 
 
 def _jpegs(count: int) -> Iterable[bytes]:

@@ -11,9 +11,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -247,7 +247,7 @@ def _without_layout(data: Path) -> Path:
     return folder
 
 
-def time_reads(cases: dict[str, tf.data.Dataset], rounds: int) -> dict[str, list[float]]:
+def time_reads(cases: dict[str, Iterable[Any]], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each round of each case; the first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for round_number in range(rounds + 1):

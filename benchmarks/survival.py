@@ -37,7 +37,13 @@ _TOLERANCE = 1e-5
 # What a row shows -> strategy, options of its own. All but those whose shards are of clients.
 TRAININGS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, ()) for name in REGISTRY if name != "federated"},
-    "horovod, shard=weights": ("horovod", ("-o", "shard=weights")),
+    "horovod, shard=weights": ("horovod", ("shard=weights",)),
+    "multi_worker, shard=optimizer": ("multi_worker", ("shard=optimizer",)),
+    "pipeline, replicas=horovod": (
+        "pipeline",
+        ("stages=2", "microbatches=2", "replicas=horovod", "shard=optimizer"),
+    ),
+    "mesh, replicas=horovod": ("mesh", ("model=2", "replicas=horovod", "shard=optimizer")),
 }
 
 
@@ -83,14 +89,16 @@ class _Try:
     difference: float
 
 
-def _processes(spec: Spec) -> tuple[list[str], int]:
+def _processes(spec: Spec, own: tuple[str, ...]) -> tuple[list[str], int]:
     """Returns options of tfdist train, and the rank that is struck: the last one."""
-    if not spec.launchers:
-        chosen = (f"{name}={value}" for name, value in spec.example.items())
-        return [word for each in chosen for word in ("-o", each)], 0
     if spec.has_servers:  # The chief, two workers, and a server.
         return ["--workers", "2", "--ps", "1"], 3
-    return ["--workers", "2"], 1
+    if spec.launchers or "replicas=horovod" in own:
+        workers, last, chosen = ["--workers", "2"], 1, own
+    else:
+        workers, last = [], 0
+        chosen = tuple(f"{name}={value}" for name, value in spec.example.items())
+    return workers + [word for each in chosen for word in ("-o", each)], last
 
 
 class _Training:
@@ -98,13 +106,13 @@ class _Training:
 
     def __init__(self, name: str, shards: Path, folder: Path):
         strategy, own = TRAININGS[name]
-        options, self.rank = _processes(REGISTRY[strategy])
+        options, self.rank = _processes(REGISTRY[strategy], own)
         self.shards, self.folder = shards, folder
         folder.parent.mkdir(exist_ok=True)
         self._error = folder.with_suffix(".stderr")
         self._printed = folder.with_suffix(".stdout")
         self._command = [
-            *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *options, *own),
+            *(sys.executable, "-m", "tfdist", "train", "--strategy", strategy, *options),
             *("--model", _MODEL, "--data", str(shards), "--output", str(folder), "--resume"),
             *("--epochs", "3", "--global-batch-size", "20", "--checkpoint-every", "3"),
             *("--stall-timeout", str(_STALL_TIMEOUT_S)),

@@ -9,15 +9,29 @@ tfdist launch --strategy horovod --workers 2 -- python -m tfdist.examples.gpt_gr
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from tensorflow import keras
 
 from tfdist.examples.gpt import data, model_fn
 
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
 #: Of the bytes that one device would hold: what each device may.
 LIMIT = 0.5
 _SLOTS = 2  # Of Adam, for each weight.
-_BATCH = 32
+#: Rows of a global batch.
+BATCH = 32
+
+
+def strategy() -> Strategy:
+    """Returns what divides the model: two stages on each rank, the slots among the ranks."""
+    import tfdist
+
+    return tfdist.strategy(
+        "pipeline", stages=2, optimize="memory", replicas="horovod", shard="optimizer"
+    )
 
 
 def main() -> None:
@@ -28,19 +42,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps to train for; an epoch without")
     options = parser.parse_args()
     try:
-        with tfdist.strategy(
-            "pipeline", stages=2, optimize="memory", replicas="horovod", shard="optimizer"
-        ) as strategy:
-            report = tfdist.verify(model_fn, data(), strategy, global_batch_size=_BATCH, steps=10)
+        with strategy() as grid:
+            report = tfdist.verify(model_fn, data(), grid, global_batch_size=BATCH, steps=10)
             if report is not None:  # Of several processes the first one has it.
                 print(report, flush=True)
-            model = strategy.build(model_fn)
-            train = strategy.dataset(data(), global_batch_size=_BATCH)
+            model = grid.build(model_fn)
+            train = grid.dataset(data(), global_batch_size=BATCH)
             if options.steps is not None:
                 train = train.limited(options.steps)
-            model.fit(train, verbose=2 if strategy.topology.is_chief else 0)
-            if strategy.topology.is_chief:
-                show(model, strategy.describe(model).grid)
+            model.fit(train, verbose=2 if grid.topology.is_chief else 0)
+            if grid.topology.is_chief:
+                show(model, grid.describe(model).grid)
     except TfdistError as error:
         parser.error(str(error))
 

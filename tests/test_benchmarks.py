@@ -12,7 +12,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-_SHARED = {"__main__", "apart", "machine", "pairs"}
+_SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs"}
 
 _CONTRACT = """
 import importlib, inspect

@@ -1,4 +1,4 @@
-"""Whole slots and slots in parts, in turn: ``pair_shard.py STRATEGY STEPS PAIRS``.
+"""A strategy without and with ``shard``, in turn: ``pair_shard.py STRATEGY SHARD STEPS PAIRS``.
 
 Both are the same strategy, in one process of each rank.
 """
@@ -12,8 +12,8 @@ import tfdist
 
 _WIDTH, _DEPTH, _ROWS_PER_REPLICA = 512, 8, 256
 
-name, steps, pairs = sys.argv[1], *map(int, sys.argv[2:])
-with tfdist.strategy(name) as whole, tfdist.strategy(name, shard="optimizer") as divided:
+name, shard, steps, pairs = *sys.argv[1:3], *map(int, sys.argv[3:])
+with tfdist.strategy(name) as whole, tfdist.strategy(name, shard=shard) as divided:
     import numpy as np
     import tensorflow as tf
 

@@ -100,12 +100,16 @@ def test_several_devices(training, shards, unbroken, rng):
     assert run.open_to_all == set()
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multi_worker"])
-def test_several_processes(training, shards, unbroken, rng, strategy):
-    run = training("--strategy", strategy, "--workers", "2")
+@pytest.mark.parametrize("options", ["horovod", "multi_worker -o shard=optimizer"])
+def test_several_processes(training, shards, unbroken, rng, options):
+    run = training("--strategy", *options.split(), "--workers", "2")
     run.interrupted("epoch", SIGINT, after=rng.randrange(3, 9))
-    run.interrupted("checkpoint", SIGTERM, after=1)
-    run.run(2, [FULL, "ckpt-"], place="epoch", limit=1500)
+    if "shard" in options:
+        run.lost(1, place="part", rank=1, after=1)
+        run.run(2, [FULL, "ckpt-"], place="epoch", limit=300)
+    else:
+        run.interrupted("checkpoint", SIGTERM, after=1)
+        run.run(2, [FULL, "ckpt-"], place="epoch", limit=1500)
     a_shard_is_damaged(run, shards, rank=1)
     a_shard_is_cut(run, shards, rank=1)
     run.run(0)

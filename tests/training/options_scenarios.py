@@ -642,7 +642,9 @@ def what_the_way_back_reads_comes_from_the_host(strategy, folder):
     assert {op.device[-5:] for op in back} == {"CPU:1"}
     awaited = [op for op in operations if op.name.startswith("awaited")]
     assert {op.device[-5:] for op in awaited} == {"CPU:0"}
-    assert all(op.control_inputs for op in awaited)
+    # A number of what it waits for is read: TensorFlow's optimizer cannot put that elsewhere.
+    waited = [{other.type for other in op.control_inputs} for op in awaited]
+    assert waited == [{"StridedSlice"}] * 2
     assert [op.inputs[0].op for op in back] == awaited
     forward = set(operations[: numbers["turned"]])
     for operation in operations[numbers["turned"] : numbers["end"]]:

@@ -79,7 +79,11 @@ class Activations:
         tensors.sort(key=lambda tensor: numbers[tensor.op])
         # Of the first one: those that were made later cannot come before it.
         firsts = [uses[tensor.ref()][0][0] for tensor in tensors]
-        whens = [_waited_for(first, numbers, turned) or [loss] for first in firsts]
+        signs: dict[Any, tf.Tensor] = {}
+        whens = [
+            [_sign_of(source, signs) for source in _waited_for(first, numbers, turned) or [loss]]
+            for first in firsts
+        ]
         gone: list[tuple[tf.Operation, tf.Operation]] = []  # What made a tensor, what takes it.
         for tensor, first, when in zip(tensors, firsts, whens, strict=True):
             made, taken = gone[-1 - _IN_FLIGHT] if len(gone) > _IN_FLIGHT else (None, None)
@@ -128,6 +132,21 @@ def _waited_for(
     """Returns what an operation of the way back waits for, beside what is fetched for it."""
     inputs = [tensor for tensor in operation.inputs if numbers[tensor.op] >= turned]
     return inputs + [other for other in operation.control_inputs if numbers[other] >= turned]
+
+
+def _sign_of(source: tf.Tensor | tf.Operation, signs: dict[Any, tf.Tensor]) -> Any:
+    """Returns what is there as soon as ``source`` is, whatever TensorFlow optimizes.
+
+    Constants are pushed through products, which then change places: who had only waited for one
+    waited for another, or for the constant. One whose numbers are read stays what it is.
+    """
+    tensor = source.outputs[0] if isinstance(source, tf.Operation) and source.outputs else source
+    if not isinstance(tensor, tf.Tensor) or not tensor.dtype.is_floating:
+        return source
+    if tensor.ref() not in signs:
+        with tf.device(tensor.device):
+            signs[tensor.ref()] = tf.reshape(tensor, [-1])[:1]
+    return signs[tensor.ref()]
 
 
 def _of_data(

@@ -1,0 +1,153 @@
+"""The most bytes that lie on each device of a process at any time of a train step.
+
+Logical CPUs share their memory, so what a process takes tells nothing of one of them. The step that
+a fit has traced runs in a session instead, which notes for each operation its device, its times and
+the buffers that it gives. A buffer counts on its device from there until the last operation that
+reads it there has ended, and one that is sent until it has arrived. Variables count all the while.
+What kernels take for themselves within an operation is not in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+def of_a_step(model: Any, fit: Callable[[], Any]) -> dict[str, int]:
+    """Returns device, as "CPU:0" -> bytes.
+
+    Args:
+        model: after its first step.
+        fit: one of two steps of it; the first one's batch is taken for this.
+    """
+    step, batches = model.train_function, []
+
+    def watched(iterator: Any) -> Any:
+        if not traced:
+            batches.append(next(iterator))
+            traced.append(step.get_concrete_function(iterator))
+        return step(iterator)
+
+    traced: list[Any] = []
+    make = model.make_train_function
+    model.train_function, model.make_train_function = watched, lambda force=False: watched
+    fit()
+    model.train_function, model.make_train_function = step, make
+    noted, held = _run_noted(traced[0], batches[0])
+    found = collections.Counter(held)
+    for device in noted.step_stats.dev_stats:
+        found[_short(device.device)] += _most_live(noted, device.device)
+    return dict(found)
+
+
+def _short(device: str) -> str:
+    return device.rpartition("device:")[2]
+
+
+def _run_noted(traced: Any, batch: Any) -> tuple[Any, dict[str, int]]:
+    """Runs a step in a session; returns its notes, and device -> the bytes of its variables."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    variables = {id(own.handle): (own.device, own.numpy()) for own in traced.graph.variables}
+    held: collections.Counter[str] = collections.Counter()
+    for at, value in variables.values():
+        held[_short(at)] += value.nbytes
+    batch = tf.nest.map_structure(lambda tensor: tensor.numpy(), batch)
+    of_iterator, *_ = traced.inputs
+    home = tf.zeros([]).device  # Where the step runs what has no device of its own.
+    with tf.Graph().as_default(), tf.device(home):
+        batches = tf.data.Dataset.from_tensors(batch).repeat()
+        iterator = v1.data.make_initializable_iterator(batches)
+        given: dict[str, Any] = {of_iterator.name: iterator._iterator_resource}
+        for outer, inner in traced.graph.captures:
+            at, value = variables[id(outer)]
+            with tf.device(at):
+                given[inner.name] = tf.Variable(value, trainable=False).handle
+        ends = [tensor.name for tensor in traced.outputs]
+        ends += [operation.name for operation in traced.graph.control_outputs]
+        fetched = tf.graph_util.import_graph_def(traced.graph.as_graph_def(), given, ends, name="")
+        cpus = len(tf.config.list_logical_devices("CPU"))
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": cpus})) as session:
+            session.run([v1.global_variables_initializer(), iterator.initializer])
+            session.run(fetched)  # Once before, as TensorFlow optimizes it then.
+            noted = v1.RunMetadata()
+            asked = v1.RunOptions(
+                trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+            )
+            session.run(fetched, options=asked, run_metadata=noted)
+    return noted, held
+
+
+class _Ran(NamedTuple):
+    """When an operation began and ended, ns; and its outputs' (address, bytes)."""
+
+    began: int
+    ended: int
+    buffers: dict[int, tuple[int, int]]
+
+
+def _most_live(noted: Any, device: str) -> int:
+    """Returns the most bytes that operations' outputs held on ``device`` at any time."""
+    ran: dict[str, _Ran] = {}
+    there: set[str] = set()
+    for of_device in noted.step_stats.dev_stats:
+        for node in of_device.node_stats:
+            began = node.all_start_nanos
+            given = {o.slot: o.tensor_description.allocation_description for o in node.output}
+            buffers = {slot: (one.ptr, one.requested_bytes) for slot, one in given.items()}
+            ran[node.node_name] = _Ran(began, began + node.all_end_rel_nanos, buffers)
+            if of_device.device.endswith(device):
+                there.add(node.node_name)
+    nodes = {node.name: node for graph in noted.partition_graphs for node in graph.node}
+    nodes = {name: node for name, node in nodes.items() if name in ran}
+    pairs: dict[bytes, dict[str, str]] = {}
+    for node in nodes.values():
+        if node.op in ("_Send", "_Recv"):
+            pairs.setdefault(node.attr["tensor_name"].s, {})[node.op] = node.name
+    arrives = {pair["_Send"]: pair["_Recv"] for pair in pairs.values() if len(pair) == 2}
+    leaves = {back: out for out, back in arrives.items()}
+    last_use = _last_use(nodes, ran, arrives)
+    spans: dict[int, list[tuple[int, int, int]]] = {}
+    for name in there & nodes.keys():
+        if nodes[name].op in ("VarHandleOp", "ReadVariableOp"):
+            continue  # Variables are counted by themselves.
+        # What receives waits from the beginning of the step, and has nothing yet.
+        began = ran[leaves.get(name, name)].began
+        for slot, (address, size) in ran[name].buffers.items():
+            ended = max(ran[name].ended, last_use.get((name, slot), 0))
+            spans.setdefault(address, []).append((began, ended, size))
+    changes: list[tuple[int, int]] = []
+    for of_address in spans.values():
+        for began, ended, size in _merged(of_address):
+            changes += [(began, size), (ended, -size)]
+    return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _last_use(
+    nodes: dict[str, Any], ran: dict[str, _Ran], arrives: dict[str, str]
+) -> dict[tuple[str, int], int]:
+    """Returns (operation, output) -> when the last operation that reads it has ended."""
+    found: dict[tuple[str, int], int] = {}
+    for name, node in nodes.items():
+        until = max(ran[name].ended, ran[arrives.get(name, name)].ended)
+        for given in node.input:
+            if not given.startswith("^"):
+                source, _, slot = given.partition(":")
+                key = (source, int(slot or 0))
+                found[key] = max(found.get(key, 0), until)
+    return found
+
+
+def _merged(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Joins those that overlap: one buffer, which one operation hands to another."""
+    joined: list[tuple[int, int, int]] = []
+    for began, ended, size in sorted(spans):
+        if joined and began <= joined[-1][1]:
+            before = joined[-1]
+            joined[-1] = (before[0], max(before[1], ended), max(before[2], size))
+        else:
+            joined.append((began, ended, size))
+    return joined
