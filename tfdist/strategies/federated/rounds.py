@@ -11,13 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.data_errors import explain_label_error, explain_shape_error
+from tfdist.training.data_errors import explain_label_error
 from tfdist.training.keras_api import variables_in
 
 _DIVERGED = "its update is not finite"
