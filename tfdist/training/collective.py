@@ -92,7 +92,7 @@ class Collective(abc.ABC):
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         """Returns what ``Model.fit`` iterates over: this process's part of each global batch."""
 
-    def tell_waits(self, note: Callable[[float], None]) -> None:
+    def tell_waits(self, note: Callable[[float], None]) -> None:  # noqa: B027
         """Has ``note`` called with the seconds that each step waits for its batch, if known."""
 
     @abc.abstractmethod

@@ -143,7 +143,7 @@ class Runs:
 
     @contextlib.contextmanager
     def _explaining_shapes(self, *given: Any) -> Iterator[None]:
-        """Encloses what reads data that was ``given``: explains that records have several shapes."""
+        """Encloses what reads ``given`` data: explains that its records have several shapes."""
         try:
             yield
         except tf.errors.OpError as error:

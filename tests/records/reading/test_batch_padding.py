@@ -170,8 +170,13 @@ def _longer_or_shorter(x, y):
 
 @pytest.mark.parametrize(
     ("parts", "pad_to", "cache", "buckets"),
-    [(1, 16, True, False), (2, "batch", False, False), (3, "batch", True, False)]
-    + [(1, "batch", "auto", True), (3, 16, "auto", [4, 9])],
+    [
+        (1, 16, True, False),
+        (2, "batch", False, False),
+        (3, "batch", True, False),
+        (1, "batch", "auto", True),
+        (3, 16, "auto", [4, 9]),
+    ],
 )
 def test_lengths_are_those_that_record_fn_leaves(folder, parts, pad_to, cache, buckets):
     records = open_records(

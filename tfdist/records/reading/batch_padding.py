@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.pad_to import Padding
 from tfdist.records.format.schema import STRING, Feature, Schema
 from tfdist.records.reading.graph_checks import check
