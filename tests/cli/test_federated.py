@@ -56,6 +56,7 @@ def test_a_private_training_is_resumed_and_says_what_it_costs(run_cli, clients, 
     summary = json.loads((output / "metrics.json").read_text())
     assert set(summary["train"]) == set(summary["validation"]) == {"loss", "accuracy"}
     assert summary["last_epoch"]["epsilon"] == epsilons[-1]
+    assert 0 < summary["data_wait"] < 1
 
 
 def test_what_is_exact_is_verified(run_cli, clients):

@@ -135,3 +135,29 @@ def test_images_of_several_sizes_are_to_be_resized():
     images = labels.map(lambda n: (tf.zeros([4 + n % 2, 4, 3]), n % 3))
     with pytest.raises(DataError, match=r"one shape in all records.*tf\.image\.resize"):
         strategy.build(image_model).fit(strategy.dataset(images, global_batch_size=4), verbose=0)
+
+
+def test_rows_of_several_lengths_are_to_be_padded():
+    def any_length() -> tf.keras.Model:
+        inputs = tf.keras.Input((None,))
+        rows = layers.Reshape((-1, 1))(inputs)
+        return compiled(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(rows)))
+
+    strategy = tfdist.strategy("single")
+    records = tf.data.Dataset.range(8).map(lambda n: (tf.zeros([2 + n % 2]), n % 3))
+    model, padded = strategy.build(any_length), records.padded_batch(4)
+    feed = strategy.dataset(records, global_batch_size=4)
+    for read in (
+        lambda: model.fit(records.batch(4), verbose=0),
+        lambda: model.fit(padded, validation_data=records.batch(4), verbose=0),
+        lambda: model.evaluate(records.batch(4), verbose=0),
+        lambda: model.predict(records.batch(4), verbose=0),
+        lambda: list(feed.epochs(0, 1)),
+        lambda: list(feed.epochs(0, 1).as_numpy_iterator()),
+    ):
+        with pytest.raises(
+            DataError, match=r"one shape in all records.*\[[23]\] and \[[23]\].*padded_batch"
+        ):
+            read()
+    model.fit(padded, validation_data=padded, verbose=0)
+    assert len(list(strategy.dataset(padded, global_batch_size=4).epochs(0, 1))) == 2

@@ -26,8 +26,8 @@ def told(summary: dict[str, Any], config: dict[str, Any]) -> list[str]:
     share = summary.get("data_wait")
     if share is None:
         return [
-            f"waiting was not measured: strategy {summary['strategy']}, or steps_per_execution, "
-            "fetches batches ahead of the steps"
+            "waiting was not measured: an execution of several steps (steps_per_execution) fetches "
+            "its batches itself"
         ]
     lines = [f"steps waited {share:.0%} of their time for data"]
     if share > MUCH:

@@ -43,6 +43,8 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
 class _Mirrors(OneProcess):
     """The replicas of a MirroredStrategy."""
 
+    fetches_ahead = True
+
     def __init__(self, strategy: Any):
         self._strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync

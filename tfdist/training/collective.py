@@ -24,6 +24,8 @@ class Collective(abc.ABC):
     reads_together: bool = False
     #: Whether steps take batches from the dataset itself, and not from what fetches them ahead.
     steps_await_batches: bool = False
+    #: Whether TensorFlow fetches a batch for each replica onto devices, ahead of the steps.
+    fetches_ahead: bool = False
 
     @property
     def is_chief(self) -> bool:
@@ -89,6 +91,9 @@ class Collective(abc.ABC):
     @abc.abstractmethod
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         """Returns what ``Model.fit`` iterates over: this process's part of each global batch."""
+
+    def tell_waits(self, note: Callable[[float], None]) -> None:  # noqa: B027
+        """Has ``note`` called with the seconds that each step waits for its batch, if known."""
 
     @abc.abstractmethod
     def explain(self, error: Exception) -> Exception | None:

@@ -17,26 +17,6 @@ from tfdist.training.losses import is_keras_own, name_of
 _LABEL_OUT_OF_RANGE = re.compile(
     r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
 )
-# TensorFlow's words, where it batches records.
-_SHAPES_DIFFER = re.compile(
-    r"Cannot batch tensors with different shapes in component (\d+)\. "
-    r"First element had shape (\[[^]]*\]) and element \d+ had shape (\[[^]]*\])"
-)
-# Its words where it maps them in the same step, which name no component.
-_SHAPES_DIFFER_MAPPED = re.compile(
-    r"Cannot add tensor to the batch: number of elements does not match\. "
-    r"Shapes are: \[tensor\]: (\[[^]]*\]), \[batch\]: (\[[^]]*\])"
-)
-
-_MEND_OF_IMAGES = (
-    "Bring images to one size before they are batched, as in data.map(lambda x, y: "
-    "(tf.image.resize(x, [224, 224]), y)), or batch with data.padded_batch(size); "
-    "tfdist.records.write takes files of images of any size, with resize='224x224'"
-)
-_MEND_OF_ROWS = (
-    "Bring all to one length in data.map, or batch with data.padded_batch(size), or write "
-    "shards with tfdist.records.write, which takes records of any length"
-)
 
 # Keras' words where a loss meets labels of another shape than its outputs.
 _LOSS_SHAPES = re.compile(
@@ -219,31 +199,6 @@ def is_text(values: Any) -> bool:
     return array.dtype.kind in "SU" or (is_object and isinstance(array.flat[0], (str, bytes)))
 
 
-def explain_shape_error(error: Exception, element_spec: Any) -> DataError | None:
-    """Returns what an error about records of several shapes means, None when it is another.
-
-    Args:
-        element_spec: see ``check_inputs``.
-    """
-    names = dict(enumerate(_names(element_spec)))
-    if found := _SHAPES_DIFFER.search(str(error)):
-        component, one, other = found.groups()
-        named = [int(component)]
-    elif found := _SHAPES_DIFFER_MAPPED.search(str(error)):
-        one, other = found.groups()
-        specs = enumerate(tf.nest.flatten(element_spec))
-        named = [number for number, spec in specs if not spec.shape[1:].is_fully_defined()]
-    else:
-        return None
-    # Several could be meant, and one that is not known by its name, too.
-    name = names.get(named[0] if len(named) == 1 else None, "each part of a record")
-    return DataError(
-        f"{name} must have one shape in all records, for a batch to be made of them",
-        received=f"shapes {one} and {other}",
-        mend=_MEND_OF_IMAGES if one.count(",") == other.count(",") == 2 else _MEND_OF_ROWS,
-    )
-
-
 def explain_loss_error(
     error: Exception, model: tf.keras.Model, element_spec: Any
 ) -> DataError | None:
@@ -274,20 +229,6 @@ def explain_loss_error(
         "each class, for one-hot labels with categorical_crossentropy, for a yes or no with "
         "binary_crossentropy and one output",
     )
-
-
-def _names(element_spec: Any) -> list[str]:
-    """Returns what people call the parts of (x[, y[, sample_weight]]), in the order of tf.nest."""
-    names = []
-    for kind, item in zip(("feature", "label", "sample weight"), element_spec, strict=False):
-        if isinstance(item, Mapping):
-            parts = [(f"{kind} '{key}'", item[key]) for key in sorted(item)]
-        elif isinstance(item, (tuple, list)):
-            parts = [(f"{kind} {number}", part) for number, part in enumerate(item, 1)]
-        else:
-            parts = [(f"the {kind}", item)]
-        names += [name for name, part in parts for _ in tf.nest.flatten(part)]
-    return names
 
 
 def _fits(given: tf.TensorShape, expected: tf.TensorShape) -> bool:

@@ -236,8 +236,12 @@ class Feed:
         Elements: ``(batch, share)`` where batch is ``(x, y[, sample_weight])`` with the rows of
         one replica, and share is int64 [2]: its true rows, and those of the global batch. Plain
         batches when not ``shared``.
+
+        Iterators of it raise DataError where the records of a batch have several shapes.
         """
         import tensorflow as tf
+
+        from tfdist.records.reading.shape_errors import with_shapes_explained
 
         def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             return self._epoch(epoch, tf.where(epoch == first, skip_steps, 0))
@@ -251,7 +255,10 @@ class Feed:
         # A fixed depth: autotune gains nothing here, and ending its thread costs up to 40 ms.
         options = tf.data.Options()
         options.autotune.enabled = False
-        return epochs.prefetch(2).with_options(options)
+        epochs = epochs.prefetch(2).with_options(options)
+        if self.records.padding is not None:
+            return epochs
+        return with_shapes_explained(epochs, self.records.element_spec)
 
     def _epoch(self, epoch: Any, skip_steps: Any) -> tf.data.Dataset:
         import tensorflow as tf
@@ -368,7 +375,8 @@ class Feed:
             return of_all[first:last], of_all
 
         steps = tf.data.Dataset.range(tf.cast(skip_steps, tf.int64), division.steps)
-        return self.records.chosen(steps.map(numbers))
+        rows = self._local_rows(self.part)
+        return self.records.chosen(steps.map(numbers), rows, seed=self.seed, epoch=epoch)
 
     def bared(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Returns batches of x itself, with their shares where they carry them."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
+from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.training import (
     by_hand,
     coupling,
@@ -34,7 +35,6 @@ from tfdist.training.data_errors import (
     check_labels,
     explain_label_error,
     explain_loss_error,
-    explain_shape_error,
 )
 from tfdist.training.feed import Feed
 from tfdist.training.given_data import (
@@ -104,7 +104,8 @@ class Runs:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
             self._begin_slots()
-            return self._keras_fit(x, **options)
+            with self._explaining_shapes(x, options.get("validation_data")):
+                return self._keras_fit(x, **options)
         feed = self._opened(x, options)
         self._open_validation(options)
         both = (feed, options.get("validation_data"))
@@ -121,13 +122,15 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             check_given_labels(self._model, x, options)
-            return self._keras_evaluate(x, **options)
+            with self._explaining_shapes(x):
+                return self._keras_evaluate(x, **options)
         return self._read(self._evaluate_feed, x, options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
-            return self._keras_predict(x, **options)
+            with self._explaining_shapes(x):
+                return self._keras_predict(x, **options)
         return self._read(self._predict_feed, x, options)
 
     def _read(self, loop: Callable[..., Any], x: Any, options: dict) -> Any:
@@ -137,6 +140,20 @@ class Runs:
         results = loop(feed, **options)
         feed.seen.confirm(self._gather)
         return results
+
+    @contextlib.contextmanager
+    def _explaining_shapes(self, *given: Any) -> Iterator[None]:
+        """Encloses what reads ``given`` data: explains that its records have several shapes."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            datasets = [data for data in given if isinstance(data, tf.data.Dataset)]
+            spec = peeked(datasets[0])[1] if datasets else ()
+            explained = explain_shape_error(error, spec)
+            if explained is None:
+                raise
+            keras_api.forget_validation(self._model)  # The next fit brings data that was mended.
+            raise explained from error
 
     # Data ---------------------------------------------------------------------------------------
 
@@ -168,14 +185,8 @@ class Runs:
 
     def _given_feed(self, x: Any, options: dict, steps: str, *, fits: bool = False) -> GivenFeed:
         """Returns what ``GivenData.feed`` does, which may read all batches to count them."""
-        try:
+        with self._explaining_shapes(x):
             return self._given.feed(x, options, steps, fits=fits)
-        except tf.errors.OpError as error:
-            spec = peeked(x)[1] if isinstance(x, tf.data.Dataset) else ()
-            explained = explain_shape_error(error, spec)
-            if explained is None:
-                raise
-            raise explained from error
 
     def _open_validation(self, options: dict) -> None:
         """Makes feeds of what Keras takes for validation."""
@@ -250,10 +261,16 @@ class Runs:
         def batches() -> tf.data.Dataset:
             epochs = feed.epochs(first, last, skip_steps=skip_steps)
             wait = data_wait.among(watching)
-            is_awaited = self._collective.steps_await_batches
-            if wait is None or not is_awaited or keras_api.steps_per_execution(self._model) > 1:
+            collective = self._collective
+            if wait is None or keras_api.steps_per_execution(self._model) > 1:
                 return epochs
-            return wait.watched(epochs, feed.steps_per_epoch)
+            if collective.fetches_ahead:
+                wait.watch_steps(self._binding)
+                return wait.watched(epochs, feed.steps_per_epoch, feed.splits)
+            if collective.steps_await_batches:
+                return wait.watched(epochs, feed.steps_per_epoch)
+            collective.tell_waits(wait.note)
+            return epochs
 
         return self._collective.distribute(batches)
 

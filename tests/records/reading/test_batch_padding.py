@@ -169,11 +169,18 @@ def _longer_or_shorter(x, y):
 
 
 @pytest.mark.parametrize(
-    ("parts", "pad_to", "cache"), [(1, 16, True), (2, "batch", False), (3, "batch", True)]
+    ("parts", "pad_to", "cache", "buckets"),
+    [
+        (1, 16, True, False),
+        (2, "batch", False, False),
+        (3, "batch", True, False),
+        (1, "batch", "auto", True),
+        (3, 16, "auto", [4, 9]),
+    ],
 )
-def test_lengths_are_those_that_record_fn_leaves(folder, parts, pad_to, cache):
+def test_lengths_are_those_that_record_fn_leaves(folder, parts, pad_to, cache, buckets):
     records = open_records(
-        folder, cache=cache, record_fn=_longer_or_shorter, padding=padding_of(pad_to, False)
+        folder, cache=cache, record_fn=_longer_or_shorter, padding=padding_of(pad_to, buckets)
     )
     assert "once" in records.note
     options = {"records": records, "global_batch_size": BATCH, "shuffle": True, "shared": True}
@@ -206,6 +213,30 @@ def test_what_record_fn_leaves_is_filled_as_before():
     text = (tf.TensorSpec([None, None], tf.string), of_stored[1])
     records = tf.data.Dataset.from_tensors((tf.constant(["a"]), tf.ones([2], tf.int64)))
     assert of_records(own.padding, text, own, of_stored, records).fills == ("", -1)
+
+
+def test_a_record_draws_the_same_numbers_in_buckets(folder):
+    """They are of the seed, the epoch and its number, whatever it is batched with."""
+
+    def drawn(x, y, seed):
+        numbers = tf.random.stateless_uniform(tf.shape(x["tokens"]), seed, 1, 1000, tf.int64)
+        return {"id": x["id"], "tokens": numbers}, y
+
+    found = []
+    for buckets, parts in ((False, 1), (True, 1), (True, 2)):
+        records = open_records(folder, record_fn=drawn, padding=padding_of("batch", buckets))
+        options = {"records": records, "global_batch_size": BATCH, "shuffle": True, "seed": 5}
+        feeds = [Feed(part=part, parts=parts, **options) for part in range(parts)]
+        found.append(
+            {
+                int(x["id"][row]): x["tokens"][row][x["tokens"][row] > 0].tolist()
+                for feed in feeds
+                for (x, _), (rows, _) in feed.epochs(1, 2).as_numpy_iterator()
+                for row in range(rows)
+            }
+        )
+    assert len(found[0]) == COUNT
+    assert found[0] == found[1] == found[2]
 
 
 def test_lengths_that_record_fn_draws_are_refused(folder):
@@ -270,8 +301,6 @@ def test_what_has_no_lengths_is_refused(folder, tmp_path):
     padding = padding_of("batch", True)
     with pytest.raises(DataError, match="of shards with a feature of variable length"):
         open_records((np.zeros((3, 2)), np.zeros(3)), padding=padding)
-    with pytest.raises(OptionError, match="record_fn must be left out"):
-        open_records(folder, record_fn=lambda x, y: (x, y), padding=padding)
     write(
         ([[1], [2, 3]], np.arange(2)),
         tmp_path / "gz",

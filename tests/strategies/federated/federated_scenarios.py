@@ -341,6 +341,7 @@ def bad_clients_are_left_out_and_named_once(strategy, folder):
     for record in history.rounds:
         assert record.clients == tuple(good)
         assert set(record.failed) == set(bad)
+        assert 0 < record.reading_seconds < record.seconds
     assert history.history["clients_failed"] == [4, 4]
     named = Counter(
         name for line in printed.getvalue().splitlines() for name in bad if f"'{name}'" in line

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.pad_to import Padding
 from tfdist.records.format.schema import STRING, Feature, Schema
 from tfdist.records.reading.graph_checks import check
@@ -187,10 +187,9 @@ def of_records(
     return BatchPadding(padding, fills, np.concatenate(list(found)))
 
 
-def check_can_pad(schema: Schema | None, *, is_apart: bool, is_bucketed_and_changed: bool) -> None:
+def check_can_pad(schema: Schema | None, *, is_apart: bool) -> None:
     """Raises:
     DataError: records that have one length, or whose lengths cannot be known beforehand.
-    OptionError: records of similar lengths are to meet, and a function changes each.
     """
     if schema is None or not ragged_features(schema):
         raise DataError(
@@ -207,12 +206,6 @@ def check_can_pad(schema: Schema | None, *, is_apart: bool, is_bucketed_and_chan
             "lengths of all records",
             received="shards that come through pipes, or that are divided among hosts",
             mend="Leave it out, or give each host the whole data as files",
-        )
-    if is_bucketed_and_changed:
-        raise OptionError(
-            "record_fn must be left out where batches hold records of similar lengths",
-            received="record_fn and bucket_by_length",
-            mend="Take map_fn, which is given the padded batch, or leave bucket_by_length out",
         )
 
 

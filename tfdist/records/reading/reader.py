@@ -22,7 +22,7 @@ from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
-from tfdist.records.reading.source import Source, order_seed
+from tfdist.records.reading.source import Source, as_it_is, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -127,8 +127,7 @@ def open_records(
     opened = open_source(source, batched, any_size=record_fn is not None)
     if padding is not None:
         is_apart = opened.is_sequential or opened.readers is not None
-        both = padding.buckets is not None and record_fn is not None
-        check_can_pad(opened.schema, is_apart=is_apart, is_bucketed_and_changed=both)
+        check_can_pad(opened.schema, is_apart=is_apart)
     return Records(opened, map_fn, cache, record_fn, padding)
 
 
@@ -277,6 +276,9 @@ class Records:
         records, numbers = self._changed(
             start, stop, batch_size, order, skip_records, key, in_table=in_table
         )
+        return self._evened(records, numbers)
+
+    def _evened(self, records: tf.data.Dataset, numbers: tf.data.Dataset) -> tf.data.Dataset:
         if self.padding is None:
             return records
         return tf.data.Dataset.zip((records, numbers)).map(self._lengths.evened)
@@ -305,15 +307,25 @@ class Records:
             source = self._source
             records, decode = source.singles(start, stop, batch_size, order, skip_records)
             numbers = source.numbers(start, stop, order).skip(skip_records)
+        return self._changed_each(records, numbers, key, decode), numbers
+
+    def _changed_each(
+        self,
+        records: tf.data.Dataset,
+        numbers: tf.data.Dataset,
+        key: tf.Tensor,
+        decode: Callable[[Any], Any],
+    ) -> tf.data.Dataset:
+        """See ``PerRecord.map``; records of variable length come to it at their own."""
         if self.padding is None:
-            return self._per_record.map(records, numbers, key, decode), numbers
+            return self._per_record.map(records, numbers, key, decode)
 
         def at_own_length(record_and_number: tuple[Any, tf.Tensor]) -> tuple[Any, ...]:
             record, number = record_and_number
             return self._own_lengths.cut(decode(record), number)
 
         numbered = tf.data.Dataset.zip((records, numbers))
-        return self._per_record.map(numbered, numbers, key, at_own_length), numbers
+        return self._per_record.map(numbered, numbers, key, at_own_length)
 
     def _lengths_after(self, given: Any) -> BatchPadding:
         """Returns the paddings of what ``record_fn`` makes of records of the specs ``given``."""
@@ -389,15 +401,26 @@ class Records:
         return self._lengths.bucketed_order(num_records, batch_size, order_seed(seed, epoch))
 
     @tf.autograph.experimental.do_not_convert
-    def chosen(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
+    def chosen(
+        self, numbers: tf.data.Dataset, rows: int, *, seed: int, epoch: Any
+    ) -> tf.data.Dataset:
         """Returns batches of any records.
 
         Args:
             numbers: for each batch those of its records, and of all records whose longest it is
                 padded to: (int64 [rows], int64 [any]).
+            rows: of each batch but the last one, which may have fewer.
+            seed, epoch: see ``batches``.
         """
         longest = numbers.map(lambda own, of_all: self._lengths.longest(of_all))
-        batches = self._source.chosen(numbers.map(lambda own, of_all: own))
+        own_numbers = numbers.map(lambda own, of_all: own)
+        batches = self._source.chosen(own_numbers)
+        if self._per_record is not None:
+            # Records of all batches in one stream: those of the next one are changed meanwhile.
+            records, of_records = batches.unbatch(), own_numbers.unbatch()
+            key = order_seed(seed, epoch)
+            changed = self._changed_each(records, of_records, key, as_it_is)
+            batches = self._evened(changed, of_records).batch(rows)
         batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
         return self._mapped(batches)
 

@@ -16,6 +16,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.round_feed import RoundFeed
 from tfdist.strategies.federated.rounds import Round, RoundRunner
 from tfdist.strategies.federated.server import Server
+from tfdist.strategies.single import Alone
 from tfdist.training.binding import Binding, Engine
 from tfdist.training.data_errors import check_inputs, check_labels
 from tfdist.training.feed import Feed
@@ -32,12 +33,25 @@ _SETTLED = (
 _EVALUATION_BATCH_SIZE = 128
 
 
+class Rounds(Alone):
+    """One replica, whose steps are rounds: each reads its clients before it trains on them."""
+
+    steps_await_batches = False
+
+    def __init__(self) -> None:
+        self.note_wait: Callable[[float], None] = lambda _: None
+
+    def tell_waits(self, note: Callable[[float], None]) -> None:
+        self.note_wait = note
+
+
 class FederatedFit:
     """The data and the steps of Keras' ``fit``: an epoch is a round, and a round is one step.
 
     ``evaluate`` and ``predict`` stay those of one device.
 
     Args:
+        binding: of a model whose collective is a ``Rounds``.
         dataset: the strategy's own.
     """
 
@@ -53,6 +67,7 @@ class FederatedFit:
         self._server = server
         self._dataset = dataset
         self._rounds = RoundRunner(binding.model, server, options)
+        self._collective = binding.collective
         self._feed: ClientFeed | None = None
         self._records: list[Round] = []
 
@@ -113,6 +128,7 @@ class FederatedFit:
         """Takes the place of Keras' train function; ``numbers``: of rounds."""
         record, sums = self._rounds.run(self._feed, int(next(numbers)))
         self._records.append(record)
+        self._collective.note_wait(record.reading_seconds)
         return self._results(sums["metrics"]) | record.numbers()
 
     def _results(self, sums: list[np.ndarray]) -> dict[str, float]:

@@ -11,13 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.data_errors import explain_label_error, explain_shape_error
+from tfdist.training.data_errors import explain_label_error
 from tfdist.training.keras_api import variables_in
 
 _DIVERGED = "its update is not finite"
@@ -37,6 +38,7 @@ class Round:
         bytes_down: sent to clients.
         bytes_up: sent by clients.
         seconds: of the round, without validation.
+        reading_seconds: of these, in which the clients' records were read: nobody trains then.
         epsilon: of all rounds so far; None without differential privacy.
     """
 
@@ -49,6 +51,7 @@ class Round:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    reading_seconds: float = 0.0
     epsilon: float | None = None
 
     def numbers(self) -> dict[str, float]:
@@ -114,7 +117,9 @@ class RoundRunner:
     def _attempt(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> Any:
         record.dropped = tuple(client for client in cohort.asked if client in cohort.dropped)
         record.bytes_down += len(cohort.asked) * self._weights_bytes
+        begun = time.perf_counter()
         ready = self._load(feed, cohort, number, record)
+        record.reading_seconds += time.perf_counter() - begun
         if not self._are_enough(ready.ids):
             return None
         try:

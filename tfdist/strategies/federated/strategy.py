@@ -169,9 +169,8 @@ class Federated(OneProcessStrategy):
         import tensorflow as tf
 
         from tfdist.strategies.federated import batch_norm
-        from tfdist.strategies.federated.fit import FederatedFit
+        from tfdist.strategies.federated.fit import FederatedFit, Rounds
         from tfdist.strategies.federated.server import Server
-        from tfdist.strategies.single import Alone
         from tfdist.training.assemble import assemble
         from tfdist.training.binding import Binding
 
@@ -195,7 +194,7 @@ class Federated(OneProcessStrategy):
                 )
         check_model(model, self._options)
         server = Server(self._engine, self._options, model, statistics)
-        binding = Binding(model, Alone())
+        binding = Binding(model, Rounds())
         return assemble(
             binding,
             engine=FederatedFit(binding, server, self._options, self.dataset).engine(),

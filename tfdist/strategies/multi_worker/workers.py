@@ -135,6 +135,10 @@ class Tasks(Cluster):
     def steps_await_batches(self) -> bool:
         return self.num_replicas == self.num_processes
 
+    @property
+    def fetches_ahead(self) -> bool:
+        return not self.steps_await_batches
+
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         if self.steps_await_batches:
             return _OwnBatches(dataset_fn())

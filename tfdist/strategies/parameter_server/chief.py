@@ -35,6 +35,9 @@ class Servers(Collective):
     def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
         return dataset_fn()
 
+    def tell_waits(self, note: Callable[[float], None]) -> None:
+        self._steps.note_wait = note
+
     def explain(self, error: Exception) -> Exception | None:
         return None  # The steps explain theirs themselves.
 

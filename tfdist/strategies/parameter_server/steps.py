@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
+from tfdist.strategies.parameter_server.idle import Idle
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
@@ -60,6 +61,9 @@ class AsynchronousSteps:
         self._coordinator = coordinator
         self._watch = watch
         self._most = _STEPS_PER_WORKER * num_workers
+        self._idle = Idle(num_workers)
+        #: Is told how long workers waited for the batch of a step; see ``Collective.tell_waits``.
+        self.note_wait: Callable[[float], None] = lambda _: None
         self._newer = _Newer.CHIEF
         #: Steps on their way: result, number in the training, and whether it is traced for it.
         self._flying: deque[tuple[Future, int, bool]] = deque()
@@ -99,8 +103,15 @@ class AsynchronousSteps:
         """Takes as many steps as Keras counts in one execution; returns the newest results."""
         with self._tidied():
             for _ in range(keras_api.steps_per_execution(self._model)):
-                self._begin(next(iterator))
+                self._begin(self._next(iterator))
         return self._logs
+
+    def _next(self, iterator: Any) -> Any:
+        # While a batch is read, the steps on their way go on: only who has none waits for it.
+        idle_before = self._idle.seconds()
+        batch = next(iterator)
+        self.note_wait(self._idle.seconds() - idle_before)
+        return batch
 
     def _begin(self, batch: Any) -> None:
         optimizer = self._model.optimizer
@@ -124,7 +135,9 @@ class AsynchronousSteps:
         )
         optimizer.iterations.assign_add(1)
         self._newer = _Newer.SERVERS
+        self._idle.begin()
         fetched = self._watch.fetch(remote.fetch)
+        fetched.add_done_callback(lambda _: self._idle.end())
         self._flying.append((fetched, number, is_first))
         while self._flying and (not self._logs or self._flying[0][0].done()):
             self._land()
