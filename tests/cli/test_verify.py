@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tfdist.compat.versions import lane
+
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -21,8 +23,11 @@ def verify(run_cli, shards, model_file):
     [
         ("--strategy", "mirrored", "-o", "devices=2"),
         ("--strategy", "horovod", "--workers", "2"),
-        ("--strategy", "pipeline", "-o", "replicas=horovod", "--workers", "2"),
         ("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),
+        pytest.param(
+            ("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),
+            marks=pytest.mark.skipif(lane() != "modern", reason="refused there: see test_grid"),
+        ),
     ],
 )
 def test_an_exact_strategy_passes(verify, options):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from one_device import assert_near, equals_one_device, pair
+from one_device import assert_near, equals_one_device, pair, trains_as_one_device
 from scenarios import scenario
 from tensorflow import keras
 
@@ -184,6 +184,25 @@ def a_fit_within_the_scope_of_tensorflow(strategy, folder):
     assert_slots_are_divided(strategy, model, reference)
 
 
+@scenario("mirrored", "horovod", "multi_worker")
+def fewer_rows_than_replicas(strategy, folder):
+    """As all that there are, and as all that is left."""
+    divides = sharded(strategy)
+    for rows in (1, 9):
+        model, reference = pair(divides, mlp)
+        trains_as_one_device(divides, model, reference, data(rows))
+    assert_slots_are_divided(divides, model, reference)
+    with pytest.raises(OptionError, match=r"at least the number of replicas, here 2, but found 1"):
+        divides.dataset(data(), global_batch_size=1)
+    if strategy.name == "multi_worker":
+        # With the gathering of weights as many bytes as one sum: no worker gets whole gradients.
+        scatter = tf.function(lambda: divides.connect().reduce_scatter(tf.ones([2, 3]), "this"))
+        operations = scatter.get_concrete_function().graph.get_operations()
+        kinds = {operation.type for operation in operations}
+        assert "CollectiveAllToAllV2" in kinds
+        assert "CollectiveReduceV2" not in kinds
+
+
 @scenario
 def batches_by_hand_and_other_optimizers(strategy, folder):
     """An optimizer that comes back finds its slots."""
@@ -193,6 +212,7 @@ def batches_by_hand_and_other_optimizers(strategy, folder):
     for one in (model, reference):
         for _ in range(2):
             one.train_on_batch(x, y)
+        one.train_on_batch(x[:1], y[:1])  # Fewer rows than replicas.
     for one in (model, reference):
         one.compile("adagrad", "sparse_categorical_crossentropy")
         one.train_on_batch(x, y)

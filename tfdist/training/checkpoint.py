@@ -31,10 +31,17 @@ from tfdist.training.checkpoint_state import (
     Start,
     has_words,
 )
+from tfdist.training.elastic import ElasticCollective
 from tfdist.training.folder_lock import FolderLock
 from tfdist.training.keras_api import saved
-from tfdist.training.shared_checkpoints import SharedCheckpoints, are_finite, seconds_of
+from tfdist.training.shared_checkpoints import (
+    SharedCheckpoints,
+    are_finite,
+    seconds_of,
+    seconds_of_whole,
+)
 from tfdist.training.stateful import stateful_layers
+from tfdist.training.together import on_all, tried
 
 # A writer that is being ended, as after the SIGKILL of its command, is waited for.
 _PATIENCE_S = 6.0
@@ -128,6 +135,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
             CheckpointError: no checkpoint can be read, or it is of another model or other data.
         """
         model, collective = binding.model, binding.collective
+        self._binding = binding
         self._collective = collective
         self._saving = binding.engine.saving
         self._whole_slots = binding.whole_slots
@@ -335,10 +343,6 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ) -> None:
         if position.step and self._confirm is not None:
             self._confirm()
-        takes_part = self._shared is not None or self._collective.reads_together
-        if not self._collective.is_chief and not takes_part:
-            with self._whole_slots():  # The chief needs its part.
-                return
         assert self._manager is not None, "bind() comes before the fit"
         origin = self.start
         is_rest = position.step and position.epoch == origin.position.epoch and origin.position.step
@@ -349,43 +353,65 @@ class Checkpoints(tf.keras.callbacks.Callback):
             callbacks=callback_state.written(self._others),
         )
         number = position.epoch * self._state.data.steps_per_epoch + position.step
-        try:
-            with self._enclosing():
-                self._write(number, is_sound=math.isfinite((logs or {}).get("loss", 0.0)))
-        except TfdistError:
-            raise
-        except (OSError, tf.errors.OpError) as error:
-            if self._collective.explain(error) is not None:
-                raise  # A rank was lost while all were reading the weights.
-            name = f"{checkpoint_files.PREFIX}-{number}"
-            if self._collective.is_chief:
-                checkpoint_files.remove_unfinished(self.directory, failed=name)
-            raise cannot_write(self.directory / name, error) from error
+        is_sound = math.isfinite((logs or {}).get("loss", 0.0))
+        with self._enclosing():
+            if self._shared is None:
+                self._write_whole(number, is_sound)
+            else:
+                self._write_parts(self._shared, number, is_sound)
 
-    def _write(self, number: int, is_sound: bool) -> None:
-        is_chief = self._collective.is_chief
-        if is_chief and not self._was_chief:  # A chief that was lost has written before.
-            self._was_chief = True
-            self._lock_folder()
-            self._manager = self._managed(self._manager.checkpoint)
+    def _write_whole(self, number: int, is_sound: bool) -> None:
+        """Has the chief write what all have; they wait for it."""
+        collective, target = self._collective, self._target(number)
+
+        def write() -> None:
+            if not (collective.is_chief or collective.reads_together):
+                with self._whole_slots():  # The chief needs its part.
+                    return
+            self._take_over()
+            try:
+                with self._saving.written():
+                    is_written = self._write_by_chief(number, is_sound)
+            except (OSError, tf.errors.OpError) as error:
+                if collective.is_chief and collective.explain(error) is None:
+                    checkpoint_files.remove_unfinished(self.directory, failed=target.name)
+                raise
+            if is_written:
+                self._send()
+            else:
+                self._warn_of_infinite()
+
+        if collective.num_processes == 1 or isinstance(collective, ElasticCollective):
+            # Ranks that go on without a lost one would lose, here, their callbacks' end of epoch.
+            _, problem = tried(collective, write, target)
+        else:
+            seconds = seconds_of_whole(self._manager.checkpoint, self._binding)
+            problems = [each for _, each in on_all(collective, write, target, seconds)]
+            problem = next(filter(None, problems), None)
+        if problem is not None:
+            raise problem
+
+    def _write_parts(self, shared: SharedCheckpoints, number: int, is_sound: bool) -> None:
+        self._take_over()
+        checkpoint, target = self._manager.checkpoint, self._target(number)
         with self._saving.written():
-            is_written = (
-                self._write_by_chief(number, is_sound)
-                if self._shared is None
-                else self._shared.write(
-                    self._manager.checkpoint,
-                    self.directory,
-                    f"{checkpoint_files.PREFIX}-{number}",
-                    keep=self._keep,
-                    is_sound=is_sound,
-                )
+            is_written = shared.write(
+                checkpoint, self.directory, target.name, keep=self._keep, is_sound=is_sound
             )
-        if not is_chief:
-            return
         if not is_written:
             self._warn_of_infinite()
         elif self._bucket:
-            self._bucket.send()
+            on_all(self._collective, self._send, target, shared.seconds(checkpoint))
+
+    def _target(self, number: int) -> Path:
+        return self.directory / f"{checkpoint_files.PREFIX}-{number}"
+
+    def _take_over(self) -> None:
+        """Makes a chief of a process whose chief was lost, which has written before."""
+        if self._collective.is_chief and not self._was_chief:
+            self._was_chief = True
+            self._lock_folder()
+            self._manager = self._managed(self._manager.checkpoint)
 
     def _write_by_chief(self, number: int, is_sound: bool) -> bool:
         """Returns False where a loss or a weight is not finite: nothing is written."""
@@ -399,8 +425,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
                     self._manager.checkpoint.write(f"{folder}/checkpoint")
         return is_sound
 
+    def _send(self) -> None:
+        if self._bucket and self._collective.is_chief:
+            self._bucket.send()
+
     def _warn_of_infinite(self) -> None:
-        if not self._has_warned:
+        if self._collective.is_chief and not self._has_warned:
             self._has_warned = True
             last = self.newest
             kept = f"the last one before is {last}" if last else "there is none before"

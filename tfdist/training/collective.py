@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
@@ -111,6 +111,16 @@ class Collective(abc.ABC):
             more_s: seconds that it may take beside what all such things may.
         """
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def apart(self, place: str, more_s: float = 0.0) -> Iterator[None]:
+        """Encloses, on all processes, what each does in its own time, as the writing of a file.
+
+        They go on together: what follows is enclosed by ``waiting`` with the same arguments.
+        """
+        # What a process does alone takes its time; where all read together, it may wait.
+        with self.waiting(place, more_s) if self.reads_together else contextlib.nullcontext():
+            yield
 
     @abc.abstractmethod
     def merge(self, values: list[Any]) -> list[Any]:

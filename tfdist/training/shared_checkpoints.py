@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ModelError, WriteError, cannot_write
+from tfdist.errors import ModelError, WriteError
 from tfdist.training import checkpoint_files, part_files
 from tfdist.training.binding import Binding
+from tfdist.training.together import on_all
 
 _Told = TypeVar("_Told")
 
@@ -141,38 +142,20 @@ class SharedCheckpoints:
             return True
 
     def _on_all(self, act: Callable[[], _Told], target: Path, more_s: float = 0.0) -> list[_Told]:
-        """Calls ``act`` on each process; returns what it returned on each.
-
-        Args:
-            more_s: seconds that it may take: see ``Collective.waiting``.
+        """Calls ``act`` on each process; returns what it returned on each: see ``on_all``.
 
         Raises:
             WriteError: on all processes, when one could not write.
         """
-        waiting = functools.partial(
-            self._collective.waiting, f"the writing of {target.name}", more_s
-        )
-        told, problem = None, None
-        try:
-            # What a process does alone takes its time; where all read together, it may wait.
-            with waiting() if self._collective.reads_together else contextlib.nullcontext():
-                told = act()
-        except (OSError, tf.errors.OpError) as error:
-            if self._collective.explain(error) is not None:
-                raise  # A rank was lost while all were reading the weights.
-            problem = cannot_write(target, error)
-        with waiting():
-            of_all = self._collective.gather((told, problem and str(problem)))
-        if problem is not None:
-            raise problem
-        failed = next((rank for rank, (_, said) in enumerate(of_all) if said is not None), None)
+        of_all = on_all(self._collective, act, target, more_s)
+        failed = next((rank for rank, (_, problem) in enumerate(of_all) if problem), None)
         if failed is not None:
             raise WriteError(
                 f"{target} must be written by all ranks",
                 received=f"rank {failed}: {of_all[failed][1]}",
                 mend="Make room, then go on: what was written before is untouched",
             )
-        return [each for each, _ in of_all]
+        return [told for told, _ in of_all]
 
     def _has_finite_weights(self) -> bool:
         return are_finite(self._sharded.trained(self._model.trainable_weights))
@@ -199,6 +182,14 @@ def seconds_of(
 ) -> float:
     """Returns how long the slowest disk that works may take for a checkpoint."""
     return part_files.num_bytes(checkpoint, divided) / _SLOW_BYTES_PER_S
+
+
+def seconds_of_whole(checkpoint: tf.train.Checkpoint, binding: Binding) -> float:
+    """Returns the same of a checkpoint that is brought together; on all processes."""
+    if binding.sharded is None or binding.engine.sharded is not None:
+        return seconds_of(checkpoint)
+    with binding.sharded.in_parts() as divided:
+        return seconds_of(checkpoint, divided)
 
 
 def _new_place(folder: Path) -> Path:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import LaunchError
 from tfdist.strategies.flat_sum import flat_sum
+from tfdist.strategies.horovod.ticks import Ticks
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ProcessLost
@@ -23,6 +24,8 @@ from tfdist.training.gradients import with_gradient
 
 # For Horovod's own deadline, whose error says more, to come first.
 _MARGIN_S = 5.0
+# Signs of life within that deadline: the time of a busy machine counts, too.
+_TICKS = 5
 # What Gloo meets reaches TensorFlow with the line of its source alone, or within Horovod's words.
 _SOURCE_LINE = re.compile(r"^\[\S*/gloo/\S*:\d+\] ")
 _OF_HOROVOD = re.compile(rf"Horovod|{_SOURCE_LINE.pattern}")
@@ -162,6 +165,21 @@ class Ring(Collective):
         return (
             contextlib.nullcontext() if self._watch is None else self._watch.within(place, more_s)
         )
+
+    @contextlib.contextmanager
+    def apart(self, place: str, more_s: float = 0.0) -> Iterator[None]:
+        """See ``Collective``. Horovod's own deadline, which is of steps, sees ranks that tick."""
+        if self.num_processes == 1:
+            yield
+            return
+        # The user may have set another one; 0 is none.
+        own = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
+        deadline = min(own or self._stall_timeout_s, self._stall_timeout_s)
+        ticks = Ticks(self._hvd, deadline / _TICKS)
+        with ticks.running():
+            yield
+        with self.waiting(place, more_s):
+            ticks.until_all_are_done()
 
     def _give_up(self, place: str, limit_s: float) -> None:
         text = (

@@ -1,33 +1,24 @@
 """Workers that each hold a model which another strategy has divided among their devices.
 
 Neither is such a model made in the scope of a MultiWorkerMirroredStrategy, nor do its steps run in
-one. So they call TensorFlow's collectives themselves, by what that strategy calls them with: keys
-that are given anew in each call of a step, whenever a worker has traced it; and a token, which has
-them begin in the order in which the step was written, as it is on all workers.
+one. So they call TensorFlow's collectives themselves: see ``launcher``.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.cross_device_utils import (
-    CollectiveKeys,
-    CollectiveReplicaLauncher,
-)
 
 from tfdist.errors import ModelError
 from tfdist.strategies.flat_sum import flat_sum
 from tfdist.strategies.multi_worker.cluster import Cluster, words_of
+from tfdist.strategies.multi_worker.launcher import BETWEEN_STEPS, OF_STEPS, launcher
 from tfdist.topology import Topology
 from tfdist.training.gradients import with_gradient
 from tfdist.training.parts import Division, buckets
-
-# Numbers of groups, far above those of TensorFlow's own strategy on the same connection.
-_OF_STEPS, _BETWEEN_STEPS = 1_000, 1_001
 
 
 class Holders(Cluster):
@@ -44,9 +35,9 @@ class Holders(Cluster):
         super().__init__(place, **deadlines)
         self.num_replicas = place.world_size
         kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
-        self._launcher = _launcher(_OF_STEPS, place, kind)
-        self._between_steps = _launcher(_BETWEEN_STEPS, place, "CPU")
-        self._gather_rows = tf.function(self._launcher.all_gather, reduce_retracing=True)
+        self._launcher = launcher(OF_STEPS, place, kind)
+        self._between_steps = launcher(BETWEEN_STEPS, place, "CPU")
+        self._scatters = kind == "CPU"
         self._gather_words = tf.function(self._between_steps.all_gather, reduce_retracing=True)
 
     # Inside a step ------------------------------------------------------------------------------
@@ -111,14 +102,12 @@ class Holders(Cluster):
         return tf.IndexedSlices(values, total.indices, slices.dense_shape)
 
     def reduce_scatter(self, rows: Any, name: str) -> Any:
-        # All get the whole mean: TensorFlow scatters on GPUs alone.
+        if self._scatters:
+            return self._launcher.row_of_sum(rows) / self.num_replicas
         return self._mean(rows)[self.process]
 
     def all_gather(self, row: Any, name: str) -> Any:
-        if tf.executing_eagerly():
-            return self._gather_rows(row[None], 0)
-        # Not in a function of its own: its calls in one step would share a key, which has a shape.
-        return self._launcher.all_gather(row[None], 0)
+        return self._launcher.all_rows(row)
 
     # Between steps ------------------------------------------------------------------------------
 
@@ -154,17 +143,3 @@ def _is_in_control_flow() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
-
-
-@functools.cache
-def _launcher(group: int, place: Topology, kind: str) -> CollectiveReplicaLauncher:
-    """Returns the one of this program: TensorFlow takes no key a second time."""
-    device = f"/job:worker/replica:0/task:{place.rank}/device:{kind}:0"
-    keys = CollectiveKeys(group_key_start=group)
-    return CollectiveReplicaLauncher(
-        keys.get_group_key([device]),
-        place.world_size,
-        keys,
-        device,
-        tf.distribute.experimental.CommunicationOptions(),
-    )

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import OptionError
 from tfdist.strategies.multi_worker.cluster import Cluster
+from tfdist.strategies.multi_worker.launcher import OF_PARTS, launcher
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
 from tfdist.topology import Topology
@@ -79,7 +80,13 @@ def _resolver(place: Topology) -> tf.distribute.cluster_resolver.ClusterResolver
 
 
 class Tasks(Cluster):
-    """The workers of a cluster; each may have several replicas (GPUs)."""
+    """The workers of a cluster; each may have several replicas (GPUs).
+
+    Args:
+        strategy: which has connected them.
+        place: of this worker among them.
+        deadlines: see ``Cluster``.
+    """
 
     # BatchNormalization's moving statistics and metrics are read as a mean or sum of all workers.
     reads_together = True
@@ -88,13 +95,15 @@ class Tasks(Cluster):
         self,
         strategy: tf.distribute.MultiWorkerMirroredStrategy,
         place: Topology,
-        *,
-        start_timeout_s: float,
-        stall_timeout_s: float,
+        **deadlines: float,
     ):
-        super().__init__(place, start_timeout_s=start_timeout_s, stall_timeout_s=stall_timeout_s)
+        super().__init__(place, **deadlines)
         self.strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync
+        # Of parts, between workers of one device; those of several, or on GPUs, send whole sums.
+        is_plain = self.num_replicas == place.world_size > 1
+        is_plain = is_plain and not tf.config.get_visible_devices("GPU")
+        self._launcher = launcher(OF_PARTS, place, "CPU") if is_plain else None
         self._all_gather = tf.function(self._gather_rows, reduce_retracing=True)
 
     # Models -------------------------------------------------------------------------------------
@@ -124,10 +133,10 @@ class Tasks(Cluster):
         keras_api.apply_sum(optimizer, gradients, variables)
 
     def reduce_scatter(self, rows: Any, name: str) -> Any:
-        return replica_row(rows)
+        return replica_row(rows) if self._launcher is None else self._launcher.row_of_sum(rows)
 
     def all_gather(self, row: Any, name: str) -> Any:
-        return all_rows(row)
+        return all_rows(row) if self._launcher is None else self._launcher.all_rows(row)
 
     # Between steps ------------------------------------------------------------------------------
 
