@@ -170,7 +170,8 @@ def test_a_file_that_is_not_good_enough_is_not_written(digits, tmp_path):
     bias[0] = -1e6
     model.layers[-1].set_weights([kernel, bias])
     path = tmp_path / "digits.tflite"
-    path.write_bytes(b"an older file")
+    older = b"    TFL3, an older file"
+    path.write_bytes(older)
     with pytest.raises(ParityError, match="spoilt") as caught:
         tfdist.export.tflite(model, path, quantize="int8", data=digits)
     report = caught.value.report
@@ -178,7 +179,7 @@ def test_a_file_that_is_not_good_enough_is_not_written(digits, tmp_path):
     assert report.best is None
     assert report.candidates[0].parity.drop > 0.01
     assert report.candidates[0].layers[0].layer == "spoilt"
-    assert path.read_bytes() == b"an older file"
+    assert path.read_bytes() == older
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -227,3 +228,14 @@ def test_mistakes_in_paths(trained, tmp_path):
         tfdist.export.tflite(tmp_path / "text.keras", tmp_path / "digits.tflite")
     with pytest.raises(ModelError, match="but found an object of type int"):
         tfdist.export.tflite(3, tmp_path / "digits.tflite")
+    with pytest.raises(OptionError, match=r"text\.keras, which is something else"):
+        tfdist.export.tflite(trained, tmp_path / "text.keras")
+    assert (tmp_path / "text.keras").read_text() == "no model"
+
+
+def test_an_older_export_is_replaced(trained, tmp_path):
+    path = tmp_path / "digits.tflite"
+    for options in ({}, {"format": "c"}, {"quantize": "dynamic"}):
+        tfdist.export.tflite(trained, path, **options)
+        assert path.read_bytes().startswith(b"//") == ("format" in options)
+    assert path.read_bytes()[4:8] == b"TFL3"

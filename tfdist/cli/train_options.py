@@ -83,7 +83,8 @@ of_learning = _together(
         "--limit-steps",
         type=click.IntRange(min=1),
         metavar="N",
-        help="A dry run: N steps of each epoch, of validation and of the test.",
+        help="A dry run: N steps of each epoch, of validation and of the test; the last of them on "
+        "a third of a batch, as an epoch may end.",
     ),
 )
 

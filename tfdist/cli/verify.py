@@ -33,7 +33,13 @@ Examples:
 @where_options
 @model_option
 @data_option
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Of more than an epoch has, whole epochs are taken.",
+)
 @click.option(
     "--global-batch-size",
     type=click.IntRange(min=1),

@@ -10,6 +10,7 @@ from tfdist.export.interpreter import TfliteModel
 from tfdist.export.latency import arena_bytes
 
 _PER_LINE = 12
+_BEGIN = "// TensorFlow Lite model, "
 # What TensorFlow Lite Micro keeps in the arena beside activations: on a 32-bit machine a node,
 # its registration and its parameters, or a tensor with its quantization, stay below these.
 _BYTES_PER_OPERATOR, _BYTES_PER_TENSOR, _BYTES_FIXED = 160, 64, 1024
@@ -27,7 +28,7 @@ def c_array(content: bytes, path: Path) -> str:
     file = TfliteModel(content)
     needed = sorted(set(operators(content)))
     lines = [
-        f"// TensorFlow Lite model, {len(content)} bytes. Written by tfdist.",
+        f"{_BEGIN}{len(content)} bytes. Written by tfdist.",
         *(_described("input", n, details) for n, details in file.inputs.items()),
         *(_described("output", n, details) for n, details in file.outputs.items()),
         f"// operators: {', '.join(needed)}",
@@ -55,6 +56,11 @@ def c_array(content: bytes, path: Path) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def is_c_array(begin: bytes) -> bool:
+    """Whether a file that begins so is a header that ``c_array`` wrote."""
+    return begin.startswith(_BEGIN.encode())
 
 
 def micro_arena_bytes(content: bytes) -> int:

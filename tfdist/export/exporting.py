@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdist.errors import ExportError, OptionError, unknown_choice
-from tfdist.export.c_array import c_array
+from tfdist.export.c_array import c_array, is_c_array
 from tfdist.export.converter import Conversion, convert
+from tfdist.export.flatbuffer import is_tflite
 from tfdist.export.interpreter import TfliteModel
 from tfdist.export.kinds import AUTO, FORMATS, INPUT_TYPES, NEEDS_DATA, OUTPUT_TYPES, QUANTIZATIONS
 from tfdist.export.latency import benchmark as measured
@@ -88,7 +89,8 @@ def tflite(
     Raises:
         ParityError: the drop is above ``max_drop``; nothing was written, an older file is left.
         ExportError: the model cannot be converted. ModelError: no model there. DataError: no data
-            there, or not of the model's shapes. OptionError: an option that does not exist.
+            there, or not of the model's shapes. OptionError: an option that does not exist, or
+            ``path`` holds something else than an older export: that is never replaced.
     """
     job = _Job(
         quantize=quantize,
@@ -296,7 +298,20 @@ def _checked_target(path: str | os.PathLike, model: Any) -> Path:
             "written to",
             received=problem,
         )
+    if target.exists() and not _is_exported(target):
+        raise OptionError(
+            "the exported file must be a new one, or take the place of an older export",
+            received=f"{target}, which is something else",
+            mend="Choose another name, or remove that file yourself",
+        )
     return target
+
+
+def _is_exported(file: Path) -> bool:
+    """Whether a file is empty, a TFLite file or a header that ``c_array`` wrote."""
+    with open(file, "rb") as opened:
+        begin = opened.read(200)
+    return not begin or is_tflite(begin) or is_c_array(begin)
 
 
 @contextlib.contextmanager

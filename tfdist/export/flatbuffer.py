@@ -34,6 +34,11 @@ class _SharingBuilder(flatbuffers.Builder):
         return self._written[key]
 
 
+def is_tflite(begin: bytes) -> bool:
+    """Whether a file that begins so is one of TFLite: its name stands behind the first offset."""
+    return begin[4:8] == _IDENTIFIER
+
+
 def rewritten(content: bytes, raw_inputs: Iterable[str] = ()) -> bytes:
     """Returns the same model with equal vectors written once.
 

@@ -158,7 +158,8 @@ def train(
         save_best: "val_accuracy": writes the model of the best epoch so far to best.keras.
         callbacks: "FILE.py:NAME" or a function as ``model``, which returns a list of Keras
             callbacks; each process calls it.
-        limit_steps: a dry run: so many steps of each epoch, of validation and of the test.
+        limit_steps: a dry run: so many steps of each epoch, of validation and of the test; the
+            last of them on a third of a batch.
         tensorboard: a folder for TensorBoard's logs.
         mlflow: a tracking URI of MLflow; "" is the one that MLflow itself knows.
         wandb: a project of Weights & Biases; "" is "tfdist", or that of WANDB_PROJECT.

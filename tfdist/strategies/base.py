@@ -178,6 +178,33 @@ class Strategy(abc.ABC):
         self.close()
 
 
+def _refuse_other_keras(model: Any) -> None:
+    """Raises:
+    ModelError: it is a model of that Keras, 2 or 3, which ``tf.keras`` is not here.
+    """
+    import tensorflow as tf
+
+    packages = {
+        kind.__module__.partition(".")[0]
+        for kind in type(model).__mro__
+        if kind.__name__ == "Model"
+    }
+    if isinstance(model, tf.keras.Model) or not packages & {"keras", "tf_keras"}:
+        return
+    if uses_keras_3():
+        raise ModelError(
+            "a model must be one of tf.keras, which is Keras 3 here",
+            received="a model of Keras 2 (tf_keras)",
+            mend="Import it with: import keras; or leave TF_USE_LEGACY_KERAS out, for Keras 2",
+        )
+    raise ModelError(
+        "a model must be one of tf.keras, which is Keras 2 here",
+        received="a model of Keras 3 (import keras)",
+        mend="Import it with: from tensorflow import keras; or set TF_USE_LEGACY_KERAS=0 in the "
+        "environment, for Keras 3 (docs/keras-3.md)",
+    )
+
+
 def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     """Returns the compiled model that ``model_fn`` is or returns.
 
@@ -191,8 +218,10 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
 
     from tfdist.training.compiled import check_optimizer
     from tfdist.training.keras_api import is_built
+    from tfdist.training.model_path import check_no_arguments
     from tfdist.training.unbuilt import can_be_built
 
+    _refuse_other_keras(model_fn)
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
         if not callable(model_fn):
@@ -201,9 +230,11 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
                 received=f"an object of type {type(model_fn).__name__}",
                 mend="Write def model_fn(): ... return model",
             )
+        name = getattr(model_fn, "__name__", "model_fn")
+        check_no_arguments(model_fn, name)
         model = model_fn()
+        _refuse_other_keras(model)
         if not isinstance(model, tf.keras.Model):
-            name = getattr(model_fn, "__name__", "model_fn")
             raise ModelError(
                 f"{name} must return a compiled Keras model",
                 received=f"an object of type {type(model).__name__}",

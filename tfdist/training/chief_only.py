@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import topology
 from tfdist.errors import OptionError
+from tfdist.training.model_path import check_no_arguments
 
 _MARK = "tfdist_on_chief"
 # Their callbacks each open a run of their own.
@@ -59,7 +60,9 @@ def called(make: Callable[[], Any], name: str) -> list[Any]:
 
     Raises:
         OptionError: it returns something else.
+        ModelError: it needs arguments.
     """
+    check_no_arguments(make, name)
     made = make()
     made = list(made) if isinstance(made, (list, tuple)) else [made]
     others = [one for one in made if not isinstance(one, tf.keras.callbacks.Callback)]

@@ -52,6 +52,28 @@ def check(model: str, kind: Kind = MODEL) -> None:
         raise ModelError(f"the file of {kind.what} must exist", received=f"no file {place}")
 
 
+def check_no_arguments(function: Any, name: str) -> None:
+    """Raises:
+    ModelError: ``function`` cannot be called without arguments, as tfdist calls it.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # Of some functions Python cannot tell.
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        each.name
+        for each in parameters
+        if each.default is inspect.Parameter.empty and each.kind not in optional
+    ]
+    if needed:
+        raise ModelError(
+            f"{name} must be a function that can be called without arguments",
+            received=f"one that needs {', '.join(needed)}",
+            mend="Give each parameter a default, or write a function without any around it",
+        )
+
+
 def of(model: Any, kind: Kind = MODEL) -> str:
     """Returns the name by which another process finds ``model``: a name, or a function.
 
