@@ -6,11 +6,10 @@ Two logical CPUs play an accelerator and its host; see ``device_bytes`` for what
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 from typing import Any
 
 from benchmarks import apart, device_bytes
+from benchmarks.steps_in_turn import median_seconds, row
 
 _apart = functools.partial(apart.call, "benchmarks.offload")
 _WIDTH, _DEPTH, _ROWS = 512, 16, 4096
@@ -27,20 +26,10 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         batch = batch // 8 if quick else batch
         work = f"{name}, {_DEPTH} layers of {_WIDTH}, {batch} rows"
         kept, ours = (_apart("bytes_there", options=given, rows=batch) for given in ({}, options))
-        rows.append(_row(f"MB on the accelerator, {work}", kept / 1e6, ours / 1e6, target))
+        rows.append(row(f"MB on the accelerator, {work}", kept / 1e6, ours / 1e6, target))
         times = _apart("seconds", options=options, rows=batch, steps=3 if quick else 15)
-        rows.append(_row(f"seconds of that step, {work}", *times, None))
+        rows.append(row(f"seconds of that step, {work}", *times, None))
     return rows
-
-
-def _row(work: str, baseline: float, ours: float, target: float | None) -> dict[str, Any]:
-    return {
-        "work": work,
-        "baseline": round(baseline, 3),
-        "ours": round(ours, 3),
-        "ratio": round(baseline / ours, 3),
-        "target": target,
-    }
 
 
 def bytes_there(options: dict[str, Any], rows: int) -> int:
@@ -91,18 +80,8 @@ def seconds(options: dict[str, Any], rows: int, steps: int) -> list[float]:
 
     x = np.ones((rows, _WIDTH), np.float32)
     _two_devices()
-    times: list[list[float]] = [[], []]
     with tf.device(_ACCELERATOR):
-        models = [_fitted(given, x, rows) for given in ({}, options)]
-        train = [model.make_train_function() for model in models]
-        batches = [iter(tf.data.Dataset.from_tensors((x, x)).repeat()) for _ in models]
-        for number in range(steps + 2):
-            for which in (0, 1):
-                start = time.perf_counter()
-                train[which](batches[which])["loss"].numpy()
-                if number >= 2:
-                    times[which].append(time.perf_counter() - start)
-    return [statistics.median(each) for each in times]
+        return median_seconds([_fitted(given, x, rows) for given in ({}, options)], x, steps)
 
 
 if __name__ == "__main__":

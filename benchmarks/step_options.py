@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import tempfile
-import time
 from typing import Any
 
 from benchmarks import apart
+from benchmarks.steps_in_turn import median_seconds, row
 
 _apart = functools.partial(apart.call, "benchmarks.step_options")
 _WIDTH, _DEPTH, _ROWS = 256, 16, 8192
@@ -27,28 +26,18 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         for name, options, target in cases:
             kept, ours = (_peak_mb(given, quick) for given in ({}, options))
             rows.append(
-                _row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
+                row(f"peak memory of a step, {name}, {_DEPTH} layers", kept, ours, target),
             )
             plain, ours = _seconds(options, steps=3 if quick else 15)
-            rows.append(_row(f"seconds of that step, {name}", plain, ours, None))
+            rows.append(row(f"seconds of that step, {name}", plain, ours, None))
     for batch in (1, 2):
         kept, ours = (
             _apart("peak_on_mesh", batch=batch, recompute=way, rows=_ROWS // 8 if quick else _ROWS)
             for way in ("none", "blocks")
         )
         work = f"peak memory of a step, recompute=blocks on a mesh {batch}x2, {_DEPTH} layers"
-        rows.append(_row(work, kept, ours, 1.5))
+        rows.append(row(work, kept, ours, 1.5))
     return rows
-
-
-def _row(work: str, baseline: float, ours: float, target: float | None) -> dict[str, Any]:
-    return {
-        "work": work,
-        "baseline": round(baseline, 3),
-        "ours": round(ours, 3),
-        "ratio": round(baseline / ours, 3),
-        "target": target,
-    }
 
 
 def _peak_mb(options: dict[str, Any], quick: bool) -> float:
@@ -102,20 +91,9 @@ def peak_on_mesh(batch: int, recompute: str, rows: int) -> float:
 def seconds(options: dict[str, Any], steps: int) -> list[float]:
     """Returns the median seconds of a step without and with ``options``, taken in turns."""
     import numpy as np
-    import tensorflow as tf
 
     x = np.ones((_ROWS // 4, _WIDTH), np.float32)
-    batches = [iter(tf.data.Dataset.from_tensors((x, x)).repeat()) for _ in range(2)]
-    models = [_model({}), _model(options)]
-    train = [model.make_train_function() for model in models]
-    times: list[list[float]] = [[], []]
-    for number in range(steps + 2):
-        for which in (0, 1):
-            start = time.perf_counter()
-            train[which](batches[which])["loss"].numpy()
-            if number >= 2:
-                times[which].append(time.perf_counter() - start)
-    return [statistics.median(each) for each in times]
+    return median_seconds([_model({}), _model(options)], x, steps)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-_SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs"}
+_SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs", "steps_in_turn"}
 
 _CONTRACT = """
 import importlib, inspect
