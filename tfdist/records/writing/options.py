@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
@@ -66,6 +66,9 @@ class WriteOptions:
         """Gives the user what there is to know of the source."""
         if self.opened is not None:
             self.opened(columns)
-            return
-        for note in columns.notes:
+        self.tell_notes(columns.notes)
+
+    def tell_notes(self, notes: Iterable[str]) -> None:
+        """Prints them for a program; a caller with ``opened`` shows them itself."""
+        for note in notes if self.opened is None else ():
             print(f"tfdist: {names_added(note, OF_WRITE)}", flush=True)

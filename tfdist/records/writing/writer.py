@@ -16,7 +16,6 @@ from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Schema
 from tfdist.records.format.splits import DEFAULT_SPLIT, parse_split
-from tfdist.records.in_python import OF_WRITE, names_added
 from tfdist.records.writing.column_shards import write_columns
 from tfdist.records.writing.images.options import ImageOptions, image_options
 from tfdist.records.writing.listing import Listing, listing_of
@@ -320,8 +319,7 @@ def _write_stream(stream: Stream, head: Head, out: Path, options: WriteOptions) 
             manifest = write_stream(stream, head, out, replace(options, shares=shares))
     except SourceFailedError as error:
         raise error.__cause__ from None
-    for note in stream.notes if options.opened is None else ():
-        print(f"tfdist: {names_added(note, OF_WRITE)}", flush=True)
+    options.tell_notes(stream.notes)
     return manifest
 
 
