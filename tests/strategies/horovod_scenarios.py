@@ -122,7 +122,7 @@ def coarse_options_train(strategy, folder):
         coarse = other(strategy, **options)
         assert coarse.approximations
         equals_one_device(coarse, model_fn, records, epochs=3, tolerance=tolerance)
-        report = tfdist.verify(model_fn, (X, Y), coarse, steps=4, global_batch_size=8)
+        report = tfdist.verify(model_fn, (X, Y), coarse, steps=20, global_batch_size=8)
         if strategy.topology.is_chief:
             assert not report.exact
             assert next(iter(options.values())) in " ".join(report.causes)

@@ -23,7 +23,7 @@ from tfdist.training import checkpoint, checkpoint_files
 from tfdist.training.binding import Binding
 from tfdist.training.checkpoint import Checkpoints
 from tfdist.training.checkpoint_files import LOCK
-from tfdist.training.checkpoint_state import CheckpointState, DataState, Position, Start
+from tfdist.training.checkpoint_state import ORDER, CheckpointState, DataState, Position, Start
 from tfdist.training.folder_lock import FolderLock
 
 keras = tf.keras
@@ -144,6 +144,23 @@ def test_checkpoints_from_before_there_was_padding_are_read():
     state._data.assign([1, 9, 4, 3, 2])
     state._position.assign([1, 2])
     assert state.start(data, "ckpt-5").parts == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "parts", "is_refused"), [(2, 2, True), (0, 2, False), (2, 1, False)]
+)
+def test_an_epoch_of_several_processes_keeps_its_order(step, parts, is_refused):
+    data = DataState(
+        seed=1, num_records=9, global_batch_size=4, steps_per_epoch=3, parts=2, order=ORDER
+    )
+    state = CheckpointState(data)
+    state._data.assign([1, 9, 4, 3, parts, 0])
+    state._position.assign([1, step])
+    if not is_refused:
+        assert state.start(data, "ckpt-5").position.epoch == 1
+        return
+    with pytest.raises(CheckpointError, match="ckpt-5, of a version of tfdist that shuffles"):
+        state.start(data, "ckpt-5")
 
 
 def test_checkpoints_keep_a_vocabulary_and_those_from_before_are_read(tmp_path, monkeypatch):

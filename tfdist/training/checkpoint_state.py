@@ -12,6 +12,9 @@ import tensorflow as tf
 from tfdist.errors import CheckpointError
 from tfdist.training import callback_state
 
+# Counted up when records come in another order than before for the same seed.
+ORDER = 1
+
 
 @dataclass(frozen=True)
 class Position:
@@ -27,6 +30,7 @@ class DataState:
 
     Attributes:
         padding: of records of several lengths, see ``Records.padding_code``.
+        order: how several processes shuffle; 0 of earlier versions, which gave all the same key.
     """
 
     seed: int
@@ -35,6 +39,7 @@ class DataState:
     steps_per_epoch: int
     parts: int
     padding: int = 0
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class CheckpointState:
             tf.Variable(_as_tensor(each), shape=[None], trainable=False) for each in words
         ]
         self._position = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
-        # Those of earlier versions have no padding.
+        # Those of earlier versions have no padding and no order.
         row = self._as_row(data)
         self._data = tf.Variable(row, shape=[None], dtype=tf.int64, trainable=False)
         self._metrics = tf.Variable(np.zeros(0), shape=[None], dtype=tf.float64, trainable=False)
@@ -116,7 +121,13 @@ class CheckpointState:
         # Between epochs only the records and their order matter; within one, the steps do too.
         if step == 0:
             saved = replace(data, seed=saved.seed, num_records=saved.num_records)
-        if replace(saved, parts=data.parts) != data:
+        if step and saved.parts > 1 and saved.order != data.order:
+            raise CheckpointError(
+                "an epoch of several processes must go on in the order in which it began",
+                received=f"{Path(path).name}, of a version of tfdist that shuffles otherwise",
+                mend="Resume from a checkpoint at the end of an epoch, or with that version",
+            )
+        if replace(saved, parts=data.parts, order=data.order) != data:
             raise CheckpointError(
                 f"a fit resumed from {Path(path).name} must have the data of the fit that wrote it",
                 received=f"{data} where it was {saved}",

@@ -295,6 +295,7 @@ class Feed:
             shuffle=self.shuffle,
             seed=self.seed,
             epoch=epoch,
+            part=self.part,
             skip_batches=skip_steps,
             **padded,
         )
@@ -344,6 +345,7 @@ class Feed:
                 shuffle=self.shuffle,
                 seed=self.seed,
                 epoch=epoch,
+                part=part,
                 skip_batches=skip_steps,
             )
             return longest.concatenate(none.repeat(division.steps - self._own_steps(part)))

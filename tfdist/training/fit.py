@@ -27,7 +27,7 @@ from tfdist.training.adapted import check_vocabularies, follow_variables
 from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import keepers_among, released_after
-from tfdist.training.checkpoint_state import DataState, Start
+from tfdist.training.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.data_errors import (
     check_free_lengths,
     check_given_labels,
@@ -525,6 +525,7 @@ class Runs:
                 steps_per_epoch=feed.steps_per_epoch,
                 parts=self._membership.parts(feed),
                 padding=feed.records.padding_code,
+                order=ORDER,
             )
             confirm = getattr(feed.records, "confirm", None)
             start = keepers[0].bind(self._binding, data, begun_at=begun_at, confirm=confirm)

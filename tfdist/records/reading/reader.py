@@ -205,18 +205,20 @@ class Records:
         shuffle: bool,
         seed: int,
         epoch: Any,
+        part: int = 0,
         skip_batches: Any = 0,
         longest: tf.data.Dataset | None = None,
     ) -> tf.data.Dataset:
         """Returns one epoch of records [start, stop) in batches; the last one may be smaller.
 
-        The order is a function of (seed, epoch, start, stop) and of nothing else. Can be called
-        inside the function of a tf.data transformation; records that are kept in memory are then
-        loaded when it is traced.
+        The order is a function of (seed, epoch, part, start, stop) and of nothing else. Can be
+        called inside the function of a tf.data transformation; records that are kept in memory are
+        then loaded when it is traced.
 
         Args:
             start, stop: global record numbers, 0 <= start < stop <= num_records.
             epoch: int or scalar int64 tensor, the number of the epoch.
+            part: of parts that are read side by side, each in an order of its own.
             skip_batches: int or scalar int64 tensor, batches of the epoch to leave out at its
                 start; without reading them when the records are in memory.
             longest: what each batch is padded to, see ``longest``; its own records when None.
@@ -228,7 +230,7 @@ class Records:
         assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
         skip_batches = tf.cast(skip_batches, tf.int64)
         key = order_seed(seed, epoch)
-        order = key if shuffle else None
+        order = order_seed(seed, epoch, part) if shuffle else None
         if self._per_record is not None:
             records = self._each(start, stop, batch_size, order, skip_batches * batch_size, key)
             batches = records.batch(batch_size)
@@ -247,6 +249,7 @@ class Records:
                     shuffle=shuffle,
                     seed=seed,
                     epoch=epoch,
+                    part=part,
                     skip_batches=skip_batches,
                 )
             batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
@@ -346,6 +349,7 @@ class Records:
         shuffle: bool,
         seed: int,
         epoch: Any,
+        part: int = 0,
         skip_batches: Any = 0,
     ) -> tf.data.Dataset:
         """Returns the numbers of the records that ``batches`` gives, in the same batches.
@@ -356,7 +360,7 @@ class Records:
             A dataset of int64 [rows], each in [start, stop).
         """
         assert 0 <= start < stop <= self.num_records, (start, stop, self.num_records)
-        order = order_seed(seed, epoch) if shuffle else None
+        order = order_seed(seed, epoch, part) if shuffle else None
         skip_batches = tf.cast(skip_batches, tf.int64)
         if self._fits(start, stop):
             column = tf.range(start, stop, dtype=tf.int64)

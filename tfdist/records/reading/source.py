@@ -22,6 +22,8 @@ from tfdist.records.reading.elementwise import elementwise
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
+# Of a key; the number of a part stands above them.
+_EPOCH_BITS = 40
 # Enough to tell a shuffled dataset from one that is not.
 _COMPARED_RECORDS = 8
 # Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
@@ -32,9 +34,15 @@ def as_it_is(record: Any) -> Any:
     return record
 
 
-def order_seed(seed: int, epoch: Any) -> tf.Tensor:
-    """Returns int64 [2]: the key of all that is random in one epoch."""
-    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
+    """Returns int64 [2]: the key of all that is random in one epoch.
+
+    Args:
+        part: of parts that are shuffled side by side. By one key, records at the same places of
+            two parts would meet in a batch in every epoch.
+    """
+    of_part = tf.constant(part << _EPOCH_BITS, tf.int64)
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
 class Source(abc.ABC):

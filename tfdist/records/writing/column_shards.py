@@ -153,7 +153,10 @@ def _num_shards(
     if told is not None:
         return dict.fromkeys(rows, told)
     size = frame_bytes(columns)
-    return {name: shards_for(len(split_rows) * size) for name, split_rows in rows.items()}
+    return {
+        name: min(len(split_rows), shards_for(len(split_rows) * size))
+        for name, split_rows in rows.items()
+    }
 
 
 def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
@@ -162,7 +165,7 @@ def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
         raise DataError(
             f"split '{first}' must have at least one record for each shard",
             received=f"{len(first_rows)} records for {num_shards} shards",
-            mend="Choose fewer shards",
+            mend="Choose fewer shards (--num-shards)",
         )
 
 

@@ -91,13 +91,13 @@ class StreamShards:
                 raise DataError(
                     f"split '{name}' must have at least one record",
                     received="none",
-                    mend="Give it a larger share, or leave the split out",
+                    mend="Give it a larger share, or write one split alone: --split train=1",
                 )
             if is_exact and number == 0 and records < split.num_shards:
                 raise DataError(
                     f"split '{name}' must have at least one record for each shard",
                     received=f"{records} records for {split.num_shards} shards",
-                    mend="Choose fewer shards",
+                    mend="Choose fewer shards (--num-shards)",
                 )
             counts = dict(sorted(split.class_counts.items())) if self._are_counted else None
             infos[name] = SplitInfo(shards=tuple(shards), class_counts=counts)
