@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -242,7 +242,7 @@ class Uploads:
 
     # What goes there, and comes from there ------------------------------------------------------
 
-    def _fetch(self, sizes: dict[str, int]) -> None:
+    def _fetch(self, sizes: Mapping[str, int | None]) -> None:
         """Fetches what counts; of a stage all of it, as it is to be copied."""
         stage = self._mark.stage
         start = f"{stage}/" if stage else ""

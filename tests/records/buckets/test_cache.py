@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -294,3 +297,64 @@ def test_what_was_used_longest_ago_goes_first_but_never_what_is_in_use(folder, m
     with pytest.raises(DataError, match="that are in use"):
         cache.local_shards(urls[0])  # "two" goes, "three" is in use by this process.
     assert list(folder.glob("bucket-three-*/*.tfrecord"))
+
+
+def test_other_folders_beside_the_cache_are_left_alone(folder, monkeypatch):
+    """A user may name a folder of their own for the cache."""
+    names = ("photos", "photos-0123456789ab", "runs", ".scratch-notes")
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "only.jpg").write_bytes(bytes(10_000))
+    url = put()
+    monkeypatch.setenv(cache.BOUND_VARIABLE, "6e-6")
+    rows(f"{url}/train")
+    assert [(folder / name / "only.jpg").stat().st_size for name in names] == [10_000] * 4
+
+
+def test_what_is_written_anew_leaves_a_running_reader_its_own(s3_server, folder):
+    url = put()
+    old, reading = rows(f"{url}/train"), open_records(f"{url}/train", cache=False)
+    for item in s3_server.list_objects_v2(Bucket="bucket")["Contents"]:
+        s3_server.delete_object(Bucket="bucket", Key=item["Key"])
+    put(seed=1)
+    open_records(f"{url}/validation")  # Another split first.
+    new = rows(f"{url}/train")
+    assert not np.array_equal(new, old)
+    np.testing.assert_array_equal(rows(url_of_copy(reading)), old)
+    assert check(url) == []
+    # Once no process uses the shards of before, they go.
+    for descriptor in cache._used.values():
+        os.close(descriptor)
+    cache._used.clear()
+    cache.local_shards(url)
+    assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
+
+
+def url_of_copy(records):
+    copy, split, *_ = records.place
+    return f"{copy}/{split}"
+
+
+def test_pages_of_https_tell_no_sizes(tmp_path):
+    served = tmp_path / "served"
+    (served / "arrays").mkdir(parents=True)
+    (served / "table.csv").write_text("a,label\n1,0\n2,1\n3,0\n4,1\n")
+    np.savez(served / "arrays" / "data.npz", x=np.ones((6, 2), np.float32), y=np.arange(6) % 2)
+    handler = functools.partial(_Silent, directory=served)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        try:
+            for source, records in ((f"{base}/table.csv", 4), (f"{base}/arrays/data.npz", 6)):
+                out = tmp_path / f"out-{records}"
+                manifest = write(source, out, split="train=1", num_shards=1)
+                assert manifest.splits["train"].records == records
+            write((np.ones((8, 2), np.float32), np.arange(8)), served / "shards", num_shards=1)
+            assert check(f"{base}/shards") == []
+        finally:
+            server.shutdown()
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass

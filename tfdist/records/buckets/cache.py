@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,13 +31,16 @@ BOUND_VARIABLE = "TFDIST_CACHE_GB"
 _DEFAULT_GB = 50
 _MANIFEST = "manifest.json"
 _OFFSETS = "manifest.offsets"
+_SCRATCH = ".scratch-"
+# Names of folders that are made here. A user may have others in the folder of the cache.
+_OWN = re.compile(rf"{re.escape(_SCRATCH)}.+|.+-[0-9a-f]{{12}}")
 # Of the folder of the cache, what is no copy of anything: see ``working_place``.
 _WORKING = "runs"
 _SECONDS_BETWEEN_LINES = 5.0
 _PIECE_BYTES = 1 << 20
 
-# Bytes and checksum of a file; None where it has no checksum.
-_Wanted = tuple[int, str | None]
+# Bytes and checksum of a file; None where they are not known.
+_Wanted = tuple[int | None, str | None]
 
 # The open files whose locks say what this process uses.
 _used: dict[Path, int] = {}
@@ -89,7 +92,7 @@ def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
     if not sizes:
         raise MissingObjectError(f"{url} must be a folder or an object", received="none")
     with scratch_folder() as folder:
-        _make_room(folder, sum(sizes.values()), url)
+        _make_room(folder, sum(size or 0 for size in sizes.values()), url)
         fetch_files(base, folder, sizes)
         yield folder / name
 
@@ -99,8 +102,8 @@ def scratch_folder() -> Iterator[Path]:
     """Gives an empty folder of the cache, which is removed at the end."""
     root = _root()
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".scratch-") as folder:
-        used = Path(f"{folder}.used")
+    with tempfile.TemporaryDirectory(dir=root, prefix=_SCRATCH) as folder:
+        used = _mark_of(Path(folder))
         _use(used)  # So that no process takes it for one that nobody uses.
         try:
             yield Path(folder)
@@ -122,8 +125,8 @@ def working_place(url: str) -> Path:
     return place
 
 
-def fetch_files(url: str, folder: Path, sizes: dict[str, int]) -> None:
-    """Copies objects below a URL into a folder; each must have its number of bytes."""
+def fetch_files(url: str, folder: Path, sizes: Mapping[str, int | None]) -> None:
+    """Copies objects below a URL into a folder; each must have its bytes, where they are known."""
     _fetch_all(url, folder, {name: (size, None) for name, size in sizes.items()})
 
 
@@ -169,22 +172,29 @@ def _is_inside(name: str) -> bool:
 
 
 def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
-    """Returns the folder that holds the shards of a manifest, of one split or of all."""
+    """Returns the folder that holds the shards of a manifest, of one split or of all.
+
+    Other shards under the same URL have another folder: a running process may read those of before.
+    """
     root = _root()
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = _name_of(url)
-    folder = root / name
+    content = repr(sorted(_files_of(manifest, None).items()))
+    folder = root / f"{name}-{_hash(content)}"
     files = _files_of(manifest, split)
     with _locked(root / f"{name}.lock"):
-        _use(root / f"{name}.used")
+        _use(_mark_of(folder))
         folder.mkdir(exist_ok=True)
         os.utime(folder)
-        _remove_changed(folder, files)
+        _remove_cut(folder, files)
         missing = {file: wanted for file, wanted in files.items() if not (folder / file).is_file()}
         _make_room(folder, sum(size for size, _ in files.values()), url)
         _fetch_all(url, folder, missing)
         _fetch_offsets(url, folder, manifest)
         _write(folder / _MANIFEST, manifest)
+        for before in root.glob(f"{name}*"):
+            if before != folder and _is_own(before):
+                _remove_unused(before)
     return folder
 
 
@@ -194,23 +204,18 @@ def _fetch_offsets(url: str, folder: Path, manifest: bytes) -> None:
     It is a help to reading, which does without it as well: so where it cannot be had, nothing is
     said.
     """
-    path, before = folder / _OFFSETS, folder / _MANIFEST
-    if not before.is_file() or before.read_bytes() != manifest:
-        path.unlink(missing_ok=True)
+    path = folder / _OFFSETS
     with contextlib.suppress(DataError, ValueError, TypeError, KeyError, RecursionError):
         said = json.loads(manifest)
         if said["layout"] is None and said["compression"] == "none" and not path.is_file():
             _fetch(Store(url), folder, _OFFSETS, None, lambda _: None)
 
 
-def _remove_changed(folder: Path, files: dict[str, _Wanted]) -> None:
-    """Removes what was fetched of another manifest, or is not whole."""
-    before = folder / _MANIFEST
-    known = _files_of(before.read_bytes(), None) if before.is_file() else {}
-    for file, wanted in files.items():
+def _remove_cut(folder: Path, files: dict[str, _Wanted]) -> None:
+    """Removes what is not whole any more."""
+    for file, (size, _) in files.items():
         path = folder / file
-        is_same = known.get(file) == wanted and path.is_file() and path.stat().st_size == wanted[0]
-        if not is_same:
+        if path.is_file() and path.stat().st_size != size:
             path.unlink(missing_ok=True)
 
 
@@ -218,7 +223,7 @@ def _fetch_all(url: str, folder: Path, files: dict[str, _Wanted]) -> None:
     if not files:
         return
     store = Store(url)
-    progress = _Progress(url, sum(size for size, _ in files.values()))
+    progress = _Progress(url, sum(size or 0 for size, _ in files.values()))
     for file, wanted in files.items():
         _fetch(store, folder, file, wanted, progress)
 
@@ -239,7 +244,7 @@ def _fetch(
         store.fetch(name, temporary, progress)
         found = temporary.stat().st_size
         size, checksum = wanted or (found, None)
-        if found != size:
+        if size is not None and found != size:
             raise DataError(f"{store.url}/{name} must have {size} bytes", received=f"{found} bytes")
         if checksum is not None and _checksum(temporary) != checksum:
             raise DataError(
@@ -283,7 +288,22 @@ def _bound() -> int:
 def _name_of(url: str) -> str:
     """Returns a name for a folder that tells a person and us which URL it is of."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", url.split("://")[1])[-60:].strip("-.") or "data"
-    return f"{plain}-{hashlib.blake2b(url.encode(), digest_size=6).hexdigest()}"
+    return f"{plain}-{_hash(url)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _mark_of(folder: Path) -> Path:
+    """Returns the file whose lock says that a folder is in use; it is there before the folder."""
+    return folder.with_name(f"{folder.name}.used")
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder was made here, and may be removed."""
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    return is_folder and _OWN.fullmatch(folder.name) is not None and _mark_of(folder).is_file()
 
 
 def _make_room(folder: Path, wanted: int, url: str) -> None:
@@ -292,10 +312,9 @@ def _make_room(folder: Path, wanted: int, url: str) -> None:
     Raises:
         DataError: it does not fit.
     """
-    bound, root = _bound(), folder.parent
-    kept_out = (folder, root / _WORKING)
-    others = [path for path in root.iterdir() if path.is_dir() and path not in kept_out]
-    others.sort(key=lambda path: path.stat().st_mtime)
+    bound = _bound()
+    others = [path for path in folder.parent.iterdir() if path != folder and _is_own(path)]
+    others.sort(key=_last_used)
     kept = sum(_bytes_in(path) for path in others)
     for oldest in others:
         if wanted + kept <= bound:
@@ -314,9 +333,10 @@ def _make_room(folder: Path, wanted: int, url: str) -> None:
 
 def _remove_unused(folder: Path) -> bool:
     """Removes a folder that no process uses, and returns whether it did."""
-    descriptor = os.open(
-        folder.with_name(f"{folder.name}.used"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    try:
+        descriptor = os.open(_mark_of(folder), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True  # Another process has removed it meanwhile.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -335,8 +355,19 @@ def _use(path: Path) -> None:
         fcntl.flock(_used[path], fcntl.LOCK_SH)
 
 
+def _last_used(folder: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):  # Another process removes it.
+        return folder.stat().st_mtime
+    return 0.0
+
+
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # Another process removes it.
+                found += os.stat(os.path.join(place, name)).st_size
+    return found
 
 
 @contextlib.contextmanager

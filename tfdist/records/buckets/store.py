@@ -61,14 +61,20 @@ class Store:
         with self._told(name):
             return self._files.cat_file(self._path(name))
 
-    def sizes(self) -> dict[str, int]:
-        """Returns the bytes of every object below the URL, by name."""
+    def sizes(self) -> dict[str, int | None]:
+        """Returns the bytes of every object below the URL, by name; None where no one tells."""
         with self._told(""):
             found = self._files.find(self._root, detail=True)
         start = len(self._root.rstrip("/")) + 1
         # A root that is a file is found too, by some packages without its size.
-        below = {path[start:]: info for path, info in found.items() if path[start:]}
-        return {name: info["size"] or 0 for name, info in below.items() if name[-1] != "/"}
+        below = {path[start:]: info["size"] for path, info in found.items() if path[start:]}
+        objects = {name: size for name, size in below.items() if name[-1] != "/"}
+        return {name: self._size(name) if size is None else size for name, size in objects.items()}
+
+    def _size(self, name: str) -> int | None:
+        """Asks for one object, since pages of https:// list none of the sizes."""
+        with self._told(name):
+            return self._files.info(self._path(name))["size"]
 
     def fetch(self, name: str, path: Path, progress: Callable[[int], None]) -> None:
         """Copies an object into a file.
