@@ -5,6 +5,7 @@ One stage: the process of the tests has one device. test_pipeline has a case on 
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,6 +225,38 @@ def test_an_interrupted_fill_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         disk(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_fill_left_goes(tmp_path):
+    disk(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    left = tmp_path / f".{folder.name}-{'0' * 32}"
+    folder.rename(left)
+    for path in (*left.iterdir(), left):
+        os.utime(path, (0, 0))
+    disk(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def text_model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((), dtype="string")
+    words = layers.TextVectorization(output_sequence_length=4, vocabulary=["one", "two"])
+    x = layers.Embedding(8, 4, trainable=False, name="kept")(words(inputs))
+    return compiled(keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x))))
+
+
+def test_texts_are_told_from_others_by_what_they_say(tmp_path, capsys):
+    def texts(word: str) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([f"one {word}", "two"] * 16, dtype=object), np.arange(32) % 3
+
+    for word in ("two", "two", "one"):
+        made = built(
+            text_model, freeze_until="kept", frozen_cache="disk", frozen_cache_dir=tmp_path
+        )
+        fit(made, texts(word), epochs=1)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert capsys.readouterr().out.count("are read from") == 1
 
 
 class Noise(layers.Layer):

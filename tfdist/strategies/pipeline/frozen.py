@@ -162,10 +162,7 @@ class Frozen:
         digest = hashlib.blake2b(digest_size=16)
         for call in self._calls:
             for weight in call.layer.get_weights():
-                is_text = weight.dtype == object  # A vocabulary.
-                digest.update(
-                    repr(weight.tolist()).encode() if is_text else np.ascontiguousarray(weight)
-                )
+                digest.update(bytes_of(weight))
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
@@ -190,6 +187,13 @@ class Frozen:
             default=str,
         )
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def bytes_of(array: np.ndarray) -> Any:
+    """Returns what tells the values of an array from others, to be hashed."""
+    if array.dtype == object:  # Texts; the array itself holds their addresses.
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array)
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -23,7 +23,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.reading.reader import Records
 from tfdist.strategies.pipeline import kept_outputs
-from tfdist.strategies.pipeline.frozen import Frozen, same
+from tfdist.strategies.pipeline.frozen import Frozen, bytes_of, same
 from tfdist.training.feed import Feed
 
 _FILL_ROWS = 64
@@ -227,7 +227,7 @@ class KeptRecords:
         digest = hashlib.blake2b(digest_size=16)
         for batch in self._source_batches(_FILL_ROWS):
             for leaf in tf.nest.flatten(batch):
-                digest.update(np.ascontiguousarray(leaf.numpy()))
+                digest.update(bytes_of(leaf.numpy()))
         return digest.hexdigest()
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 import psutil
 
 from tfdist.errors import OptionError
+from tfdist.records.writing.shard_files import staging_folder
 
 KINDS = ("memory", "disk")
 _DESCRIPTION = "table.json"
@@ -104,24 +103,23 @@ def opened(folder: Path, columns: Columns) -> list[np.ndarray] | None:
 @contextlib.contextmanager
 def written(folder: Path, columns: Columns) -> Iterator[list[np.ndarray]]:
     """Gives arrays to be filled; they stand in ``folder`` when the block has ended well."""
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
-    ) as temporary:
-        partial = Path(temporary) / folder.name
-        partial.mkdir()
-        arrays = [
-            np.lib.format.open_memmap(
-                partial / f"{number}.npy",
-                mode="w+",
-                dtype=np.dtype(column.dtype),
-                shape=(columns.num_records, *column.shape),
-            )
-            for number, column in enumerate(columns.columns)
-        ]
-        yield arrays
-        for array in arrays:
-            array.flush()
-        (partial / _DESCRIPTION).write_text(json.dumps(columns.description()))
-        if opened(folder, columns) is None:  # Another process may have been faster.
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(partial, folder)
+    try:
+        with staging_folder(folder) as partial:
+            arrays = [
+                np.lib.format.open_memmap(
+                    partial / f"{number}.npy",
+                    mode="w+",
+                    dtype=np.dtype(column.dtype),
+                    shape=(columns.num_records, *column.shape),
+                )
+                for number, column in enumerate(columns.columns)
+            ]
+            yield arrays
+            for array in arrays:
+                array.flush()
+            (partial / _DESCRIPTION).write_text(json.dumps(columns.description()))
+            if opened(folder, columns) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        if opened(folder, columns) is None:  # Else another process was faster.
+            raise
