@@ -185,18 +185,21 @@ def slots_that_the_chief_alone_has_loaded(strategy, folder):
     single = tfdist.strategy("single")
     trained = single.build(normed)
     trained.fit(X, Y, batch_size=6, verbose=0)
-    trained.save(folder / "trained.keras")
+    file = folder / "trained.keras"
+    if strategy.topology.is_chief:
+        trained.save(file)
+    strategy.from_chief(None)  # Others read it once it is whole.
 
     def model_fn():
         is_chief = strategy.topology.is_chief
-        return keras.models.load_model(folder / "trained.keras") if is_chief else normed()
+        return keras.models.load_model(file) if is_chief else normed()
 
     for options, saves_first in (({}, False), ({"keep_host_copy": False}, True)):
         divided = other(strategy, model=2, shard="optimizer", **options)
         model = divided.build(model_fn)
         if saves_first:
             divided.save(model, folder / "again.keras")
-        reference = single.build(lambda: keras.models.load_model(folder / "trained.keras"))
+        reference = single.build(lambda: keras.models.load_model(file))
         fit_both(divided, model, reference, (X, Y))
         divided.save(model, folder / "both.keras")
         strategy.from_chief(None)
