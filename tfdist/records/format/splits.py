@@ -97,7 +97,7 @@ def assign(
         if not len(rows):
             raise DataError(
                 f"split '{name}' must have at least one record",
-                received=f"none; there are {num_records} in all",
+                received=f"none of {num_records} in all",
                 mend="Give it a larger share, or write one split alone: --split train=1",
             )
     return assigned
