@@ -183,6 +183,6 @@ def test_what_a_model_adds():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_text_is_left_alone():
+def test_labels_of_text_are_tried_too():
     spec = (tf.TensorSpec([None, 3], tf.string), tf.TensorSpec([None], tf.string))
-    assert coupled(model(contrastive), spec) == []
+    assert coupled(model(contrastive), spec) == ["loss 'contrastive'"]

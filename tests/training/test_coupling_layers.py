@@ -134,3 +134,11 @@ def test_keras_own_layers_can_be_tried():
     x = tf.random.stateless_normal([6, 3], (1, 2))
     found = parted(model, x, [slice(0, 2), slice(2, 6)], model.layers)
     assert [each.name for each in found] == ["norm"]
+
+
+def test_a_layer_behind_text_is_tried():
+    inputs = keras.Input((3,), dtype="string")
+    known = layers.StringLookup(vocabulary=["0"], output_mode="multi_hot")(inputs)
+    moved = MeanOfBatch(name="of_batch")(known)
+    spec = (tf.TensorSpec([None, 3], tf.string), tf.TensorSpec([None], tf.float32))
+    assert coupling_layers_of(keras.Model(inputs, moved), spec) == ["of_batch"]

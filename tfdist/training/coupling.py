@@ -251,8 +251,10 @@ def _made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
 
     def rows(leaf: Any) -> tf.Tensor:
         shape = [_ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
-        if not tf.as_dtype(leaf.dtype).is_floating:
-            return tf.cast(rng.integers(0, 2, shape), leaf.dtype)
+        dtype = tf.as_dtype(leaf.dtype)
+        if not dtype.is_floating:
+            numbers = rng.integers(0, 2, shape)
+            return tf.strings.as_string(numbers) if dtype == tf.string else tf.cast(numbers, dtype)
         # What counts by a threshold looks the same on values that are all on one side of it.
         values = rng.choice([0.05, 0.95], shape) if seed % 2 else rng.uniform(0.1, 0.9, shape)
         if probabilities and len(shape) > 1 and shape[-1] > 1:
