@@ -116,6 +116,28 @@ def explain_label_error(error: Exception) -> DataError | None:
     )
 
 
+def explain_class_error(
+    error: Exception, class_weight: Mapping[int, float] | None
+) -> DataError | None:
+    """Returns what an error of Keras about ``class_weight`` means, None when it is another.
+
+    Keras looks weights up while it reads batches.
+    """
+    found = _ID_OUT_OF_RANGE.search(str(error))
+    if not class_weight or found is None or "IteratorGetNext" not in str(error):
+        return None
+    number, known = found.groups()
+    return class_without_weight(number) if int(known) == len(class_weight) else None
+
+
+def class_without_weight(classes: object) -> DataError:
+    return DataError(
+        "class_weight must have a weight for each class of the data, 1 for one that counts as "
+        "without",
+        received=f"none for class {classes}",
+    )
+
+
 def explain_id_error(error: Exception, model: tf.keras.Model) -> DataError | None:
     """Returns what an error about an id that is looked up means, None when the error is another."""
     text = str(error)

@@ -33,6 +33,7 @@ from tfdist.training.data_errors import (
     check_given_labels,
     check_inputs,
     check_labels,
+    explain_class_error,
     explain_id_error,
     explain_label_error,
     explain_loss_error,
@@ -105,7 +106,8 @@ class Runs:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
             self._begin_slots()
-            with self._explaining_data(x, options.get("validation_data")):
+            given = (x, options.get("validation_data"))
+            with self._explaining_data(*given, class_weight=options.get("class_weight")):
                 return self._keras_fit(x, **options)
         feed = self._opened(x, options)
         self._open_validation(options)
@@ -143,14 +145,20 @@ class Runs:
         return results
 
     @contextlib.contextmanager
-    def _explaining_data(self, *given: Any) -> Iterator[None]:
+    def _explaining_data(
+        self, *given: Any, class_weight: dict[int, float] | None = None
+    ) -> Iterator[None]:
         """Encloses what reads ``given`` data: explains what of its records cannot be."""
         try:
             yield
         except tf.errors.OpError as error:
             datasets = [data for data in given if isinstance(data, tf.data.Dataset)]
             spec = peeked(datasets[0])[1] if datasets else ()
-            explained = explain_shape_error(error, spec) or self._explained_values(error)
+            explained = (
+                explain_shape_error(error, spec)
+                or explain_class_error(error, class_weight)
+                or self._explained_values(error)
+            )
             if explained is None:
                 raise
             keras_api.forget_validation(self._model)  # The next fit brings data that was mended.

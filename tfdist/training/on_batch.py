@@ -46,7 +46,7 @@ class RunsAndBatches(Runs):
             if self._is_plain_keras(x):
                 check_given_labels(self._model, x, options)
                 self._begin_slots()
-                with self._explaining_data():
+                with self._explaining_data(class_weight=options.get("class_weight")):
                     return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
