@@ -37,7 +37,7 @@ def test_options_of_the_file_and_flags_that_win(asked):
             "lr": 1e-5,
             "augment": ["flip", "crop"],
             "pad-to": None,
-            "class-weight": {0: 1.0, 2: 2.5},
+            "class-weight": {0: 1.0, 1: 1.0, 2: 2.5},
             "early-stopping": "val_loss,patience=3",
             "stop-on-nan": False,
             "resume": True,
@@ -49,7 +49,7 @@ def test_options_of_the_file_and_flags_that_win(asked):
     assert config["options"] == {"devices": 3, "accumulate_steps": 2}
     assert (config["epochs"], config["seed"], config["lr"], config["keep"]) == (9, 3, 1e-5, 3)
     assert config["augment"] == "flip,crop"
-    assert config["class_weight"] == {"0": 1.0, "2": 2.5}
+    assert config["class_weight"] == {"0": 1.0, "1": 1.0, "2": 2.5}
     assert config["early_stopping"] == {"monitor": "val_loss", "patience": 3, "mode": "min"}
     assert config["stop_on_nan"]
     assert more["resume"]

@@ -95,7 +95,7 @@ def _train(side: Side, model: str, data: str, optimizer: str, **options: Any) ->
 
 
 def _class_weight(side: Side, model: str, data: str, optimizer: str) -> Observed:
-    return _train(side, model, data, optimizer, class_weight={0: 0.25, 1: 3.0})
+    return _train(side, model, data, optimizer, class_weight={0: 0.25, 1: 3.0, 2: 1.0})
 
 
 def _train_step(side: Side, model: str) -> Observed:

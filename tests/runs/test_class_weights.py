@@ -31,9 +31,9 @@ def test_balanced_classes_count_alike(split):
 
 
 def test_ways_to_write_them(split, tmp_path):
-    (tmp_path / "weights.json").write_text(json.dumps({"0": 1, "3": 2.5}))
-    for given in ("0=1, 3=2.5", str(tmp_path / "weights.json"), {0: 1, 3: 2.5}):
-        assert class_weights(given, split) == {"0": 1.0, "3": 2.5}
+    (tmp_path / "weights.json").write_text(json.dumps({"0": 1, "1": 2, "3": 2.5}))
+    for given in ("0=1, 1=2, 3=2.5", str(tmp_path / "weights.json"), {0: 1, 1: 2, 3: 2.5}):
+        assert class_weights(given, split) == {"0": 1.0, "1": 2.0, "3": 2.5}
 
 
 def test_classes_by_name(tmp_path):
@@ -50,6 +50,7 @@ def test_classes_by_name(tmp_path):
     [
         ("4=1", "must name classes of the data, 0 to 3, but found 4"),
         ("-1=1", "must name classes"),
+        ("0=1,3=2", "a weight for each class of the data, but found none for 1. Add 1=1"),
         ("0=much", "class_weight of 0 must be a number"),
         ("0=-1", "class_weight of 0 must be a number"),
         ("nowhere.json", "must be balanced, CLASS=WEIGHT"),

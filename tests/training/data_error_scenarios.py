@@ -127,6 +127,24 @@ def batches_come_in_the_order_of_the_arrays(strategy, folder):
     assert_same_weights(model, reference)
 
 
+class Broken(keras.utils.Sequence):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if number == 3:
+            raise RuntimeError("disk broken")
+        return data(8)
+
+
+@scenario("mirrored")
+def an_error_of_a_sequence_is_told_as_its_own(strategy, folder):
+    model = strategy.build(mlp)
+    for loop in (model.fit, model.predict):
+        with pytest.raises(tf.errors.UnknownError, match="RuntimeError: disk broken"):
+            loop(Broken(), verbose=0)
+
+
 # What layers have learned before the training ----------------------------------------------------
 
 

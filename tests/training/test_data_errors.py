@@ -125,6 +125,38 @@ def test_a_label_without_an_output_is_named():
         model.fit(data, verbose=0)
 
 
+def looked_up() -> tf.keras.Model:
+    inputs = tf.keras.Input((4,), dtype="int64")
+    return compiled(inputs, layers.Dense(3)(layers.Embedding(8, 2, name="words")(inputs)[:, 0]))
+
+
+def gathered() -> tf.keras.Model:
+    inputs = tf.keras.Input((4,), dtype="int64")
+    return compiled(inputs, layers.Dense(3)(tf.gather(tf.eye(8), inputs)[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "words"),
+    [
+        (looked_up, r"layer 'words' .* 0 to 7, but found id -3\. .*input_dim"),
+        (gathered, r"by operation '.*[Gg]ather.*' must .* 0 to 7, but found index -3\. Mend"),
+    ],
+)
+def test_an_id_without_a_row_is_named(model_fn, words):
+    strategy = tfdist.strategy("single")
+    model = strategy.build(model_fn)
+    x, y = np.full((8, 4), -3), np.zeros(8, np.int64)
+    data = strategy.dataset((x, y), global_batch_size=4)
+    for call in (
+        lambda: model.fit(data, verbose=0),
+        lambda: model.predict(data, verbose=0),
+        lambda: model.fit(x, y, verbose=0),
+        lambda: model.predict_on_batch(x),
+    ):
+        with pytest.raises(DataError, match=words):
+            call()
+
+
 def test_images_of_several_sizes_are_to_be_resized():
     def image_model() -> tf.keras.Model:
         inputs = tf.keras.Input((None, None, 3))

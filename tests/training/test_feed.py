@@ -188,8 +188,43 @@ def test_class_weights_multiply_sample_weights():
     one_hot = np.eye(3)[y]
     for labels in (y, y[:, None], one_hot):
         feed = Feed(records=open_records((x, labels, weight)), global_batch_size=6, shared=False)
-        batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0}).epochs(0, 1)))
+        batch = next(iter(feed.weighted_by_class({0: 0.5, 1: 3.0, 2: 1.0}).epochs(0, 1)))
         np.testing.assert_allclose(batch[2], [1, 6, 2, 1, 6, 2])
+
+
+@pytest.mark.parametrize(
+    ("labels", "class_weight", "found"),
+    [
+        ([0, 1, 2, 3], {0: 1.0, 1: 2.0}, "2, 3"),
+        ([0, 1, 2, 2], {0: 1.0, 2: 2.0}, "1"),
+        ([0, 1, -1, 0], {0: 1.0, 1: 2.0}, "-1"),
+        ([0, 2, 2, 0], {0: 1.0, 2: 3.0}, None),
+    ],
+)
+def test_a_class_without_a_weight_is_named(labels, class_weight, found):
+    import numpy as np
+
+    import tfdist
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    from tensorflow import keras
+
+    arrays = np.zeros((4, 1), np.float32), np.array(labels)
+    strategy = tfdist.strategy("single")
+    model, feed = strategy.build(model_fn), strategy.dataset(arrays, global_batch_size=4)
+    if found is None:
+        model.fit(feed, class_weight=class_weight, verbose=0)
+        return
+    words = rf"a weight for each class .* found none for class {found}\."
+    with pytest.raises(DataError, match=words):
+        model.fit(feed, class_weight=class_weight, verbose=0)
+    if len(class_weight) > max(class_weight):  # Keras itself refuses gaps.
+        with pytest.raises(DataError, match=words.replace("2, 3", "[23]")):
+            model.fit(*arrays, class_weight=class_weight, verbose=0)
 
 
 def test_batches_and_data_that_cannot_be_shared():

@@ -58,6 +58,14 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
             f"class_weight must name classes of the data, {known}",
             received=", ".join(map(str, unknown)) or "none",
         )
+    lacking = sorted(set(counts or ()) - set(found))
+    nameless = [names[c] if c < len(names) else str(c) for c in lacking]
+    if nameless:
+        raise OptionError(
+            "class_weight must have a weight for each class of the data",
+            received=f"none for {', '.join(nameless[:10])}",
+            mend=f"Add {nameless[0]}=1 for a class that counts as without",
+        )
     return {str(number): weight for number, weight in sorted(found.items())}
 
 

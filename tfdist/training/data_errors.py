@@ -11,12 +11,15 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
 from tfdist.training.given_data import as_array
-from tfdist.training.keras_api import compiled_losses, input_names
+from tfdist.training.keras_api import compiled_losses, input_names, layers_in
 from tfdist.training.losses import is_keras_own, name_of
 
 _LABEL_OUT_OF_RANGE = re.compile(
     r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
 )
+# TensorFlow's words of a gather, and the operation that they name.
+_ID_OUT_OF_RANGE = re.compile(r"indices(?:\[[\d,]*\])? = (-?\d+) is not in \[0, (\d+)\)")
+_NODE = re.compile(r"\{\{node (.*?)\}\}")
 
 # Keras' words where a loss meets labels of another shape than its outputs.
 _LOSS_SHAPES = re.compile(
@@ -110,6 +113,55 @@ def explain_label_error(error: Exception) -> DataError | None:
         f"a label must be a class that the model has an output for, here 0 to {int(classes) - 1}",
         received=f"label {label}",
         mend="Give the model's last layer more outputs, or mend the labels",
+    )
+
+
+def explain_class_error(
+    error: Exception, class_weight: Mapping[int, float] | None
+) -> DataError | None:
+    """Returns what an error of Keras about ``class_weight`` means, None when it is another.
+
+    Keras looks weights up while it reads batches.
+    """
+    found = _ID_OUT_OF_RANGE.search(str(error))
+    if not class_weight or found is None or "IteratorGetNext" not in str(error):
+        return None
+    number, known = found.groups()
+    return class_without_weight(number) if int(known) == len(class_weight) else None
+
+
+def class_without_weight(classes: object) -> DataError:
+    return DataError(
+        "class_weight must have a weight for each class of the data, 1 for one that counts as "
+        "without",
+        received=f"none for class {classes}",
+    )
+
+
+def explain_id_error(error: Exception, model: tf.keras.Model) -> DataError | None:
+    """Returns what an error about an id that is looked up means, None when the error is another."""
+    text = str(error)
+    found = _ID_OUT_OF_RANGE.search(text)
+    if found is None:
+        return None
+    number, rows = found.groups()
+    node = _NODE.search(text, found.end())
+    operation = node.group(1) if node else ""
+    for layer in layers_in(model):
+        is_embedding = isinstance(layer, tf.keras.layers.Embedding)
+        if is_embedding and layer.input_dim == int(rows) and layer.name in operation.split("/"):
+            return DataError(
+                f"an id that layer '{layer.name}' looks up must be one of its vocabulary, here 0 "
+                f"to {int(rows) - 1}",
+                received=f"id {number}",
+                mend="Give the Embedding a larger input_dim, or mend the ids in the data",
+            )
+    of_operation = f" by operation '{operation}'" if operation else ""
+    return DataError(
+        f"an index that is looked up{of_operation} must be one of what is there, here 0 to "
+        f"{int(rows) - 1}",
+        received=f"index {number}",
+        mend="Mend the indices in the data; if they are ids, give their table more rows",
     )
 
 

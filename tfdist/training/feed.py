@@ -14,6 +14,7 @@ holds, and its share of a step is what it has left. Every record still counts on
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ class Feed:
         splits: replicas inside one process, among which each of its batches is divided.
         shared: whether batches carry their share; False gives plain ``(x, y[, weight])`` batches.
         shuffle: whether each epoch has an order of its own, drawn from ``seed``.
-        class_weight: class -> weight, as in ``Model.fit``.
+        class_weight: class -> weight, as in ``Model.fit``, of each class that the records have.
         limit: read only this many records, the first ones; None reads all.
         held: what each process holds, where hosts hold different records.
         is_bare: whether a batch is x itself, as Keras' fit gives a step what has no labels, and
@@ -404,6 +405,8 @@ class Feed:
         """Turns class weights into sample weights; y: classes [batch] or one-hot [batch, n]."""
         import tensorflow as tf
 
+        from tfdist.records.reading.graph_checks import check, listed
+
         if not isinstance(y, tf.Tensor):
             raise DataError(
                 "data for class_weight must have one label a record",
@@ -411,14 +414,20 @@ class Feed:
                 mend="Give sample weights instead",
             )
         known = max(self.class_weight) + 1
-        table = tf.constant([float(self.class_weight.get(c, 1.0)) for c in range(known)])
+        table = tf.constant([float(self.class_weight.get(c, math.nan)) for c in range(known)])
         one_hot = y.shape.rank is not None and y.shape.rank > 1 and y.shape[-1] != 1
         classes = tf.argmax(y, -1) if one_hot else tf.reshape(tf.cast(y, tf.int64), [-1])
-        weights = tf.where(
-            classes < known,
-            tf.gather(table, tf.minimum(classes, known - 1)),
-            tf.ones_like(classes, tf.float32),
+        weights = tf.gather(table, tf.clip_by_value(classes, 0, known - 1))
+        is_named = (classes >= 0) & (classes < known) & ~tf.math.is_nan(weights)
+        nameless = tf.unique(tf.boolean_mask(classes, ~is_named)).y
+        are_named = check(
+            tf.reduce_all(is_named),
+            "class_weight must have a weight for each class of the data, 1 for one that counts as "
+            "without",
+            tf.strings.join(["none for class ", listed(nameless)]),
         )
+        with tf.control_dependencies([are_named]):
+            weights = tf.identity(weights)
         return x, y, weights if weight is None else weights * tf.cast(weight, tf.float32)
 
 

@@ -33,6 +33,8 @@ from tfdist.training.data_errors import (
     check_given_labels,
     check_inputs,
     check_labels,
+    explain_class_error,
+    explain_id_error,
     explain_label_error,
     explain_loss_error,
 )
@@ -104,7 +106,8 @@ class Runs:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
             self._begin_slots()
-            with self._explaining_shapes(x, options.get("validation_data")):
+            given = (x, options.get("validation_data"))
+            with self._explaining_data(*given, class_weight=options.get("class_weight")):
                 return self._keras_fit(x, **options)
         feed = self._opened(x, options)
         self._open_validation(options)
@@ -122,14 +125,14 @@ class Runs:
                 return self._keras_evaluate(x, **options)
         if self._is_plain_keras(x):
             check_given_labels(self._model, x, options)
-            with self._explaining_shapes(x):
+            with self._explaining_data(x):
                 return self._keras_evaluate(x, **options)
         return self._read(self._evaluate_feed, x, options)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         options = by_name(tf.keras.Model.predict, args) | options
         if self._is_plain_keras(x):
-            with self._explaining_shapes(x):
+            with self._explaining_data(x):
                 return self._keras_predict(x, **options)
         return self._read(self._predict_feed, x, options)
 
@@ -142,14 +145,20 @@ class Runs:
         return results
 
     @contextlib.contextmanager
-    def _explaining_shapes(self, *given: Any) -> Iterator[None]:
-        """Encloses what reads ``given`` data: explains that its records have several shapes."""
+    def _explaining_data(
+        self, *given: Any, class_weight: dict[int, float] | None = None
+    ) -> Iterator[None]:
+        """Encloses what reads ``given`` data: explains what of its records cannot be."""
         try:
             yield
         except tf.errors.OpError as error:
             datasets = [data for data in given if isinstance(data, tf.data.Dataset)]
             spec = peeked(datasets[0])[1] if datasets else ()
-            explained = explain_shape_error(error, spec)
+            explained = (
+                explain_shape_error(error, spec)
+                or explain_class_error(error, class_weight)
+                or self._explained_values(error)
+            )
             if explained is None:
                 raise
             keras_api.forget_validation(self._model)  # The next fit brings data that was mended.
@@ -185,7 +194,7 @@ class Runs:
 
     def _given_feed(self, x: Any, options: dict, steps: str, *, fits: bool = False) -> GivenFeed:
         """Returns what ``GivenData.feed`` does, which may read all batches to count them."""
-        with self._explaining_shapes(x):
+        with self._explaining_data(x):
             return self._given.feed(x, options, steps, fits=fits)
 
     def _open_validation(self, options: dict) -> None:
@@ -327,7 +336,7 @@ class Runs:
         if isinstance(error, ValueError):
             found = (explain_loss_error(error, self._model, spec) for spec in specs)
             return next(filter(None, found), None)
-        explained = explain_label_error(error)
+        explained = self._explained_values(error)
         for feed, spec in zip(feeds, specs, strict=True):
             explained = (
                 explained
@@ -336,6 +345,9 @@ class Runs:
             )
         explained = explained or explain_folder_error(error, self._binding.options.offload_dir)
         return explained or self._collective.explain(error)
+
+    def _explained_values(self, error: Exception) -> DataError | None:
+        return explain_label_error(error) or explain_id_error(error, self._model)
 
     # The loops ----------------------------------------------------------------------------------
 

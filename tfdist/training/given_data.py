@@ -363,8 +363,31 @@ def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Datas
         lambda leaf: tf.TensorSpec([None] * leaf.ndim, leaf.dtype), _batch_of(first)
     )
     return tf.data.Dataset.from_generator(
-        lambda: map(_batch_of, read()), output_signature=signature
+        lambda: _Insistent(map(_batch_of, read())), output_signature=signature
     )
+
+
+class _Insistent(Iterator):
+    """Elements up to the first error, which comes again whenever more is asked for.
+
+    Python's own generators have ended then. Replicas ask side by side, and the one that was told of
+    an end would hide what happened.
+    """
+
+    def __init__(self, elements: Iterator[Any]):
+        self._elements = elements
+        self._error: Exception | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._elements)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise
 
 
 def _batch_of(element: Any) -> tuple[Any, ...]:

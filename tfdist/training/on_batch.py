@@ -46,7 +46,8 @@ class RunsAndBatches(Runs):
             if self._is_plain_keras(x):
                 check_given_labels(self._model, x, options)
                 self._begin_slots()
-                return self._keras_train_on_batch(x, **options)
+                with self._explaining_data(class_weight=options.get("class_weight")):
+                    return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
             if self._prepared_as != self._binding.times_compiled:
@@ -60,14 +61,16 @@ class RunsAndBatches(Runs):
         _refuse_feed(x, "test_on_batch", "evaluate")
         if self._is_plain_keras(x):
             check_given_labels(self._model, x, options)
-            return self._keras_test_on_batch(x, **options)
+            with self._explaining_data():
+                return self._keras_test_on_batch(x, **options)
         return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
 
     def predict_on_batch(self, x: Any) -> Any:
         """See ``Model.predict_on_batch``; one prediction for each row, on every process."""
         _refuse_feed(x, "predict_on_batch", "predict")
         if self._is_plain_keras(x):
-            return self._keras_predict_on_batch(x)
+            with self._explaining_data():
+                return self._keras_predict_on_batch(x)
         return self._predict_feed(self._one_batch("predict_on_batch", x, {}), verbose=0)
 
     def _one_batch(self, method: str, x: Any, options: dict) -> Feed:

@@ -5,6 +5,7 @@ Usage: python mesh_scenarios.py OUT_JSON
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -650,6 +651,34 @@ def refusals():
         except TfdistError as error:
             result[name] = f"{type(error).__name__}: {error}"
     return result
+
+
+@scenario
+def ids_of_no_row():
+    """Of a table that devices divide, of which none holds such a row, and of a whole one."""
+    ids, y = np.zeros((8, 6), np.int64), np.zeros((8, 2), np.float32)
+    ids[5, 1] = 2**32 + 1  # Row 1, were it cut to int32.
+    told = []
+    for axes in ((2, 2), (2, 1)):
+        with mesh(*axes) as strategy:
+            inputs = keras.Input((6,), dtype="int64")
+            x = L.Flatten()(L.Embedding(16, 4, name="words")(inputs))
+            model = strategy.build(lambda x=x, inputs=inputs: compiled(inputs, L.Dense(2)(x)))
+            start = model.get_weights()
+            calls = [
+                functools.partial(model.fit, ids, y, batch_size=8, verbose=0),
+                functools.partial(model.predict, ids, verbose=0),
+                functools.partial(model.train_on_batch, ids, y),
+            ]
+            for call in calls:
+                try:
+                    call()
+                    told.append("accepted")
+                except TfdistError as error:
+                    told.append(str(error))
+            if difference(start, model.get_weights()):
+                told.append("weights that moved")
+    return told
 
 
 def main(out, *names):

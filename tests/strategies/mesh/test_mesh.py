@@ -175,6 +175,14 @@ def test_what_a_mesh_cannot_do_is_refused_when_the_model_is_built(case, words, r
         assert word in message
 
 
+def test_an_id_that_an_embedding_has_no_row_for_is_named(results):
+    told = of(results, "ids_of_no_row")
+    assert len(told) == 6
+    for message in told:
+        assert "'words'" in message
+        assert "0 to 15, but found id 4294967297" in message
+
+
 @pytest.mark.parametrize("options", [{"batch": 0}, {"model": "two"}, {"model": True}])
 def test_an_axis_is_a_whole_number(options):
     with pytest.raises(OptionError, match="whole number of at least 1"):

@@ -15,6 +15,7 @@ from tfdist.errors import DataError
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.model import SLOT
 from tfdist.strategies.federated.sampling import Sampler
+from tfdist.training.data_errors import class_without_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +258,9 @@ def _weigh_by_class(
             mend="Give sample weights instead",
         )
     classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] != 1 else y.reshape(-1)
+    nameless = np.setdiff1d(classes, list(class_weight))
+    if nameless.size:
+        raise class_without_weight(", ".join(f"{int(c)}" for c in nameless[:8]))
     weights = np.ones(len(classes), np.float32)
     for number, value in class_weight.items():
         weights[classes == number] = value

@@ -18,7 +18,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.data_errors import explain_label_error
+from tfdist.training.data_errors import explain_id_error, explain_label_error
 from tfdist.training.keras_api import variables_in
 
 _DIVERGED = "its update is not finite"
@@ -188,7 +188,7 @@ class RoundRunner:
             try:
                 self._train(feed, alone, number)
             except Exception as error:
-                bad[client] = _reason(error)
+                bad[client] = _reason(error, self._model)
         return bad if len(bad) < len(ready.ids) or len(bad) == 1 else {}
 
     def _leave_out(self, record: Round, client: str, reason: str) -> None:
@@ -224,9 +224,9 @@ class RoundRunner:
         return epsilon
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, model: tf.keras.Model) -> str:
     """Returns what an error of TFF's worker says, without its envelope."""
-    explained = explain_label_error(error)
+    explained = explain_label_error(error) or explain_id_error(error, model)
     if explained is not None:
         return str(explained)
     text = str(error)

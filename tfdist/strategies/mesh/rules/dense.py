@@ -101,7 +101,7 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     output = [*ids.shape.dims, context.dimension(layer.output_dim, split=axes[1] is not None)]
     if not by_vocabulary:
         found = context.local(
-            lambda table, ids: tf.gather(table, tf.cast(ids, tf.int32)),
+            lambda table, ids: tf.gather(table, _as_in_keras(ids)),
             [table, ids],
             output,
             name=layer.name,
@@ -110,7 +110,10 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
     own_rows = layer.input_dim // context.model
 
     def look_up(table: tf.Tensor, ids: tf.Tensor, place: Any) -> tf.Tensor:
-        own = tf.cast(ids, tf.int32) - tf.cast(place, tf.int32) * own_rows
+        ids = _as_in_keras(ids)
+        if place == 0:  # The others on the model axis have the same ids.
+            ids = _in_vocabulary(ids, layer)
+        own = ids - tf.cast(place, ids.dtype) * own_rows
         is_own = (own >= 0) & (own < own_rows)
         found = tf.gather(table, tf.where(is_own, own, 0))
         return tf.where(is_own[..., None], found, tf.zeros([], table.dtype))
@@ -124,6 +127,21 @@ def embedding(context: Context, layer: Any, ids: Any) -> Any:
         model_coordinate=True,
     )
     return _looked_up(context, layer, found)
+
+
+def _as_in_keras(ids: tf.Tensor) -> tf.Tensor:
+    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+
+
+def _in_vocabulary(ids: tf.Tensor, layer: Any) -> tf.Tensor:
+    """Returns ids of which no device would say itself that none of them holds their rows."""
+    lowest, highest = tf.reduce_min(ids), tf.reduce_max(ids)
+    found = tf.strings.as_string(tf.where(lowest < 0, lowest, highest))
+    # TensorFlow's own words: ``data_errors.explain_id_error`` knows them.
+    told = tf.strings.join(["indices = ", found, f" is not in [0, {layer.input_dim})"])
+    are_held = tf.debugging.Assert((lowest >= 0) & (highest < layer.input_dim), [told])
+    with tf.control_dependencies([are_held]):
+        return tf.identity(ids)
 
 
 def _looked_up(context: Context, layer: Any, found: Any) -> Any:
