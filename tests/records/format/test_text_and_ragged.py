@@ -58,6 +58,12 @@ def test_ragged_text():
     ]
 
 
+def test_labels_that_differ_in_the_nuls_at_their_end():
+    columns = from_arrays("arrays", {"x": ALL}, {"y": np.array(["b\0", "b", "a"], object)})
+    assert columns.schema.features[1].classes == ("a", "b", "b\0")
+    assert columns.columns["y"].tolist() == [2, 1, 0]
+
+
 def test_ragged_tensor():
     import tensorflow as tf
 

@@ -12,7 +12,7 @@ from tfdist.errors import DataError
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.large_arrays import chunks, large
 from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Schema
-from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_column
+from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_classes, as_column
 
 
 class Column(Protocol):
@@ -83,7 +83,7 @@ class Columns:
                 mend="Choose another partition" if label is None else f"Choose by:{label.name}",
             )
         ids = self.class_ids()
-        owners = ids if label.classes is None else np.array(label.classes)[ids]
+        owners = ids if label.classes is None else np.array(label.classes, object)[ids]
         return replace(self, owners=owners)
 
     def varint_widths(self) -> dict[str, int]:
@@ -232,16 +232,16 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
         raise DataError(f"the weight '{name}' must hold numbers", received="text")
     if role == "label" and column.shape == ():
         texts = [text.decode() if isinstance(text, bytes) else text for text in column.values]
-        classes, ids = np.unique(texts, return_inverse=True)
+        classes, ids = as_classes(texts)
         feature = Feature(
             name=name,
             dtype="int64",
             shape=(),
             encoding="int64",
             role=role,
-            classes=tuple(classes.tolist()),
+            classes=classes,
         )
-        return feature, ids.astype(np.int64)
+        return feature, ids
     if 0 in column.shape:
         raise DataError(
             f"each record of array '{name}' must have values", received=f"shape {column.shape}"

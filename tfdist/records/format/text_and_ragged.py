@@ -66,6 +66,14 @@ def as_bytes(text: Any) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode()
 
 
+def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the different texts, sorted, and the number of each text there, int64 [texts]."""
+    # NumPy's own text would lose the NULs that one ends with, and two classes would become one.
+    classes = tuple(sorted(set(texts)))
+    ids = {name: number for number, name in enumerate(classes)}
+    return classes, np.array([ids[text] for text in texts], np.int64)
+
+
 def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
     """Returns the column of what a user has: an array, lists, text, or a tf.RaggedTensor.
 
@@ -142,9 +150,10 @@ def _as_part(name: str, record: int, value: Sequence[Any]) -> np.ndarray:
     except ValueError:
         part = None
     is_text = part is not None and part.dtype.kind in _TEXT_KINDS and part.ndim == 1
-    if part is None or not (
-        part.dtype.kind in "biuf" or (is_text and all(isinstance(v, (str, bytes)) for v in value))
-    ):
+    if is_text and all(isinstance(v, (str, bytes)) for v in value):
+        # As objects: NumPy's own text would lose the NULs that one ends with.
+        return np.array(value, object)
+    if part is None or part.dtype.kind not in "biuf":
         raise DataError(
             f"each record of array '{name}' must be numbers or text, in equal rows",
             received=f"{value!r:.60} in record {record}",

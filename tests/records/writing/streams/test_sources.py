@@ -129,7 +129,13 @@ def test_images_of_one_size_and_those_of_pillow(tmp_path, size):
 
 def test_lengths_that_differ_and_text(tmp_path, size):
     source = [
-        {"tokens": list(range(n % 5)), "words": [f"w{n}"] * (n % 3), "title": f"t{n}", "y": n}
+        {
+            "tokens": list(range(n % 5)),
+            "words": [f"w{n}\0"] * (n % 3),
+            "pair": [f"p{n}\0", ""],
+            "title": f"t{n}",
+            "y": n,
+        }
         for n in range(30)
     ]
     manifest = write(source, tmp_path / "data", label="y", split="train=1", num_shards=2)
@@ -137,14 +143,17 @@ def test_lengths_that_differ_and_text(tmp_path, size):
     assert found == {
         "tokens": ("int64", (None,), 4),
         "words": ("string", (None,), 2),
+        "pair": ("string", (2,), None),
         "title": ("string", (), None),
         "y": ("int64", (), None),
     }
     x, y = read(tmp_path / "data")
     assert sorted(y) == list(range(30))
-    for tokens, words, title, n in zip(x["tokens"], x["words"], x["title"], y, strict=True):
+    parts = (x["tokens"], x["words"], x["pair"], x["title"])
+    for tokens, words, pair, title, n in zip(*parts, y, strict=True):
         assert tokens.tolist() == [*range(n % 5)] + [0] * (4 - n % 5)
-        assert words.tolist() == [f"w{n}".encode()] * (n % 3) + [b""] * (2 - n % 3)
+        assert words.tolist() == [f"w{n}\0".encode()] * (n % 3) + [b""] * (2 - n % 3)
+        assert pair.tolist() == [f"p{n}\0".encode(), b""]
         assert title == f"t{n}".encode()
 
 

@@ -310,9 +310,11 @@ def _stacked(values: Any) -> np.ndarray | None:
     if any(isinstance(value, (str, bytes)) for value in values):
         return None
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         return None
+    # Of lists of text NumPy's own would lose the NULs that one ends with.
+    return None if array.dtype.kind in "SU" else array
 
 
 def _objects(values: Any) -> np.ndarray:

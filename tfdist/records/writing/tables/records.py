@@ -26,6 +26,7 @@ from tfdist.records.writing.tables.table import (
     Cells,
     Table,
     Written,
+    objects,
 )
 
 MISSING = "missing"
@@ -116,7 +117,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     if roles.client is None:
         return columns
     owners = find_kind(table.columns[roles.client], is_text=True).values[kept]
-    return replace(columns, owners=np.array([owner.strip() for owner in owners.tolist()]))
+    return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
 
 
 def _index_columns(table: Table, asked: Asked, said: Mapping[str, Sequence[str]]) -> list[str]:
