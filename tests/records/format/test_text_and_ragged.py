@@ -81,6 +81,10 @@ def test_ragged_tensor():
         ([[1, 2], [[3], [4]]], r"\[1\] in record 1 where others have \[\]"),
         ([[1, 2], ["a"], [[1], [2, 3]]], "in record 2"),
         ([[1, 2], ["a", None, "b"]], "in record 1"),
+        ([0.5, 2**53 + 1], "9007199254740993 in record 1"),
+        ([5, 2**63 + 1], "9223372036854775809 in record 1"),
+        ([[0.5], [0.5, 2**53 + 1]], "9007199254740993 in record 1"),
+        ([[0.5, 0.5], [2**53 + 1]], "9007199254740993 in record 1"),
     ],
 )
 def test_bad_values(values, message):

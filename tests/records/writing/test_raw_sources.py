@@ -39,6 +39,14 @@ def test_targets_and_weights_that_float32_cannot_hold(role):
         read_raw((np.zeros((2, 3)), *parts))
 
 
+@pytest.mark.parametrize("role", ["label", "sample_weight"])
+def test_whole_numbers_that_float32_rounds_are_told(role):
+    for values, is_told in (([0.1, 2.0**25], False), ([0.1, 2.0**25 + 1], True)):
+        parts = (values,) if role == "label" else (np.zeros(2), values)
+        notes = read_raw((np.zeros((2, 3)), *parts)).notes
+        assert [f"rounded to float32: '{role}'" in note for note in notes] == [True] * is_told
+
+
 def test_masked_values_are_missing():
     values = np.ma.masked_equal(np.arange(6.0).reshape(3, 2), 3)
     with pytest.raises(DataError, match="'x' some values of which are masked"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.whole_numbers import check_kept
 
 _TEXT_KINDS = "OSU"
 
@@ -98,6 +99,8 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
     if array.dtype.kind in "SU":  # NumPy makes text of numbers beside text.
         array = np.array(values, object)
     if array.dtype.kind != "O":
+        if not hasattr(values, "dtype"):
+            check_kept(name, values, array)
         return array
     if all(isinstance(value, (str, bytes)) for value in array.flat):
         return TextColumn(array)
@@ -137,6 +140,10 @@ def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
                 f"{list(filled[0].shape[1:])}",
             )
     flat = np.concatenate(filled)
+    if flat.dtype.kind == "f":
+        for record, part in enumerate(parts):
+            if part.dtype.kind in "iu":
+                check_kept(name, part, part.astype(flat.dtype), record)
     if flat.dtype.kind in _TEXT_KINDS:
         texts = list(itertools.chain.from_iterable(part.tolist() for part in filled))
         flat = np.empty(len(texts), object)
@@ -158,4 +165,6 @@ def _as_part(name: str, record: int, value: Sequence[Any]) -> np.ndarray:
             f"each record of array '{name}' must be numbers or text, in equal rows",
             received=f"{value!r:.60} in record {record}",
         )
+    if not hasattr(value, "dtype"):
+        check_kept(name, value, part, record)
     return part

@@ -198,6 +198,7 @@ def test_classes_that_come_late(tmp_path, monkeypatch):
     [
         ((np.zeros(4, np.float32), 0), r"shape \[3\] of float32.*shape \[4\].*record 570"),
         ((np.zeros(3), 0), r"float32.*float64 in record 570"),
+        (([0.5, 2**53 + 1, 1], 0), r"9007199254740993 in record 570"),
         ((np.zeros(3, np.float32), -1), r"-1 in 'label', record 570"),
         ((np.full(3, np.nan, np.float32), 0), r"NaN in array 'x', record 570"),
         ((np.full(3, np.inf, np.float32), 0), r"finite.* inf in array 'x', record 570"),
