@@ -47,6 +47,11 @@ def test_whole_numbers_that_float32_rounds_are_told(role):
         assert [f"rounded to float32: '{role}'" in note for note in notes] == [True] * is_told
 
 
+def test_a_dict_of_splits_is_no_dict_of_arrays():
+    with pytest.raises(DataError, match="'test' of a dict of arrays must be one array"):
+        read_raw({"x": np.zeros(3), "test": (np.zeros(3), np.zeros(3))})
+
+
 def test_masked_values_are_missing():
     values = np.ma.masked_equal(np.arange(6.0).reshape(3, 2), 3)
     with pytest.raises(DataError, match="'x' some values of which are masked"):

@@ -60,6 +60,7 @@ SOURCES = {
     "generator": records,
     "dicts": lambda: ({"x": x, "y": y} for x, y in zip(X, Y, strict=True)),
     "list of dicts": lambda: [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y, strict=True)],
+    "list of tuples": lambda: [(x.tolist(), int(y)) for x, y in zip(X, Y, strict=True)],
     "sequence": Batches,
     "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
     "batches": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8),
