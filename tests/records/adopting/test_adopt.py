@@ -194,6 +194,16 @@ def test_weights_are_found_and_floats(tmp_path):
     assert (weights.dtype.name, weights.numpy().tolist()) == ("float32", [1, 3])
 
 
+@pytest.mark.parametrize("odd", [-0.5, float("nan"), float("inf"), -2])
+def test_a_weight_that_is_none_is_refused(tmp_path, odd):
+    one = type(odd)(1)
+    write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], y=0, sample_weight=one)])
+    records = [example(x=[0.5, 1.0], y=0, sample_weight=n) for n in (one, odd)]
+    write(tmp_path / "b.tfrecord", records)
+    with pytest.raises(DataError, match=rf"{odd} in 'sample_weight' of b.tfrecord, record 1"):
+        adopt(tmp_path, inputs="x", labels="y")
+
+
 def test_what_is_not_clear_is_asked_for_with_all_that_there_is(tmp_path):
     write(tmp_path / "a.tfrecord", [example(a=0.5, b=[0.5, 1.0], label=1)])
     with pytest.raises(UnclearError) as raised:

@@ -191,6 +191,8 @@ def adopt(
     place = str(files.folder)
     chosen = roles.choose(place, described, said, told)
     roles.check_roles(place, chosen, described)
+    if chosen.weight is not None:
+        _check_weights(chosen.weight, scanned)
     schema, more = _schema(chosen, described, names, first_class, before)
     notes += more
     schema = reading.of(schema)
@@ -514,6 +516,19 @@ def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
         return feature
     # That is found in the files, and no choice.
     return replace(feature, reading=replace(before.reading, upright=feature.reading.upright))
+
+
+def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:
+    """Raises DataError for a sample weight that is below 0, NaN or infinite."""
+    for name, item in scanned.items():
+        odd = item.found[weight].no_weight if item.records else None
+        if odd is not None:
+            raise DataError(
+                "a sample weight must be 0 or more, and finite",
+                received=f"{odd[1]} in '{weight}' of {name}, record {odd[0]}",
+                mend="Write these records anew, or take the files without such with --split "
+                "NAME=PATTERN",
+            )
 
 
 def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
