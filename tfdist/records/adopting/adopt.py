@@ -22,6 +22,7 @@ from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.adopting.which_files import Files, divide, find_files
+from tfdist.records.buckets.paths import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
     ADOPTED,
@@ -137,6 +138,9 @@ def adopt(
     if first_class is not None and type(first_class) is not int:
         raise OptionError("first_class must be a whole number", received=repr(first_class))
     names = _class_names(classes)
+    for place in (source, out):
+        if isinstance(place, str | os.PathLike):
+            possible(place)
     home = _home(source, out)
     before = _manifest_of(home) if home is not None else None
     is_new = any(item is not None for item in (*vars(said).values(), split, names, first_class))

@@ -12,7 +12,13 @@ from tfdist.errors import DataError
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.large_arrays import chunks, large
 from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Schema
-from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_classes, as_column
+from tfdist.records.format.text_and_ragged import (
+    RaggedColumn,
+    TextColumn,
+    as_classes,
+    as_column,
+    as_label,
+)
 from tfdist.records.format.whole_numbers import ROUNDED, is_rounded
 
 
@@ -238,8 +244,7 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
     if role == "weight":
         raise DataError(f"the weight '{name}' must hold numbers", received="text")
     if role == "label" and column.shape == ():
-        texts = [text.decode() if isinstance(text, bytes) else text for text in column.values]
-        classes, ids = as_classes(texts)
+        classes, ids = as_classes([as_label(name, text) for text in column.values.tolist()])
         feature = Feature(
             name=name,
             dtype="int64",

@@ -64,7 +64,27 @@ class RaggedColumn:
 
 
 def as_bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode()
+    """Returns text as it is stored. Raises DataError for text that UTF-8 has no bytes for."""
+    try:
+        return text if isinstance(text, bytes) else str(text).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            "text must be such that UTF-8 can write it",
+            received=f"{text!r:.60}, with half of a pair of surrogates",
+            mend="Replace it, as by text.encode('utf-8', 'replace')",
+        ) from None
+
+
+def as_label(name: str, text: str | bytes) -> str:
+    """Returns the class that a label names. Raises DataError for bytes that are no text."""
+    try:
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"the text of label '{name}' must be UTF-8",
+            received=f"{text!r:.60}",
+            mend="Decode it first, as by text.decode('latin-1')",
+        ) from None
 
 
 def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -20,6 +20,7 @@ from tfdist.records.writing.streams import writer as stream_writer
 NUM = 60
 X = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)
 Y = np.arange(NUM) % 7
+DATASET = tf.data.Dataset.range(8)
 
 
 def read(folder, split="train"):
@@ -251,6 +252,11 @@ def test_what_the_source_raises_is_passed_on(tmp_path, monkeypatch):
         (lambda: [{"x": 1.0, "y1": 1, "y2": 2}], {}, DataError, "y1, y2"),
         (lambda: 3, {}, DataError, "must return a generator"),
         (lambda: iter([(1, 2, 3, 4)]), {}, DataError, "a tuple of 4"),
+        (lambda: iter([{0: 1.0}]), {}, DataError, "names of text, but found the names 0"),
+        (lambda: iter([("\ud83d", 0)] * 9), {}, DataError, "half of a pair of surrogates"),
+        (lambda: iter([(1.0, b"\xff")]), {}, DataError, "label 'label' must be UTF-8"),
+        (lambda: DATASET.map(lambda x: ({"a": {"b": x}}, x)), {}, DataError, "a dict as 'a'"),
+        (lambda: DATASET.window(2), {}, DataError, "a dataset as 'x'"),
         (records, {"num_shards": 51}, DataError, "50 records for 51 shards"),
         (records, {"split": "train=1,tiny=0.0001"}, DataError, "split 'tiny'"),
     ],

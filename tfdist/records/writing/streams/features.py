@@ -14,7 +14,12 @@ from tfdist.records.clients.dealing import take_column
 from tfdist.records.format.columns import Column, Columns, check_lengths, column_of, not_finite
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema
-from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_bytes
+from tfdist.records.format.text_and_ragged import (
+    RaggedColumn,
+    TextColumn,
+    as_bytes,
+    as_label,
+)
 from tfdist.records.format.whole_numbers import ROUNDED, check_kept, is_rounded
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
@@ -271,7 +276,7 @@ class _TextLabels:
         for number, value in enumerate(values):
             if not isinstance(value, (str, bytes)):
                 raise _odd_one(self._feature.name, [value], (), "text", first + number)
-            text = value.decode() if isinstance(value, bytes) else str(value)
+            text = as_label(self._feature.name, value)
             ids[number] = self._ids.setdefault(text, len(self._ids))
         return ids
 
