@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -336,6 +337,12 @@ def test_all_damaged_files_are_named(tmp_path):
     assert faults["q.tfrecord"] == "is missing"
     assert "no tf.train.Example" in faults["r.tfrecord"]
     assert not (tmp_path / "manifest.json").exists()
+
+
+def test_zlib_is_told(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(zlib.compress(b"any" * 99))
+    with pytest.raises(CorruptShardError, match=r"a\.tfrecord: is compressed with ZLIB"):
+        adopt(tmp_path)
 
 
 def test_files_without_records_are_left_out_and_said(tmp_path):

@@ -77,6 +77,8 @@ def test_ragged_tensor():
     ("values", "message"),
     [
         (["a", None], "NoneType None as value 1"),
+        ([1, "a"], "text beside numbers: 'a' as value 1, 1 as value 0"),
+        ([1, 1 << 70], "int 1180591620717411303424 as value 1, which no number of 64 bits is"),
         ([{"a": 1}], "dict"),
         ([[1, 2], [[3], [4]]], r"\[1\] in record 1 where others have \[\]"),
         ([[1, 2], ["a"], [[1], [2, 3]]], "in record 2"),

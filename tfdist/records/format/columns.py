@@ -313,10 +313,22 @@ def _plain(
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
+        _check_int64(name, array)
         return array.astype(np.int64)
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array
+
+
+def _check_int64(name: str, array: np.ndarray) -> None:
+    """Raises DataError for a whole number that int64 would make another of."""
+    wrong = np.flatnonzero(array > np.iinfo(np.int64).max) if array.dtype == np.uint64 else ()
+    if len(wrong):
+        raise DataError(
+            f"integer labels must be class ids, 0 to {np.iinfo(np.int64).max}",
+            received=f"{array[wrong[0]]} in '{name}', record {wrong[0]}",
+            mend="Number the classes from 0, or store targets of a regression as floats",
+        )
 
 
 def _check_float32(name: str, array: np.ndarray) -> None:

@@ -126,13 +126,27 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         return TextColumn(array)
     if array.ndim == 1 and all(_is_list(value) for value in array):
         return _of_lists(name, array)
-    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
-    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), others[0])
     raise DataError(
         f"array '{name}' must hold numbers, or text, or an array for each record",
-        received=f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}",
+        received=_odd_one(array),
         mend="Convert it to one of these first",
     )
+
+
+def _odd_one(array: np.ndarray) -> str:
+    """Returns what is neither numbers nor text alone among some objects, in words."""
+    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
+    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), None)
+    if odd is not None:
+        return f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}"
+    number, value = others[0]
+    texts = ((n, v) for n, v in enumerate(array.flat) if isinstance(v, (str, bytes)))
+    for n, text in texts:
+        return f"text beside numbers: {text!r:.40} as value {n}, {value!r:.40} as value {number}"
+    # NumPy has no dtype of numbers for them.
+    large = (item for item in others if isinstance(item[1], int) and abs(item[1]) >= 1 << 63)
+    number, value = next(large, others[0])
+    return f"{type(value).__name__} {value!r:.40} as value {number}, which no number of 64 bits is"
 
 
 def _is_list(value: Any) -> bool:
