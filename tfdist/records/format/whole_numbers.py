@@ -43,8 +43,8 @@ def check_kept(name: str, values: Any, array: np.ndarray, record: int | None = N
     for place, before, after in zip(places, given, array[is_large].tolist(), strict=True):
         if isinstance(before, numbers.Integral) and int(before) != after:
             raise DataError(
-                f"whole numbers of array '{name}' must be ones that float64 can hold, which NumPy "
-                "makes of several kinds of numbers",
+                f"whole numbers of array '{name}', which become float64 beside floats and beyond "
+                "int64, must be ones that it can hold",
                 received=f"{before} in record {place[0] if record is None else record}",
                 mend="Give whole numbers of int64 alone, or write it as the float that is meant",
             )
