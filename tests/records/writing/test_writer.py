@@ -122,7 +122,7 @@ def test_a_name_that_no_file_can_have(tmp_path, name):
         lambda: write("digits", place),
         lambda: write(str(place), tmp_path / "new"),
         lambda: load_manifest(place),
-        lambda: adopt(place),
+        lambda: adopt([place]),
     ):
         with pytest.raises(DataError, match="a path must be one that can be looked at"):
             run()

@@ -138,9 +138,9 @@ def adopt(
     if first_class is not None and type(first_class) is not int:
         raise OptionError("first_class must be a whole number", received=repr(first_class))
     names = _class_names(classes)
-    for place in (source, out):
-        if isinstance(place, str | os.PathLike):
-            possible(place)
+    sources = [source] if isinstance(source, str | os.PathLike) else source
+    for place in (*sources, *([] if out is None else [out])):
+        possible(place)
     home = _home(source, out)
     before = _manifest_of(home) if home is not None else None
     is_new = any(item is not None for item in (*vars(said).values(), split, names, first_class))
