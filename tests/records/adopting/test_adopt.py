@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -194,6 +195,16 @@ def test_weights_are_found_and_floats(tmp_path):
     assert (weights.dtype.name, weights.numpy().tolist()) == ("float32", [1, 3])
 
 
+@pytest.mark.parametrize("odd", [-0.5, float("nan"), float("inf"), -2])
+def test_a_weight_that_is_none_is_refused(tmp_path, odd):
+    one = type(odd)(1)
+    write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], y=0, sample_weight=one)])
+    records = [example(x=[0.5, 1.0], y=0, sample_weight=n) for n in (one, odd)]
+    write(tmp_path / "b.tfrecord", records)
+    with pytest.raises(DataError, match=rf"{odd} in 'sample_weight' of b.tfrecord, record 1"):
+        adopt(tmp_path, inputs="x", labels="y")
+
+
 def test_what_is_not_clear_is_asked_for_with_all_that_there_is(tmp_path):
     write(tmp_path / "a.tfrecord", [example(a=0.5, b=[0.5, 1.0], label=1)])
     with pytest.raises(UnclearError) as raised:
@@ -326,6 +337,12 @@ def test_all_damaged_files_are_named(tmp_path):
     assert faults["q.tfrecord"] == "is missing"
     assert "no tf.train.Example" in faults["r.tfrecord"]
     assert not (tmp_path / "manifest.json").exists()
+
+
+def test_zlib_is_told(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(zlib.compress(b"any" * 99))
+    with pytest.raises(CorruptShardError, match=r"a\.tfrecord: is compressed with ZLIB"):
+        adopt(tmp_path)
 
 
 def test_files_without_records_are_left_out_and_said(tmp_path):

@@ -51,6 +51,13 @@ def test_not_json(folder):
         load_manifest(folder)
 
 
+def test_class_ids_of_64_bits(tmp_path):
+    labels = np.array([2**63 - 1, 2**53 + 1])
+    write((np.zeros(2), labels), tmp_path / "data", split="train=1", num_shards=1)
+    counts = load_manifest(tmp_path / "data").splits["train"].class_counts
+    assert counts == {2**53 + 1: 1, 2**63 - 1: 1}
+
+
 def _drop(key):
     return lambda value: value.pop(key)
 
@@ -76,6 +83,7 @@ def _set(*path_and_new):
         (_set("splits", "train", "shards", []), "at least one shard"),
         (_set("splits", "train", "records", 3), "sum over its shards"),
         (_set("splits", "train", "class_counts", [1]), "class counts"),
+        (_set("splits", "train", "class_counts", {str(2**63): 4}), "class counts"),
         (_set("splits", "train", "shards", 0, "file", "../x"), "without a folder"),
         (_set("splits", "train", "shards", 0, "records", 0), "'records' must be at least 1"),
         (_set("splits", "train", "shards", 0, "bytes", "9"), "'bytes' must be of type int"),

@@ -58,6 +58,12 @@ def test_ragged_text():
     ]
 
 
+def test_labels_that_differ_in_the_nuls_at_their_end():
+    columns = from_arrays("arrays", {"x": ALL}, {"y": np.array(["b\0", "b", "a"], object)})
+    assert columns.schema.features[1].classes == ("a", "b", "b\0")
+    assert columns.columns["y"].tolist() == [2, 1, 0]
+
+
 def test_ragged_tensor():
     import tensorflow as tf
 
@@ -71,10 +77,16 @@ def test_ragged_tensor():
     ("values", "message"),
     [
         (["a", None], "NoneType None as value 1"),
+        ([1, "a"], "text beside numbers: 'a' as value 1, 1 as value 0"),
+        ([1, 1 << 70], "int 1180591620717411303424 as value 1, which no number of 64 bits is"),
         ([{"a": 1}], "dict"),
         ([[1, 2], [[3], [4]]], r"\[1\] in record 1 where others have \[\]"),
         ([[1, 2], ["a"], [[1], [2, 3]]], "in record 2"),
         ([[1, 2], ["a", None, "b"]], "in record 1"),
+        ([0.5, 2**53 + 1], "9007199254740993 in record 1"),
+        ([5, 2**63 + 1], "9223372036854775809 in record 1"),
+        ([[0.5], [0.5, 2**53 + 1]], "9007199254740993 in record 1"),
+        ([[0.5, 0.5], [2**53 + 1]], "9007199254740993 in record 1"),
     ],
 )
 def test_bad_values(values, message):

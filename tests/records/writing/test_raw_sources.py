@@ -39,6 +39,24 @@ def test_targets_and_weights_that_float32_cannot_hold(role):
         read_raw((np.zeros((2, 3)), *parts))
 
 
+@pytest.mark.parametrize("role", ["label", "sample_weight"])
+def test_whole_numbers_that_float32_rounds_are_told(role):
+    for values, is_told in (([0.1, 2.0**25], False), ([0.1, 2.0**25 + 1], True)):
+        parts = (values,) if role == "label" else (np.zeros(2), values)
+        notes = read_raw((np.zeros((2, 3)), *parts)).notes
+        assert [f"rounded to float32: '{role}'" in note for note in notes] == [True] * is_told
+
+
+def test_labels_beyond_int64_are_told_as_they_are():
+    with pytest.raises(DataError, match="found 9223372036854775808 in 'label', record 1"):
+        read_raw((np.zeros(2), np.array([0, 2**63], np.uint64)))
+
+
+def test_a_dict_of_splits_is_no_dict_of_arrays():
+    with pytest.raises(DataError, match="'test' of a dict of arrays must be one array"):
+        read_raw({"x": np.zeros(3), "test": (np.zeros(3), np.zeros(3))})
+
+
 def test_masked_values_are_missing():
     values = np.ma.masked_equal(np.arange(6.0).reshape(3, 2), 3)
     with pytest.raises(DataError, match="'x' some values of which are masked"):

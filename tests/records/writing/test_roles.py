@@ -33,6 +33,7 @@ def of_columns(names, last_is_label=True, doubtful=(), **asked):
         ("a,b,c", {"label": "a"}, ("b,c", "a", "")),
         ("a,b,c", {"label": "a,c"}, ("b", "a,c", "")),
         ("a,b,c", {"label": ["a", "c"]}, ("b", "a,c", "")),
+        ("0,1,2,3", {"label": 3, "drop": [0, 1]}, ("2", "3", "0,1")),
         ("a,label,target", {"label": "label,target"}, ("a", "label,target", "")),
         ("a,label,target", {"label": "label", "drop": "target"}, ("a", "label", "target")),
         ("x,y,label", {"label": "label", "inputs": "x,y"}, ("x,y", "label", "")),

@@ -67,6 +67,12 @@ def test_what_cannot_be_asked_of_shards(tmp_path, shards):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("source", ["", "/train"])
+def test_not_into_their_own_folder(shards, source):
+    with pytest.raises(DataError, match="must not be written into their own source"):
+        write(f"{shards}{source}", shards / "train")
+
+
 def test_a_damaged_shard_is_named(tmp_path):
     write((np.zeros((20, 3)), np.zeros(20)), tmp_path / "data", split="train=1", num_shards=1)
     path = next((tmp_path / "data").glob("*.tfrecord"))

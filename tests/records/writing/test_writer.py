@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records import check, load_manifest, write
+from tfdist.records import adopt, check, load_manifest, write
 
 
 def arrays(num_records=50):
@@ -113,6 +113,19 @@ def test_what_exists_is_not_overwritten(tmp_path):
     assert files_of(out) == {"mine": b"x"}
     with pytest.raises(DataError, match="which is a file"):
         write(arrays(), out / "mine")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have(tmp_path, name):
+    place = tmp_path / name
+    for run in (
+        lambda: write("digits", place),
+        lambda: write(str(place), tmp_path / "new"),
+        lambda: load_manifest(place),
+        lambda: adopt([place]),
+    ):
+        with pytest.raises(DataError, match="a path must be one that can be looked at"):
+            run()
 
 
 def test_a_parent_that_is_a_file(tmp_path):

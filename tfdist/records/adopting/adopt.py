@@ -22,6 +22,7 @@ from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.adopting.which_files import Files, divide, find_files
+from tfdist.records.buckets.paths import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
     ADOPTED,
@@ -137,6 +138,9 @@ def adopt(
     if first_class is not None and type(first_class) is not int:
         raise OptionError("first_class must be a whole number", received=repr(first_class))
     names = _class_names(classes)
+    sources = [source] if isinstance(source, str | os.PathLike) else source
+    for place in (*sources, *([] if out is None else [out])):
+        possible(place)
     home = _home(source, out)
     before = _manifest_of(home) if home is not None else None
     is_new = any(item is not None for item in (*vars(said).values(), split, names, first_class))
@@ -191,6 +195,8 @@ def adopt(
     place = str(files.folder)
     chosen = roles.choose(place, described, said, told)
     roles.check_roles(place, chosen, described)
+    if chosen.weight is not None:
+        _check_weights(chosen.weight, scanned)
     schema, more = _schema(chosen, described, names, first_class, before)
     notes += more
     schema = reading.of(schema)
@@ -514,6 +520,19 @@ def _read_as_before(feature: Feature, before: Feature | None) -> Feature:
         return feature
     # That is found in the files, and no choice.
     return replace(feature, reading=replace(before.reading, upright=feature.reading.upright))
+
+
+def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:
+    """Raises DataError for a sample weight that is below 0, NaN or infinite."""
+    for name, item in scanned.items():
+        odd = item.found[weight].no_weight if item.records else None
+        if odd is not None:
+            raise DataError(
+                "a sample weight must be 0 or more, and finite",
+                received=f"{odd[1]} in '{weight}' of {name}, record {odd[0]}",
+                mend="Write these records anew, or take the files without such with --split "
+                "NAME=PATTERN",
+            )
 
 
 def _check_ids(label: Feature, ids: Counter[int] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ class Found:
         values: how many values there are.
         other: an image format that is not read, which was found.
         nans: how many records have a NaN.
+        no_weight: (which of the records, its value) of the first that has one number which is below
+            0, NaN or infinite; None where none has.
         binary: the number of bytes of all values; -1 where they differ.
         example: the first record's values, as they are shown.
     """
@@ -49,6 +52,7 @@ class Found:
     values: int = 0
     other: str | None = None
     nans: int = 0
+    no_weight: tuple[int, float] | None = None
     binary: int = 0
     example: str = ""
 
@@ -63,14 +67,24 @@ class Found:
         else:
             length = count(record, values)
             self._take_length(length)
-            if values.kind == "int64" and length == 1 and self.class_counts is not None:
-                self.class_counts[integers(record, values)[0]] += 1
-                if len(self.class_counts) > _MOST_CLASSES:
-                    self.class_counts = None
+            if values.kind == "int64" and length == 1:
+                number = integers(record, values)[0]
+                self._take_number(number)
+                if self.class_counts is not None:
+                    self.class_counts[number] += 1
+                    if len(self.class_counts) > _MOST_CLASSES:
+                        self.class_counts = None
             elif values.kind == "float":
-                self.nans += any(number != number for number in floats(record, values))
+                numbers = floats(record, values)
+                self.nans += any(number != number for number in numbers)
+                if length == 1:
+                    self._take_number(numbers[0])
         if self.records == 1:
             self.example = _shown(record, values)
+
+    def _take_number(self, number: float) -> None:
+        if self.no_weight is None and not 0 <= number < math.inf:
+            self.no_weight = self.records - 1, number
 
     def take_steps(self, record: bytes, steps: list[Values]) -> None:
         """Takes the feature list of one record."""

@@ -116,7 +116,12 @@ def scan_file(
     faults: list[Fault] = []
     count: int | None = 0
     try:
-        scanned.is_gzip = _is_gzip(folder / name)
+        compression = _compression(folder / name)
+        scanned.is_gzip = compression == "gzip"
+        if compression == "zlib":
+            reason = "is compressed with ZLIB, where gzip or no compression is read"
+            scanned.fault = Fault(name, None, None, reason)
+            return scanned
         with ShardReader(folder / name, scanned.is_gzip, advance) as reader:
             try:
                 faults, count = check_records(reader, name, None, looked.take)
@@ -134,16 +139,17 @@ def scan_file(
     return scanned
 
 
-def _is_gzip(path: Path) -> bool:
+def _compression(path: Path) -> str:
     with open_regular(path) as file:
         head = file.read(HEADER_BYTES)
-    if head[:3] != _GZIP_MAGIC:
-        return False
     # A record can have a length that looks so; then its checksum is right.
-    is_frame = len(head) == HEADER_BYTES and struct.unpack_from("<I", head, 8)[0] == mask(
-        crc32c(head[:8])
-    )
-    return not is_frame
+    if len(head) == HEADER_BYTES and struct.unpack_from("<I", head, 8)[0] == mask(crc32c(head[:8])):
+        return "none"
+    if head[:3] == _GZIP_MAGIC:
+        return "gzip"
+    # The header of zlib, RFC 1950: deflate, and two bytes that 31 divides.
+    is_zlib = head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0
+    return "zlib" if is_zlib else "none"
 
 
 class _Looked:

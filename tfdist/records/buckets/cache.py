@@ -23,6 +23,7 @@ from typing import Any
 from crc32c import crc32c
 
 from tfdist.errors import DataError, OptionError, cannot_write
+from tfdist.records.buckets.paths import possible
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import url_of
 
@@ -59,7 +60,7 @@ def local_shards(path: Any) -> Path:
     """
     url = url_of(path)
     if url is None:
-        return Path(path)
+        return possible(path)
     base, split = url, None
     try:
         manifest = Store(base).read(_MANIFEST)

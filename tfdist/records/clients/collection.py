@@ -128,7 +128,7 @@ def _dealt(
     if partition.column is not None:
         values, arrays = _without_column(arrays, partition.column, label)
         if partition.column == label and names is not None:
-            values = np.array(names)[values]
+            values = np.array(names, object)[values]
     rows = deal(
         partition,
         opened.num_records,

@@ -120,6 +120,8 @@ def take_column(
             mend=f"Choose one of {', '.join(known)}" if known else "Choose another partition",
         )
     values = np.asarray(found)
+    if values.dtype.kind in "SU":  # Which would lose the NULs that a name ends with.
+        values = np.array(found, object)
     if values.shape == (len(values), 1):
         values = values[:, 0]
     if values.ndim != 1:

@@ -12,7 +12,14 @@ from tfdist.errors import DataError
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.large_arrays import chunks, large
 from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Schema
-from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_column
+from tfdist.records.format.text_and_ragged import (
+    RaggedColumn,
+    TextColumn,
+    as_classes,
+    as_column,
+    as_label,
+)
+from tfdist.records.format.whole_numbers import ROUNDED, is_rounded
 
 
 class Column(Protocol):
@@ -83,7 +90,7 @@ class Columns:
                 mend="Choose another partition" if label is None else f"Choose by:{label.name}",
             )
         ids = self.class_ids()
-        owners = ids if label.classes is None else np.array(label.classes)[ids]
+        owners = ids if label.classes is None else np.array(label.classes, object)[ids]
         return replace(self, owners=owners)
 
     def varint_widths(self) -> dict[str, int]:
@@ -112,12 +119,13 @@ def from_arrays(
 
     Raises:
         DataError: no records, unequal lengths, a dtype that cannot be written, values that are
-            missing (NaN) or infinite, weights below 0, or class ids out of range.
+            missing (NaN) or infinite, whole numbers that are others beside floats, weights below 0,
+            or class ids out of range.
 
     Text becomes strings, and a label of text class ids; arrays that differ in their first length
     keep it: see ``text_and_ragged``.
     """
-    features, arrays = [], {}
+    features, arrays, notes = [], {}, []
     roles = (("input", inputs), ("label", labels), ("weight", weights or {}))
     for role, named in roles:
         for name, values in named.items():
@@ -126,7 +134,7 @@ def from_arrays(
                     "each array must have a name of its own", received=f"'{name}' twice"
                 )
             feature, array = _column(
-                name, role, values, (classes or {}).get(name), (columns or {}).get(name)
+                name, role, values, (classes or {}).get(name), (columns or {}).get(name), notes
             )
             features.append(feature)
             arrays[name] = array
@@ -135,14 +143,18 @@ def from_arrays(
     for feature in schema.of_role("label"):
         if feature.is_class_id:
             _check_class_ids(feature, arrays[feature.name])
-    return Columns(kind, schema, arrays)
+    return Columns(kind, schema, arrays, notes=notes)
 
 
 def column_of(
-    name: str, role: str, values: Any, classes: Sequence[str] | None = None
+    name: str, role: str, values: Any, classes: Sequence[str] | None, notes: list[str]
 ) -> tuple[Feature, Column]:
-    """Returns one of the features of ``from_arrays``, and its column. Raises as that does."""
-    feature, column = _column(name, role, values, classes, None)
+    """Returns one of the features of ``from_arrays``, and its column. Raises as that does.
+
+    Args:
+        notes: what is to be told of the values is added here.
+    """
+    feature, column = _column(name, role, values, classes, None, notes)
     if feature.is_class_id:
         _check_class_ids(feature, column)
     return feature, column
@@ -169,6 +181,7 @@ def _column(
     values: Any,
     classes: Sequence[str] | None,
     columns: Sequence[str] | None,
+    notes: list[str],
 ) -> tuple[Feature, Column]:
     array = large(values)
     array = as_column(name, values) if array is None else array
@@ -194,7 +207,7 @@ def _column(
         raise DataError(
             f"each record of array '{name}' must have values", received=f"shape {array.shape}"
         )
-    numbers = _plain(name, numbers, role, is_scalar=shape == ())
+    numbers = _plain(name, numbers, role, notes, is_scalar=shape == ())
     if numbers.dtype.name not in RAW_DTYPES:
         raise DataError(
             f"the dtype of array '{name}' must be one of {', '.join(RAW_DTYPES)}",
@@ -231,17 +244,16 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
     if role == "weight":
         raise DataError(f"the weight '{name}' must hold numbers", received="text")
     if role == "label" and column.shape == ():
-        texts = [text.decode() if isinstance(text, bytes) else text for text in column.values]
-        classes, ids = np.unique(texts, return_inverse=True)
+        classes, ids = as_classes([as_label(name, text) for text in column.values.tolist()])
         feature = Feature(
             name=name,
             dtype="int64",
             shape=(),
             encoding="int64",
             role=role,
-            classes=tuple(classes.tolist()),
+            classes=classes,
         )
-        return feature, ids.astype(np.int64)
+        return feature, ids
     if 0 in column.shape:
         raise DataError(
             f"each record of array '{name}' must have values", received=f"shape {column.shape}"
@@ -287,18 +299,36 @@ def _check_weights(name: str, weights: np.ndarray) -> None:
             )
 
 
-def _plain(name: str, array: np.ndarray, role: str, *, is_scalar: bool) -> np.ndarray:
+def _plain(
+    name: str, array: np.ndarray, role: str, notes: list[str], *, is_scalar: bool
+) -> np.ndarray:
     """Returns the array in this machine's byte order; labels and weights in the dtypes of fit."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    becomes_float32 = role == "weight" and array.dtype.kind in "iu"
     if role in ("label", "weight") and array.dtype == np.float64:
         _check_float32(name, array)
+        becomes_float32 = True
+    if becomes_float32 and any(is_rounded(chunk) for _, chunk in chunks(array)):
+        notes.append(f"{ROUNDED}'{name}'")
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":
+        _check_int64(name, array)
         return array.astype(np.int64)
     if role == "label" and array.dtype == np.float64:
         return array.astype(np.float32)
     return array
+
+
+def _check_int64(name: str, array: np.ndarray) -> None:
+    """Raises DataError for a whole number that int64 would make another of."""
+    wrong = np.flatnonzero(array > np.iinfo(np.int64).max) if array.dtype == np.uint64 else ()
+    if len(wrong):
+        raise DataError(
+            f"integer labels must be class ids, 0 to {np.iinfo(np.int64).max}",
+            received=f"{array[wrong[0]]} in '{name}', record {wrong[0]}",
+            mend="Number the classes from 0, or store targets of a regression as floats",
+        )
 
 
 def _check_float32(name: str, array: np.ndarray) -> None:

@@ -444,7 +444,9 @@ def _counts_from_json(owner: str, counts: Any) -> dict[int, int] | None:
         if counts is None:
             return None
         read = {int(key): n for key, n in counts.items()}
-        if all(type(n) is int and 0 <= n <= _MOST and abs(key) <= _MOST for key, n in read.items()):
+        are_counts = all(type(n) is int and 0 <= n <= _MOST for n in read.values())
+        # Class ids are whatever whole numbers of 64 bits the labels are.
+        if are_counts and all(abs(class_id) < 1 << 63 for class_id in read):
             return read
     except (AttributeError, TypeError, ValueError):
         pass

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.whole_numbers import check_kept
 
 _TEXT_KINDS = "OSU"
 
@@ -63,7 +64,35 @@ class RaggedColumn:
 
 
 def as_bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode()
+    """Returns text as it is stored. Raises DataError for text that UTF-8 has no bytes for."""
+    try:
+        return text if isinstance(text, bytes) else str(text).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            "text must be such that UTF-8 can write it",
+            received=f"{text!r:.60}, with half of a pair of surrogates",
+            mend="Replace it, as by text.encode('utf-8', 'replace')",
+        ) from None
+
+
+def as_label(name: str, text: str | bytes) -> str:
+    """Returns the class that a label names. Raises DataError for bytes that are no text."""
+    try:
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"the text of label '{name}' must be UTF-8",
+            received=f"{text!r:.60}",
+            mend="Decode it first, as by text.decode('latin-1')",
+        ) from None
+
+
+def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the different texts, sorted, and the number of each text there, int64 [texts]."""
+    # NumPy's own text would lose the NULs that one ends with, and two classes would become one.
+    classes = tuple(sorted(set(texts)))
+    ids = {name: number for number, name in enumerate(classes)}
+    return classes, np.array([ids[text] for text in texts], np.int64)
 
 
 def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
@@ -90,18 +119,34 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
     if array.dtype.kind in "SU":  # NumPy makes text of numbers beside text.
         array = np.array(values, object)
     if array.dtype.kind != "O":
+        if not hasattr(values, "dtype"):
+            check_kept(name, values, array)
         return array
     if all(isinstance(value, (str, bytes)) for value in array.flat):
         return TextColumn(array)
     if array.ndim == 1 and all(_is_list(value) for value in array):
         return _of_lists(name, array)
-    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
-    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), others[0])
     raise DataError(
         f"array '{name}' must hold numbers, or text, or an array for each record",
-        received=f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}",
+        received=_odd_one(array),
         mend="Convert it to one of these first",
     )
+
+
+def _odd_one(array: np.ndarray) -> str:
+    """Returns what is neither numbers nor text alone among some objects, in words."""
+    others = [(n, v) for n, v in enumerate(array.flat) if not isinstance(v, (str, bytes))]
+    odd = next((item for item in others if not isinstance(item[1], numbers.Number)), None)
+    if odd is not None:
+        return f"{type(odd[1]).__name__} {odd[1]!r:.40} as value {odd[0]}"
+    number, value = others[0]
+    texts = ((n, v) for n, v in enumerate(array.flat) if isinstance(v, (str, bytes)))
+    for n, text in texts:
+        return f"text beside numbers: {text!r:.40} as value {n}, {value!r:.40} as value {number}"
+    # NumPy has no dtype of numbers for them.
+    large = (item for item in others if isinstance(item[1], int) and abs(item[1]) >= 1 << 63)
+    number, value = next(large, others[0])
+    return f"{type(value).__name__} {value!r:.40} as value {number}, which no number of 64 bits is"
 
 
 def _is_list(value: Any) -> bool:
@@ -129,6 +174,10 @@ def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
                 f"{list(filled[0].shape[1:])}",
             )
     flat = np.concatenate(filled)
+    if flat.dtype.kind == "f":
+        for record, part in enumerate(parts):
+            if part.dtype.kind in "iu":
+                check_kept(name, part, part.astype(flat.dtype), record)
     if flat.dtype.kind in _TEXT_KINDS:
         texts = list(itertools.chain.from_iterable(part.tolist() for part in filled))
         flat = np.empty(len(texts), object)
@@ -142,11 +191,14 @@ def _as_part(name: str, record: int, value: Sequence[Any]) -> np.ndarray:
     except ValueError:
         part = None
     is_text = part is not None and part.dtype.kind in _TEXT_KINDS and part.ndim == 1
-    if part is None or not (
-        part.dtype.kind in "biuf" or (is_text and all(isinstance(v, (str, bytes)) for v in value))
-    ):
+    if is_text and all(isinstance(v, (str, bytes)) for v in value):
+        # As objects: NumPy's own text would lose the NULs that one ends with.
+        return np.array(value, object)
+    if part is None or part.dtype.kind not in "biuf":
         raise DataError(
             f"each record of array '{name}' must be numbers or text, in equal rows",
             received=f"{value!r:.60} in record {record}",
         )
+    if not hasattr(value, "dtype"):
+        check_kept(name, value, part, record)
     return part

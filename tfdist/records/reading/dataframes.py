@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.whole_numbers import check_kept
 
 
 def is_frame(value: Any) -> bool:
@@ -23,7 +24,8 @@ def plain(value: Any) -> Any:
     that has text too becomes a dict of arrays [rows] by column, since one array has one dtype.
 
     Raises:
-        DataError: a value is missing, or neither a number nor text.
+        DataError: a value is missing, neither a number nor text, or a whole number that is another
+            beside the floats.
     """
     if not is_frame(value):
         return value
@@ -36,7 +38,11 @@ def plain(value: Any) -> Any:
         )
     columns = {name: _column(name, value.iloc[:, n]) for n, name in enumerate(names)}
     if columns and all(column.dtype.kind in "biuf" for column in columns.values()):
-        return np.stack(list(columns.values()), axis=-1)
+        array = np.stack(list(columns.values()), axis=-1)
+        for name, column in columns.items():
+            if column.dtype.kind in "iu":
+                check_kept(name, column, column.astype(array.dtype))
+        return array
     return columns
 
 
@@ -56,7 +62,9 @@ def _column(name: Any, series: Any) -> np.ndarray:
     if all(isinstance(value, (str, bytes)) for value in values):
         return array
     if all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
-        return np.array(values)
+        array = np.array(values)
+        check_kept(str(name), values, array)
+        return array
     is_text = isinstance(values[0], (str, bytes))
     odd = next((n for n, v in enumerate(values) if isinstance(v, (str, bytes)) != is_text), 0)
     raise DataError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.records.buckets.paths import possible
 from tfdist.records.buckets.urls import url_of
 
 
@@ -19,6 +21,10 @@ def on_this_machine(source: Any, out: str | Path) -> Iterator[tuple[Any, Path]]:
     manifest comes last, so that nothing half-written is ever taken for a folder of shards.
     """
     from_url, to_url = url_of(source), url_of(out)
+    if from_url is None and isinstance(source, str | os.PathLike):
+        possible(source)
+    if to_url is None:
+        possible(out)
     if from_url is None and to_url is None:
         yield source, Path(out)
         return

@@ -188,4 +188,14 @@ def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
 
 
 def _named(value: Any, name: str) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {name: value}
+    if not isinstance(value, Mapping):
+        return {name: value}
+    for key, values in value.items():
+        if isinstance(values, tuple) and any(hasattr(part, "__len__") for part in values):
+            raise DataError(
+                f"'{key}' of a dict of arrays must be one array",
+                received=f"a tuple of {len(values)}",
+                mend="Write the arrays of one split, and others elsewhere; or all in a .npz file, "
+                "as x_train, y_train, x_test and y_test, which are then the splits",
+            )
+    return value

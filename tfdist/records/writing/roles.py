@@ -6,7 +6,7 @@ Nothing becomes an input by accident: what looks like a label and is not named i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import DataError
@@ -127,9 +127,7 @@ def assign(
     drop = named(place, what, "--drop", asked.drop, names) or ()
     weight = WEIGHT if WEIGHT in names else None
     if asked.weight is not None:
-        if asked.weight not in names:
-            raise _missing(place, what, asked.weight, names, "--weight")
-        weight = asked.weight
+        (weight,) = named(place, what, "--weight", [asked.weight], names)
         _check_not_both(place, what, (weight,), (*(labels or ()), *(inputs or ()), *drop))
     _check_apart(place, what, labels, inputs, drop, client)
     if weight in (*(labels or ()), *(inputs or ()), *drop, client):
@@ -171,6 +169,9 @@ def named(
     if isinstance(given, str):
         # A name may itself hold a comma.
         given = [given] if given in names else [name.strip() for name in given.split(",")]
+    # pandas numbers the columns that have no name, which are called by the number here.
+    given = [given] if not isinstance(given, Iterable) else given
+    given = [str(name) for name in given]
     for name in given:
         if name not in names:
             raise _missing(place, what, name, names, option)

@@ -199,6 +199,8 @@ def write(
         folder = folder.resolve()
         _check_free(folder, here)
         shards = find_shards(here)
+        if shards is not None:
+            _check_apart(folder, shards.folder)
         # Also where nothing will be kept: what another run has left there is told.
         with said_of(folder):
             run = Unfinished(
@@ -347,7 +349,12 @@ def _check_free(out: Path, source: Any) -> None:
             received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
             mend="Choose another folder",
         )
-    if isinstance(source, str | os.PathLike) and Path(source).resolve() in out.parents:
+    if isinstance(source, str | os.PathLike):
+        _check_apart(out, Path(source))
+
+
+def _check_apart(out: Path, source: Path) -> None:
+    if source.resolve() in out.parents:
         raise DataError(
             "shards must not be written into their own source",
             received=f"{out}, inside of {source}",

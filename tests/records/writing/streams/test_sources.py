@@ -20,6 +20,7 @@ from tfdist.records.writing.streams import writer as stream_writer
 NUM = 60
 X = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)
 Y = np.arange(NUM) % 7
+DATASET = tf.data.Dataset.range(8)
 
 
 def read(folder, split="train"):
@@ -60,6 +61,7 @@ SOURCES = {
     "generator": records,
     "dicts": lambda: ({"x": x, "y": y} for x, y in zip(X, Y, strict=True)),
     "list of dicts": lambda: [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y, strict=True)],
+    "list of tuples": lambda: [(x.tolist(), int(y)) for x, y in zip(X, Y, strict=True)],
     "sequence": Batches,
     "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
     "batches": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8),
@@ -129,7 +131,13 @@ def test_images_of_one_size_and_those_of_pillow(tmp_path, size):
 
 def test_lengths_that_differ_and_text(tmp_path, size):
     source = [
-        {"tokens": list(range(n % 5)), "words": [f"w{n}"] * (n % 3), "title": f"t{n}", "y": n}
+        {
+            "tokens": list(range(n % 5)),
+            "words": [f"w{n}\0"] * (n % 3),
+            "pair": [f"p{n}\0", ""],
+            "title": f"t{n}",
+            "y": n,
+        }
         for n in range(30)
     ]
     manifest = write(source, tmp_path / "data", label="y", split="train=1", num_shards=2)
@@ -137,14 +145,17 @@ def test_lengths_that_differ_and_text(tmp_path, size):
     assert found == {
         "tokens": ("int64", (None,), 4),
         "words": ("string", (None,), 2),
+        "pair": ("string", (2,), None),
         "title": ("string", (), None),
         "y": ("int64", (), None),
     }
     x, y = read(tmp_path / "data")
     assert sorted(y) == list(range(30))
-    for tokens, words, title, n in zip(x["tokens"], x["words"], x["title"], y, strict=True):
+    parts = (x["tokens"], x["words"], x["pair"], x["title"])
+    for tokens, words, pair, title, n in zip(*parts, y, strict=True):
         assert tokens.tolist() == [*range(n % 5)] + [0] * (4 - n % 5)
-        assert words.tolist() == [f"w{n}".encode()] * (n % 3) + [b""] * (2 - n % 3)
+        assert words.tolist() == [f"w{n}\0".encode()] * (n % 3) + [b""] * (2 - n % 3)
+        assert pair.tolist() == [f"p{n}\0".encode(), b""]
         assert title == f"t{n}".encode()
 
 
@@ -189,6 +200,7 @@ def test_classes_that_come_late(tmp_path, monkeypatch):
     [
         ((np.zeros(4, np.float32), 0), r"shape \[3\] of float32.*shape \[4\].*record 570"),
         ((np.zeros(3), 0), r"float32.*float64 in record 570"),
+        (([0.5, 2**53 + 1, 1], 0), r"9007199254740993 in record 570"),
         ((np.zeros(3, np.float32), -1), r"-1 in 'label', record 570"),
         ((np.full(3, np.nan, np.float32), 0), r"NaN in array 'x', record 570"),
         ((np.full(3, np.inf, np.float32), 0), r"finite.* inf in array 'x', record 570"),
@@ -240,6 +252,11 @@ def test_what_the_source_raises_is_passed_on(tmp_path, monkeypatch):
         (lambda: [{"x": 1.0, "y1": 1, "y2": 2}], {}, DataError, "y1, y2"),
         (lambda: 3, {}, DataError, "must return a generator"),
         (lambda: iter([(1, 2, 3, 4)]), {}, DataError, "a tuple of 4"),
+        (lambda: iter([{0: 1.0}]), {}, DataError, "names of text, but found the names 0"),
+        (lambda: iter([("\ud83d", 0)] * 9), {}, DataError, "half of a pair of surrogates"),
+        (lambda: iter([(1.0, b"\xff")]), {}, DataError, "label 'label' must be UTF-8"),
+        (lambda: DATASET.map(lambda x: ({"a": {"b": x}}, x)), {}, DataError, "a dict as 'a'"),
+        (lambda: DATASET.window(2), {}, DataError, "a dataset as 'x'"),
         (records, {"num_shards": 51}, DataError, "50 records for 51 shards"),
         (records, {"split": "train=1,tiny=0.0001"}, DataError, "split 'tiny'"),
     ],

@@ -100,6 +100,12 @@ def test_what_is_left_out_is_told_in_python_too(tmp_path, capsys):
     assert capsys.readouterr().out == "tfdist: 1 row is left out for missing values: 1 in 'n'\n"
 
 
+def test_whole_numbers_of_a_frame_that_are_others_beside_floats():
+    table = pd.DataFrame({"a": [1, 2**53 + 1], "b": [0.5, 0.5]})
+    with pytest.raises(DataError, match="found 9007199254740993 in record 1"):
+        read_raw((table, [0, 1]))
+
+
 def test_a_frame_beside_its_labels():
     columns = read_raw((frame()[["n", "text"]], frame()["label"]))
     assert [f.name for f in columns.schema.of_role("input")] == ["n", "text"]

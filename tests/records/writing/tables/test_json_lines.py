@@ -65,7 +65,10 @@ def test_a_key_that_comes_twice_is_told(tmp_path):
 
 
 def test_values_that_are_not_of_one_kind_within_a_list(tmp_path):
-    for value, odd in (('[1, "s"]', "int 1 as value 0"), ("[2, null]", "NoneType None as value 1")):
+    for value, odd in (
+        ('[1, "s"]', "text beside numbers: 's' as value 1"),
+        ("[2, null]", "NoneType None as value 1"),
+    ):
         path = write(tmp_path, f'{{"a": {value}, "y": 0}}\n' * 3)
         with pytest.raises(DataError, match=f"must hold numbers, or text, .* but found {odd}"):
             read_raw(path)
@@ -118,6 +121,15 @@ def test_values_of_several_kinds_become_text(tmp_path):
 def test_lines_are_those_of_the_file(tmp_path):
     table = read_json_lines(write(tmp_path, LINES))
     np.testing.assert_array_equal(table.lines, [1, 3, 4])
+
+
+def test_labels_in_lists_of_unequal_lengths(tmp_path):
+    rows = ['{{"x": {0}, "label": [0, 2]}}', '{{"x": {0}, "label": [1]}}']
+    tags = write(tmp_path, "\n".join(row.format("1.5") for row in rows))
+    with pytest.raises(DataError, match=r"the label 'label' .* lists of 1 to 2 values"):
+        read_raw(tags)
+    entries = write(tmp_path, "\n".join(row.format("[1, 2]") for row in rows))
+    assert read_raw(entries).schema.features[1].shape == (None,)
 
 
 def test_objects_within_objects_are_columns_called_by_their_paths(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.records.format.columns import from_arrays
 from tfdist.records.format.schema import Feature
+from tfdist.records.format.text_and_ragged import as_classes
 
 _MOST = 1 << 63
 _MISSING = ("", "na", "n/a", "nan", "null", "none")
@@ -158,8 +159,8 @@ def _scalars(feature: str, name: str, values: Sequence[Any]) -> LabelColumn:
                 received=f"{numbers[~np.isfinite(numbers)][0]}",
             )
         return _dense(feature, name, numbers)
-    classes, ids = np.unique(texts, return_inverse=True)
-    return _dense(feature, name, ids.astype(np.int64), classes.tolist())
+    classes, ids = as_classes(texts)
+    return _dense(feature, name, ids, classes)
 
 
 def _dense(

@@ -75,7 +75,7 @@ class ImageTable:
     def owners(self, kept: Sequence[int]) -> np.ndarray | None:
         if self._client is None:
             return None
-        return np.array([str(value) for value in self._values(self._client, kept)])
+        return np.array([str(value) for value in self._values(self._client, kept)], object)
 
     def splits(self, kept: Sequence[int]) -> list[str] | None:
         """Returns the split of each image where a column names it."""

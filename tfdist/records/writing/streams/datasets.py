@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -36,12 +36,30 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
         known = int(records.dataset.cardinality())
         total = known if known >= 0 else None
     structure = Structure.of(records.dataset.element_spec, asked, "dataset")
+    _check_tensors(structure.named(0, records.dataset.element_spec))
     if _has_one_shape(records.dataset):
         chunks = _in_batches(records.dataset, structure)
     else:
         every = enumerate(as_numpy(records.dataset))
         chunks = in_chunks((structure.named(n, each) for n, each in every), structure.names)
     return structure.stream("dataset", chunks, total)
+
+
+def _check_tensors(specs: Mapping[str, Any]) -> None:
+    """Raises DataError for values of records that are no tensors."""
+    for name, spec in specs.items():
+        if isinstance(spec, tf.data.DatasetSpec):
+            raise DataError(
+                "each value of a dataset's records must be a tensor",
+                received=f"a dataset as '{name}'",
+                mend="Make tensors of windows: dataset.flat_map(lambda window: window.batch(SIZE))",
+            )
+        if isinstance(spec, (Mapping, tuple, list, tf.OptionalSpec)):
+            raise DataError(
+                "each value of a dataset's records must be a tensor",
+                received=f"a {type(spec).__name__} as '{name}'",
+                mend="Give each a name of its own: dataset.map(lambda x, y: ({'a': ...}, y))",
+            )
 
 
 def _tells_nothing(dataset: tf.data.Dataset) -> bool:

@@ -14,7 +14,13 @@ from tfdist.records.clients.dealing import take_column
 from tfdist.records.format.columns import Column, Columns, check_lengths, column_of, not_finite
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema
-from tfdist.records.format.text_and_ragged import RaggedColumn, TextColumn, as_bytes
+from tfdist.records.format.text_and_ragged import (
+    RaggedColumn,
+    TextColumn,
+    as_bytes,
+    as_label,
+)
+from tfdist.records.format.whole_numbers import ROUNDED, check_kept, is_rounded
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
 
@@ -67,7 +73,7 @@ class StreamFeatures:
             others: dict[str, Any] = dict.fromkeys(self._stream.inputs)
             labels: dict[str, Any] = dict.fromkeys(self._stream.labels)
             if client in self._head[0]:
-                values = _joined([chunk[client] for chunk in self._head])
+                values = _joined(client, [chunk[client] for chunk in self._head])
                 (labels if client in labels else others)[client] = values
             owners, _ = take_column(client, others, labels)
         return Columns(
@@ -133,18 +139,19 @@ def _found(
         images = StreamImages(name, role, options)
         files = [value for chunk in head for value in chunk[name]]
         return images, _Files(images.take(files, 0))
-    values = _joined([chunk[name] for chunk in head])
+    values = _joined(name, [chunk[name] for chunk in head])
     classes = stream.classes.get(name)
     if name in stream.dtypes:
         values = _cast(values, stream.dtypes[name])
-    feature, column = column_of(name, role, values, classes)
+    notes: list[str] = []
+    feature, column = column_of(name, role, values, classes, notes)
     if isinstance(column, RaggedColumn):
-        return _Ragged(feature, stream.dtypes.get(name)), column
+        return _Ragged(feature, stream.dtypes.get(name), notes), column
     if isinstance(column, TextColumn):
         return _Text(feature), column
     if feature.classes is not None and classes is None:
         return _TextLabels(feature), column
-    return _Dense(feature, np.asarray(values).dtype, stream.dtypes.get(name)), column
+    return _Dense(feature, np.asarray(values).dtype, stream.dtypes.get(name), notes), column
 
 
 class _Files:
@@ -163,16 +170,24 @@ class _Files:
 class _Dense:
     """Numbers of one shape and dtype."""
 
-    def __init__(self, feature: Feature, dtype: np.dtype, cast: str | None):
-        self._feature, self._dtype, self._cast = feature, dtype, cast
+    def __init__(self, feature: Feature, dtype: np.dtype, cast: str | None, notes: list[str]):
+        self._feature, self._dtype, self._cast, self._notes = feature, dtype, cast, notes
 
     def feature(self) -> Feature:
         return self._feature
 
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(self._notes))
+
     def take(self, values: Any, first: int) -> np.ndarray:
         if self._cast is not None:
             values = _cast(values, self._cast)
-        array = _stacked(values)
+        try:
+            array = _stacked(self._feature.name, values)
+            if array is not None and array.dtype.kind in "iu" and self._dtype.kind == "f":
+                check_kept(self._feature.name, array, array.astype(self._dtype))
+        except DataError as error:
+            raise _InChunkError(error) from None
         shape = self._feature.shape
         if (
             array is None
@@ -181,17 +196,20 @@ class _Dense:
         ):
             raise _odd_one(self._feature.name, values, shape, self._dtype, first)
         array = array.astype(self._dtype, copy=False)
-        return _column(self._feature, array)
+        return _column(self._feature, array, self._notes)
 
 
 class _Ragged:
     """Arrays whose first length differs from record to record."""
 
-    def __init__(self, feature: Feature, cast: str | None):
-        self._feature, self._cast, self._longest = feature, cast, 1
+    def __init__(self, feature: Feature, cast: str | None, notes: list[str]):
+        self._feature, self._cast, self._notes, self._longest = feature, cast, notes, 1
 
     def feature(self) -> Feature:
         return replace(self._feature, longest=max(self._longest, self._feature.longest or 1))
+
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(self._notes))
 
     def take(self, values: Any, first: int) -> list[Any]:
         feature, parts = self._feature, []
@@ -210,6 +228,10 @@ class _Ragged:
                 if part.shape[1:] != feature.shape[1:] or part.ndim == 0 or not fits:
                     shape = (None, *feature.shape[1:])
                     raise _odd_one(feature.name, [value], shape, wanted, first + number)
+                if wanted.kind == "f":
+                    check_kept(feature.name, value, part.astype(np.float64), first + number)
+                if wanted == np.float32 and is_rounded(part):
+                    self._notes.append(f"{ROUNDED}'{feature.name}'")
                 with np.errstate(over="ignore"):
                     part = part.astype(wanted, copy=False)
                 if wanted.kind == "f" and not np.isfinite(part).all():
@@ -236,7 +258,7 @@ class _Text:
             texts = item.reshape(-1).tolist()
             if item.shape != shape or not all(isinstance(text, (str, bytes)) for text in texts):
                 raise _odd_one(self._feature.name, [value], shape, "text", first + number)
-        return _column(self._feature, _objects(values))[np.arange(len(values))]
+        return _column(self._feature, _objects(values), [])[np.arange(len(values))]
 
 
 class _TextLabels:
@@ -254,14 +276,14 @@ class _TextLabels:
         for number, value in enumerate(values):
             if not isinstance(value, (str, bytes)):
                 raise _odd_one(self._feature.name, [value], (), "text", first + number)
-            text = value.decode() if isinstance(value, bytes) else str(value)
+            text = as_label(self._feature.name, value)
             ids[number] = self._ids.setdefault(text, len(self._ids))
         return ids
 
 
-def _column(feature: Feature, values: Any) -> Any:
+def _column(feature: Feature, values: Any, notes: list[str]) -> Any:
     try:
-        return column_of(feature.name, feature.role, values, feature.classes)[1]
+        return column_of(feature.name, feature.role, values, feature.classes, notes)[1]
     except DataError as error:
         raise _InChunkError(error) from None
 
@@ -290,29 +312,41 @@ def _odd_one(name: str, values: Any, shape: Any, dtype: Any, first: int) -> Data
     )
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(name: str, parts: Sequence[Any]) -> Any:
     """Returns the values of all parts: one array where they are arrays alike, else a list."""
     arrays = all(isinstance(part, np.ndarray) for part in parts)
     if arrays and len({(part.shape[1:], part.dtype) for part in parts}) == 1:
         return np.concatenate(parts)
     values = [value for part in parts for value in part]
-    array = _stacked(values)
+    array = _stacked(name, values)
     return values if array is None else array
 
 
-def _stacked(values: Any) -> np.ndarray | None:
-    """Returns the array of values that have one shape; None for others, and for text."""
+def _stacked(name: str, values: Any) -> np.ndarray | None:
+    """Returns the array of values that have one shape; None for others, and for text.
+
+    Raises:
+        DataError: whole numbers that have become others as floats.
+    """
     if isinstance(values, np.ndarray):
         return values
     if values and all(isinstance(value, np.ndarray) for value in values):
-        alike = len({value.shape for value in values}) == 1
-        return np.stack(values) if alike else None
+        if len({value.shape for value in values}) != 1:
+            return None
+        array = np.stack(values)
+        if len({value.dtype for value in values}) > 1:
+            check_kept(name, values, array)
+        return array
     if any(isinstance(value, (str, bytes)) for value in values):
         return None
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         return None
+    if array.dtype.kind in "SU":  # Which would lose the NULs that a text ends with.
+        return None
+    check_kept(name, values, array)
+    return array
 
 
 def _objects(values: Any) -> np.ndarray:

@@ -23,12 +23,11 @@ def open_stream(
 
     Args:
         source: a .tar file, see ``tar_files``; a tf.data.Dataset; a generator, or a function
-            without arguments that returns one or
-            another iterable; a list of dicts, or another iterable that is neither an array nor
-            lists of numbers; a keras.utils.Sequence; a ``datasets.Dataset``, ``IterableDataset``
-            or dict of them by split; a builder of TensorFlow Datasets. Records are ``x``,
-            ``(x, y)`` or ``(x, y, sample_weight)``, where x and y may be dicts, or a dict
-            {name: value}.
+            without arguments that returns one or another iterable; a list of dicts, or of tuples
+            of two or three, or another iterable that is neither an array nor lists of numbers; a
+            keras.utils.Sequence; a ``datasets.Dataset``, ``IterableDataset`` or dict of them by
+            split; a builder of TensorFlow Datasets. Records are ``x``, ``(x, y)`` or
+            ``(x, y, sample_weight)``, where x and y may be dicts, or a dict {name: value}.
         asked: what the values of records that are dicts become; see ``read_raw``.
         batched: whether elements are batches; None finds out.
         decode: whether images are decoded where bad ones are left out, to see that they can be.
@@ -68,11 +67,30 @@ def open_stream(
         return of_elements("generator", source, asked, batched=batched)
     if isinstance(source, list) and source and isinstance(source[0], Mapping):
         return of_elements("dicts", iter(source), asked, batched=batched, total=len(source))
+    if _are_tuples(source):
+        return _of_tuples(source, asked, batched)
     plain = (str, bytes, tuple, list, set, frozenset, Mapping)
     is_array = hasattr(source, "shape") or hasattr(source, "__array__")
     if isinstance(source, plain) or is_array or not hasattr(source, "__iter__"):
         return None
     return of_elements("generator", iter(source), asked, batched=batched)
+
+
+def _are_tuples(source: Any) -> bool:
+    """Whether it is a list of (x, y) or (x, y, sample_weight), as a generator gives records."""
+    if not isinstance(source, list) or not all(type(record) is tuple for record in source):
+        return False
+    return {len(record) for record in source} in ({2}, {3})
+
+
+def _of_tuples(source: list[tuple[Any, ...]], asked: Asked, batched: bool | None) -> Stream:
+    stream = of_elements("tuples", iter(source), asked, batched=batched, total=len(source))
+    parts = "(x, y)" if len(source[0]) == 2 else "(x, y, sample_weight)"
+    stream.notes.append(
+        f"the tuples of the list are read as {parts}: make lists of them if they are numbers of "
+        "one input"
+    )
+    return stream
 
 
 def _is_tf_dataset(source: Any) -> bool:

@@ -105,6 +105,12 @@ class Structure:
     def of(cls, element: Any, asked: Asked, place: str) -> Structure:
         """Returns that of a first element. Raises DataError for one that is no record."""
         if isinstance(element, Mapping):
+            if not all(isinstance(name, str) for name in element):
+                raise DataError(
+                    "the values of a record that is a dict must have names of text",
+                    received=f"the names {', '.join(map(repr, element))}",
+                    mend="Name them, as in {'x': value, 'y': label}",
+                )
             roles = roles_of(f"the {place}", list(element), asked)
             return cls(
                 is_flat=True,

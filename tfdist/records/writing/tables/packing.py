@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.whole_numbers import EXACT, ROUNDED
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 FEATURES = "features"
 #: Text with at most so many different values, in fewer than half of the rows, is categories.
 MOST_CATEGORIES = 1000
-# Whole numbers up to here are exact in float32.
-_EXACT = 1 << 24
-_ROUNDED = f"whole numbers beyond {_EXACT:,} are rounded to float32: "
 _CLASSES_IN_DOUBT = 20
 # The names that an input of Keras can have.
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -86,7 +84,7 @@ class Packed:
         elif cells.kind == NUMBER:
             self.labels[feature] = values.astype(np.float32)
             if _is_rounded(values):
-                self.notes.append(_ROUNDED + f"'{name}'")
+                self.notes.append(ROUNDED + f"'{name}'")
         else:
             self.labels[feature] = values
 
@@ -109,7 +107,7 @@ class Packed:
             if _is_rounded(values):
                 rounded.append(f"'{name}'")
         if rounded:
-            self.notes.append(_ROUNDED + ", ".join(rounded))
+            self.notes.append(ROUNDED + ", ".join(rounded))
         self.columns = {FEATURES: tuple(self.numbers), **self.columns}
         return {FEATURES: features, **self.inputs}
 
@@ -117,7 +115,7 @@ class Packed:
 def _is_rounded(values: np.ndarray) -> bool:
     """Whether values are whole numbers, and one is too large for float32 to be exact."""
     is_whole = values.dtype == np.int64 or bool((values == np.floor(values)).all())
-    return is_whole and max(-float(values.min()), float(values.max())) > _EXACT
+    return is_whole and max(-float(values.min()), float(values.max())) > EXACT
 
 
 def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -> bool:

@@ -21,11 +21,13 @@ from tfdist.records.writing.tables.table import (
     DATE,
     EMPTY,
     INTEGER,
+    LISTS,
     NUMBER,
     NUMERIC,
     Cells,
     Table,
     Written,
+    objects,
 )
 
 MISSING = "missing"
@@ -84,6 +86,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
         if cells[name].missing.any():
             cells[name], note = filled(name, cells[name], how)
             notes.append(note)
+    _check_label_lists(table.place, roles, cells)
     packed = Packed(table.place)
     for name in inputs:
         packed.add_input(name, cells[name], said)
@@ -116,7 +119,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     if roles.client is None:
         return columns
     owners = find_kind(table.columns[roles.client], is_text=True).values[kept]
-    return replace(columns, owners=np.array([owner.strip() for owner in owners.tolist()]))
+    return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
 
 
 def _index_columns(table: Table, asked: Asked, said: Mapping[str, Sequence[str]]) -> list[str]:
@@ -170,6 +173,26 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
         is_negative = ~weights.missing & (weights.values < 0)
         cells[roles.weight] = _bad_where(is_negative, "a weight below 0", weights)
     return cells
+
+
+def _check_label_lists(place: str, roles: Roles, cells: Mapping[str, Cells]) -> None:
+    """Raises DataError for several labels a row, as of tags, in lists of unequal lengths.
+
+    What is padded when they are read would count as class 0. Beside an input of lists they may be
+    a label of each entry, or a sequence of their own, which are read so.
+    """
+    if any(cells[name].kind == LISTS for name in roles.inputs if name in cells):
+        return
+    for name in roles.labels:
+        values = cells[name].values if cells[name].kind == LISTS else ()
+        lengths = {len(value) for value in values}
+        if len(lengths) > 1 and not any(np.ndim(entry) for value in values for entry in value):
+            raise DataError(
+                f"the label '{name}' of {place} must be one value in each row, or as many in all",
+                received=f"lists of {min(lengths)} to {max(lengths)} values, where what is missing "
+                "would be read as 0",
+                mend="Give one label a row, or a list of 0 and 1 for each class",
+            )
 
 
 def _bad_beyond_float32(cells: Cells) -> Cells:

@@ -1,0 +1,50 @@
+"""Whole numbers where they become floats: one that is another afterwards is refused, or told."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError
+
+# Whole numbers up to here are exact in float32, and up to there in float64.
+EXACT = 1 << 24
+_EXACT_64 = 1 << 53
+#: A note, but for the names that follow.
+ROUNDED = f"whole numbers beyond {EXACT:,} are rounded to float32: "
+
+
+def is_rounded(values: np.ndarray) -> bool:
+    """Whether a whole number among some numbers is another as float32."""
+    large = values[(values > EXACT) | (values < -EXACT)]
+    if values.dtype.kind == "f":
+        large = large[large == np.floor(large)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool((large.astype(np.float32).astype(values.dtype) != large).any())
+
+
+def check_kept(name: str, values: Any, array: np.ndarray, record: int | None = None) -> None:
+    """Raises DataError where NumPy has made floats of whole numbers, and one is another there.
+
+    Args:
+        values: lists of numbers, or arrays of several dtypes.
+        array: what NumPy has made of them.
+        record: whose values they are; None for those of all records.
+    """
+    if array.dtype.kind != "f":
+        return
+    is_large = np.abs(array) >= _EXACT_64
+    if not is_large.any():
+        return
+    given = np.array(values, object)[is_large]
+    places = np.argwhere(is_large)
+    for place, before, after in zip(places, given, array[is_large].tolist(), strict=True):
+        if isinstance(before, numbers.Integral) and int(before) != after:
+            raise DataError(
+                f"whole numbers of array '{name}', which become float64 beside floats and beyond "
+                "int64, must be ones that it can hold",
+                received=f"{before} in record {place[0] if record is None else record}",
+                mend="Give whole numbers of int64 alone, or write it as the float that is meant",
+            )
