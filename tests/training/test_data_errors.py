@@ -125,6 +125,14 @@ def test_a_label_without_an_output_is_named():
         model.fit(data, verbose=0)
 
 
+def test_several_labels_a_record_are_counted():
+    strategy = tfdist.strategy("single")
+    model = strategy.build(one_input)
+    data = strategy.dataset((zeros(4), np.zeros((8, 2), np.int64)), global_batch_size=4)
+    with pytest.raises(DataError, match="found 8 labels for 4 rows"):
+        model.fit(data, verbose=0)
+
+
 def looked_up() -> tf.keras.Model:
     inputs = tf.keras.Input((4,), dtype="int64")
     return compiled(inputs, layers.Dense(3)(layers.Embedding(8, 2, name="words")(inputs)[:, 0]))

@@ -17,6 +17,12 @@ from tfdist.training.losses import is_keras_own, name_of
 _LABEL_OUT_OF_RANGE = re.compile(
     r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
 )
+# TensorFlow's words where several labels a record meet one output for it.
+_LABELS_A_ROW = re.compile(
+    r"logits and labels must have the same first dimension, "
+    r"got logits shape \[(\d+),.*?\] and labels shape \[(\d+)\]"
+)
+
 # TensorFlow's words of a gather, and the operation that they name.
 _ID_OUT_OF_RANGE = re.compile(r"indices(?:\[[\d,]*\])? = (-?\d+) is not in \[0, (\d+)\)")
 _NODE = re.compile(r"\{\{node (.*?)\}\}")
@@ -107,12 +113,25 @@ def explain_label_error(error: Exception) -> DataError | None:
     """Returns what an error about a class id means, None when the error is about something else."""
     found = _LABEL_OUT_OF_RANGE.search(str(error))
     if found is None:
-        return None
+        return _explain_labels_a_row(error)
     label, classes = found.groups()
     return DataError(
         f"a label must be a class that the model has an output for, here 0 to {int(classes) - 1}",
         received=f"label {label}",
         mend="Give the model's last layer more outputs, or mend the labels",
+    )
+
+
+def _explain_labels_a_row(error: Exception) -> DataError | None:
+    found = _LABELS_A_ROW.search(str(error))
+    if found is None:
+        return None
+    rows, labels = found.groups()
+    return DataError(
+        "a crossentropy of class numbers must have one label for each row of the model's outputs",
+        received=f"{labels} labels for {rows} rows",
+        mend="Give each record one class number (a text or a list is several), or have the model "
+        "give an output for each label",
     )
 
 
