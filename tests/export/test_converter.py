@@ -104,6 +104,20 @@ def test_layers_and_models_of_ones_own(tmp_path):
     assert report.best.parity.largest_difference < 1e-5
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_model_of_mixed_precision_is_exported_in_float32(policy, tmp_path):
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        inner = sequential(layers.Dense(4, "relu"))
+        last = layers.Dense(3, name="last")
+        model = sequential(inner, layers.BatchNormalization(), last, Doubled())
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    report = tfdist.export.tflite(model, tmp_path / "model.tflite", data=(rows(12, 4),))
+    assert report.best.parity.largest_difference < 1e-5
+    assert model.get_layer("last").dtype_policy.name == policy  # It stays as it is.
+
+
 def test_several_inputs_and_outputs_are_found_by_name(tmp_path):
     """One input of bytes, one of words; the file's own order is another one than Keras'."""
     words = tf.keras.Input((6,), dtype="int32", name="words")

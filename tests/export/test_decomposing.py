@@ -8,7 +8,8 @@ import tensorflow as tf
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.export.smaller import decomposing, tuning
 from tfdist.export.smaller.narrowing import chain_of, narrowed
 
 pytestmark = pytest.mark.timeout(240)
@@ -118,8 +119,10 @@ def test_models_that_are_no_chain_to_classes(model, told):
     [
         ({"groups": 1}, "groups must be 2 to 3, the number of classes, but found 1"),
         ({"groups": 4}, "but found 4"),
-        ({"groups": [[0, 1], [1, 2]]}, "lists that have each class 0 to 2 once"),
+        ({"groups": [[0, 1], [1, 2]]}, "lists or more that have each class 0 to 2 once"),
         ({"groups": [[0, 1, 2], []]}, "each class"),
+        ({"groups": [[0, 1, 2]]}, "two lists or more"),
+        ({"groups": [[0.9, 1], [2]]}, "each class"),
         ({"groups": "ab"}, "each class"),
         ({"keep": 0}, "keep must be a share above 0"),
         ({"epochs": 0}, "epochs"),
@@ -129,3 +132,32 @@ def test_options_that_cannot_hold(options, told):
     data = np.zeros((8, 8, 8, 3), np.float32), np.zeros(8, np.int64)
     with pytest.raises(OptionError, match=told):
         tfdist.decompose(compiled(chain()), data, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shape", "told"),
+    [
+        (
+            [0, 1],
+            (8, 8, 3),
+            "each class of the model must have a record, but found none of class 2",
+        ),
+        ([1, 2, 3], (8, 8, 3), "here 0 to 2, but found label 3"),
+        ([0, 1, 2], (4, 8, 3), r"must have shape \[8, 8, 3\]"),
+    ],
+)
+def test_data_that_do_not_fit(labels, shape, told):
+    data = np.zeros((12, *shape), np.float32), np.resize(labels, 12)
+    with pytest.raises(DataError, match=told):
+        tfdist.decompose(compiled(chain()), data, groups=np.int64(2))
+
+
+def test_rare_classes_are_looked_for_in_all_records(monkeypatch):
+    monkeypatch.setattr(decomposing, "_LOOKED_AT", 500)
+    y = np.zeros(3000, np.int64)
+    y[-3:] = 1, 2, 1
+    data = np.zeros((3000, 8, 8, 3), np.float32), y
+    feed = tuning.training_feed(data, global_batch_size=500, seed=0)
+    _, seen = decomposing._some(feed, 3)
+    assert 500 < len(seen) < 600
+    assert np.bincount(seen)[1:].tolist() == [2, 1]

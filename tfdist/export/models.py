@@ -18,6 +18,7 @@ from tfdist.records.buckets.urls import url_of
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
+_MIXED = ("mixed_bfloat16", "mixed_float16")
 _CALL = "call tfdist.export.tflite(model, ...)"
 
 
@@ -83,7 +84,7 @@ def open_model(model: Any, *, trust: bool = False) -> PlainModel:
             received=f"model '{given.name}', not built",
             mend="Begin it with keras.Input(shape), or call it once on a batch",
         )
-    copy = whole_copy(given)
+    copy = whole_copy(given, **_in_float32(given))
     if copy is not given:
         _compile_like(copy, given)
     inputs, form = _inputs(copy)
@@ -138,6 +139,33 @@ def _compile_like(copy: tf.keras.Model, given: tf.keras.Model) -> None:
         # A loss that Keras cannot copy is done without: outputs are compared all the same.
         with contextlib.suppress(ValueError, TypeError, NotImplementedError):
             copy.compile_from_config(config)
+
+
+def _in_float32(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns arguments of ``clone_model`` for a model of mixed precision, else none.
+
+    Its weights are float32, and TFLite has no operators for 16 bits.
+    """
+    policies = {getattr(layer, "dtype_policy", None) for layer in model.submodules}
+    if not any(getattr(policy, "name", None) in _MIXED for policy in policies):
+        return {}
+
+    def copied(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        return type(layer).from_config(_without_mixed(layer.get_config()))
+
+    return {"clone_function": copied}
+
+
+def _without_mixed(config: Any) -> Any:
+    """Returns a configuration of Keras, of layers within layers too, whose policies are float32."""
+    if isinstance(config, (list, tuple)):  # Or what Keras wraps them in.
+        each = map(_without_mixed, config)
+        return list(each) if isinstance(config, list) else tuple(each)
+    if not isinstance(config, dict):
+        return "float32" if isinstance(config, str) and config in _MIXED else config
+    if config.get("class_name") == "Policy" and config["config"]["name"] in _MIXED:
+        return "float32"
+    return {name: _without_mixed(value) for name, value in config.items()}
 
 
 def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:

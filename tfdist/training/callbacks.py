@@ -47,7 +47,7 @@ def for_process(
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
             raise OptionError(
-                "a fit on a dataset of a strategy must go on from tfdist's own checkpoints",
+                "a fit whose batches tfdist divides must go on from tfdist's own checkpoints",
                 received="the callback BackupAndRestore",
                 mend="Give tfdist.Checkpoints(folder, resume=True) instead",
             )

@@ -197,7 +197,8 @@ def _added(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
 
     with _updates_replaced(metrics, tell):
         parts = [run(*part) for part in _parts(x)]
-    return [name for name in parts[0] if _differ([part[name] for part in parts])]
+    most = coupling_layers.tolerance_of(model)
+    return [name for name in parts[0] if _differ([part[name] for part in parts], most)]
 
 
 def _adds(layer: Any) -> bool:
@@ -228,13 +229,17 @@ def _parts(*tensors: Any) -> Iterator[list[Any]]:
         yield [tf.nest.map_structure(lambda t, rows=rows: t[rows], item) for item in tensors]
 
 
-def _differ(values: list[Any]) -> bool:
-    """Whether a value of all rows is another one than the mean of those of the parts."""
+def _differ(values: list[Any], most: float = _TOLERANCE) -> bool:
+    """Whether a value of all rows is another one than the mean of those of the parts.
+
+    Args:
+        most: what they may differ by, as a part of the larger.
+    """
     whole, first, second = (float(tf.reduce_mean(value)) for value in values)
     joined = (_FIRST * first + (_ROWS - _FIRST) * second) / _ROWS
     if not np.isfinite([whole, joined]).all():
         return False
-    return abs(whole - joined) > _TOLERANCE * max(abs(whole), abs(joined), 1e-6)
+    return abs(whole - joined) > most * max(abs(whole), abs(joined), 1e-6)
 
 
 def _made_up_results(

@@ -22,8 +22,10 @@ from tfdist.training.losses import own_functions
 
 # What a layer calls that is given the rows of all replicas.
 ASKS_ALL = {"all_gather", "all_reduce", "allgather", "allreduce", "_allgather", "_allreduce"}
-# Of the largest output. Another order of summation is 1e-6 of it.
+# Of the largest output. Another order of summation is 1e-6 of it in float32; what is computed in
+# 16 bits is rounded more coarsely on the way.
 _TOLERANCE = 1e-3
+_OF_16_BITS = {"bfloat16": 0.05, "float16": 0.01}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ def own_layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
     Not those that ask all replicas themselves.
     """
     return [layer for layer in layers_in(model) if _is_own(layer)]
+
+
+def tolerance_of(model: tf.keras.Model) -> float:
+    """Returns what values of the same rows may differ by, as a part of the largest."""
+    computed_in = {getattr(layer, "compute_dtype", None) for layer in layers_in(model)}
+    return max([_TOLERANCE, *(_OF_16_BITS[each] for each in computed_in & set(_OF_16_BITS))])
 
 
 def _is_own(layer: Any) -> bool:
@@ -97,6 +105,7 @@ class Walk:
         self._tried = {id(layer) for layer in tried}
         self._outputs: dict[tuple[int, int], Any] = {}
         self._calls: dict[int, int] = {}
+        self._tolerance = tolerance_of(model)
         self.in_order: list[tf.keras.layers.Layer] = []
         self.differences: dict[int, float] = {}
 
@@ -121,7 +130,7 @@ class Walk:
             flat = list(zip(tf.nest.flatten(whole), tf.nest.flatten(outputs), strict=True))
             if id(layer) in self._tried:
                 worst = max((_difference(a, b, part) for a, b in flat), default=0.0)
-                if worst > _TOLERANCE:
+                if worst > self._tolerance:
                     self.differences[id(layer)] = max(worst, self.differences.get(id(layer), 0.0))
             given = [a[part] if _has_rows(a, b, part) else b for a, b in flat]
             return tf.nest.pack_sequence_as(outputs, given)

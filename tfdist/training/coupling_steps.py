@@ -14,12 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training import own_steps
-from tfdist.training.coupling_layers import ASKS_ALL
+from tfdist.training.coupling_layers import ASKS_ALL, tolerance_of
 from tfdist.training.keras_api import layers_in
 from tfdist.training.losses import own_functions
-
-# Of the largest gradient. Another order of summation is 1e-6 of it.
-_TOLERANCE = 1e-3
 
 
 def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:
@@ -41,7 +38,7 @@ def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:
     if np.max(np.abs(whole - _gradients(model, batch)), initial=0.0) > 0:
         return False  # It draws random numbers.
     largest = np.max(np.abs(whole), initial=0.0)
-    return bool(np.max(np.abs(whole - sum(of_parts)), initial=0.0) > _TOLERANCE * largest)
+    return bool(np.max(np.abs(whole - sum(of_parts)), initial=0.0) > tolerance_of(model) * largest)
 
 
 def _sees_all_rows(model: tf.keras.Model) -> bool:

@@ -8,6 +8,8 @@ the other small models: not when it is trained, and not when it is run.
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,20 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.export.converter import Conversion, convert
 from tfdist.export.models import open_model, whole_copy
 from tfdist.export.reports import as_text, table_of
 from tfdist.export.smaller import narrowing, tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
+from tfdist.training.data_errors import check_inputs
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tfdist.training.feed import Feed
 
-# Records that are looked at to see which channels a class uses.
-_LOOKED_AT = 2000
+# Records that are looked at to see which channels a class uses, and more of a class that is rare.
+_LOOKED_AT, _OF_RARE_CLASS = 2000, 20
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def decompose(
 
     Raises:
         ModelError: the model is no such chain; the layer is named.
+        DataError: records that do not fit the model, or classes that it does not have, or without
+            a record.
         OptionError: groups that miss a class or name one twice, or a share that cannot be.
     """
     tuning.check_epochs(epochs)
@@ -114,6 +119,7 @@ def decompose(
     classes = _classes(groups, head.units)
     share = _share(keep, len(classes))
     feed = tuning.training_feed(data, global_batch_size=global_batch_size, seed=seed)
+    check_inputs(whole, feed.records.element_spec)
     x, y = _some(feed, head.units)
     parts = []
     for number, own in enumerate(classes):
@@ -159,19 +165,21 @@ def _is_softmax(layer: tf.keras.layers.Layer) -> bool:
 
 
 def _classes(groups: int | Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    if isinstance(groups, int) and not isinstance(groups, bool):
+    if isinstance(groups, numbers.Integral) and not isinstance(groups, bool):
         if not 2 <= groups <= count:
             raise OptionError(
                 f"groups must be 2 to {count}, the number of classes", received=groups
             )
         return [tuple(map(int, own)) for own in np.array_split(np.arange(count), groups)]
     try:
-        found = [tuple(int(each) for each in own) for own in groups]
-    except (TypeError, ValueError):
+        found = [tuple(operator.index(each) for each in own) for own in groups]
+    except TypeError:
         found = []
-    if sorted(each for own in found for each in own) != list(range(count)) or not all(found):
+    are_all = sorted(each for own in found for each in own) == list(range(count))
+    if not are_all or not all(found) or len(found) < 2:
         raise OptionError(
-            f"groups must be a number, or lists that have each class 0 to {count - 1} once",
+            "groups must be a whole number, or two lists or more that have each class 0 to "
+            f"{count - 1} once",
             received=repr(groups),
         )
     return found
@@ -193,11 +201,32 @@ def _numbers(y: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _some(feed: Feed, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns records and the numbers of their classes."""
-    rows = max(1, _LOOKED_AT // feed.global_batch_size)
-    batches = [(batch[0], _numbers(batch[1], count)) for batch in feed.epochs(0, 1).take(rows)]
-    x = np.concatenate([tf.nest.flatten(x)[0].numpy() for x, _ in batches])
-    return x, np.concatenate([y.numpy() for _, y in batches])
+    """Returns records and the numbers of their classes, some of each class.
+
+    Raises:
+        DataError: a class that the model does not have, or one without a record.
+    """
+    kept, seen = [], np.zeros(count, np.int64)
+    for batch in feed.epochs(0, 1):
+        x, y = tf.nest.flatten(batch[0])[0].numpy(), _numbers(batch[1], count).numpy()
+        odd = y[(y < 0) | (y >= count)]
+        if odd.size:
+            raise DataError(
+                f"labels must be the model's classes, here 0 to {count - 1}",
+                received=f"label {odd[0]}",
+                mend="Give the data that the model was trained on",
+            )
+        wanted = np.ones(len(y), bool) if seen.sum() < _LOOKED_AT else seen[y] < _OF_RARE_CLASS
+        kept.append((x[wanted], y[wanted]))
+        seen += np.bincount(y[wanted], minlength=count)
+    if not seen.all():
+        raise DataError(
+            "each class of the model must have a record",
+            received="none of class " + ", ".join(map(str, np.flatnonzero(seen == 0)[:8])),
+            mend="Give data that has them",
+        )
+    x, y = zip(*kept, strict=True)
+    return np.concatenate(x), np.concatenate(y)
 
 
 def _largest(sizes: np.ndarray, share: float) -> np.ndarray:
