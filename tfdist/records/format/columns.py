@@ -19,7 +19,7 @@ from tfdist.records.format.text_and_ragged import (
     as_column,
     as_label,
 )
-from tfdist.records.format.whole_numbers import ROUNDED, is_rounded
+from tfdist.records.format.whole_numbers import note_rounded
 
 
 class Column(Protocol):
@@ -308,8 +308,8 @@ def _plain(
     if role in ("label", "weight") and array.dtype == np.float64:
         _check_float32(name, array)
         becomes_float32 = True
-    if becomes_float32 and any(is_rounded(chunk) for _, chunk in chunks(array)):
-        notes.append(f"{ROUNDED}'{name}'")
+    if becomes_float32:
+        note_rounded(name, (chunk for _, chunk in chunks(array)), notes)
     if role == "weight" and array.dtype.kind in "biuf":
         return array.astype(np.float32)
     if role == "label" and is_scalar and array.dtype.kind in "biu":

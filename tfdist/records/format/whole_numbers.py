@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ def is_rounded(values: np.ndarray) -> bool:
         large = large[large == np.floor(large)]
     with np.errstate(over="ignore", invalid="ignore"):
         return bool((large.astype(np.float32).astype(values.dtype) != large).any())
+
+
+def note_rounded(name: str, parts: Iterable[np.ndarray], notes: list[str]) -> None:
+    """Adds to ``notes``, once however many records come, that numbers are others as float32."""
+    note = f"{ROUNDED}'{name}'"
+    if note not in notes and any(map(is_rounded, parts)):
+        notes.append(note)
 
 
 def check_kept(name: str, values: Any, array: np.ndarray, record: int | None = None) -> None:

@@ -20,7 +20,7 @@ from tfdist.records.format.text_and_ragged import (
     as_bytes,
     as_label,
 )
-from tfdist.records.format.whole_numbers import ROUNDED, check_kept, is_rounded
+from tfdist.records.format.whole_numbers import check_kept, note_rounded
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
 
@@ -177,7 +177,7 @@ class _Dense:
         return self._feature
 
     def notes(self) -> list[str]:
-        return list(dict.fromkeys(self._notes))
+        return self._notes
 
     def take(self, values: Any, first: int) -> np.ndarray:
         if self._cast is not None:
@@ -209,7 +209,7 @@ class _Ragged:
         return replace(self._feature, longest=max(self._longest, self._feature.longest or 1))
 
     def notes(self) -> list[str]:
-        return list(dict.fromkeys(self._notes))
+        return self._notes
 
     def take(self, values: Any, first: int) -> list[Any]:
         feature, parts = self._feature, []
@@ -230,8 +230,8 @@ class _Ragged:
                     raise _odd_one(feature.name, [value], shape, wanted, first + number)
                 if wanted.kind == "f":
                     check_kept(feature.name, value, part.astype(np.float64), first + number)
-                if wanted == np.float32 and is_rounded(part):
-                    self._notes.append(f"{ROUNDED}'{feature.name}'")
+                if wanted == np.float32:
+                    note_rounded(feature.name, [part], self._notes)
                 with np.errstate(over="ignore"):
                     part = part.astype(wanted, copy=False)
                 if wanted.kind == "f" and not np.isfinite(part).all():
