@@ -25,7 +25,7 @@ demo: setup
 # The last option wins: PYTEST_ARGS="-n 0" runs all in one process. The tests start a thousand
 # processes, which keep what Python has compiled even where the variable says otherwise.
 test: setup
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
 		$(PYTEST_ARGS)
 
 # What an older TensorFlow could do otherwise: what differs, what engines compute, what is read. Larger

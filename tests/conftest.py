@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -21,59 +22,16 @@ from packaging.requirements import Requirement
 
 from tfdist.compat import prefer_keras_2
 
-#: Files that take longest, the longest first: workers that begin with them end together.
-_LONGEST_FIRST = (
-    "conformance/test_conformance.py",
-    "habits/test_habits.py",
-    "strategies/test_grid.py",
-    "notebooks/test_notebooks.py",
-    "faults/test_mishaps.py",
-    "training/test_shard_weights.py",
-    "training/test_fit.py",
-    "conformance/test_proof.py",
-    "training/test_shared_checkpoints.py",
-    "aws/test_rehearsal.py",
-    "cli/test_train.py",
-    "training/test_options.py",
-    "cli/test_aws.py",
-    "strategies/mesh/test_mesh.py",
-    "faults/test_lost_processes.py",
-    "training/test_hugging_face.py",
-    "strategies/federated/test_federated.py",
-    "training/test_own_steps.py",
-    "strategies/test_parameter_server.py",
-    "training/test_shard.py",
-    "training/test_data_errors.py",
-    "aws/test_pipeline.py",
-    "training/test_keras_correctness.py",
-    "faults/test_stalls.py",
-    "docs/test_docs.py",
-    "launch/test_supervisor.py",
-    "strategies/pipeline/test_pipeline.py",
-    "cli/test_cluster.py",
-    "cli/test_init.py",
-    "training/test_checkpoint.py",
-    "examples/test_gpt.py",
-    "cli/test_verify.py",
-    "strategies/mesh/test_recompute.py",
-    "strategies/test_horovod_elastic.py",
-    "cli/test_doctor.py",
-    "strategies/federated/test_worker_life.py",
-    "launch/test_ssh.py",
-    "training/test_keras_3.py",
-    "cli/test_federated.py",
-    "export/test_tflite.py",
-    "export/test_converter.py",
-    "launch/test_elastic.py",
-    "records/reading/test_reader.py",
-    "training/test_feed.py",
-)
 _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
+#: Folder of the server from which programs start warm.
+_WARM = pytest.StashKey[str]()
 
 # What files of several folders import.
-sys.path.append(str(_TESTS))
-pytest_plugins = ["scenario_plugin"]
+sys.path += [str(_TESTS), str(_TESTS / "quick_start")]
+pytest_plugins = ["scenario_plugin", "running_order"]
+
+import zygote  # noqa: E402
 
 # Before a test uses Keras, here or in a process that it starts.
 prefer_keras_2(os.environ)
@@ -83,17 +41,28 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Has the workers of pytest-xdist, which share the files, begin with the longest."""
-    if not hasattr(config, "workerinput"):
-        return
-    places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+def pytest_configure(config: pytest.Config) -> None:
+    """Has programs of the tests start warm, from a server of this process's own."""
+    if not config.option.collectonly and not _is_controller(config):
+        folder = tempfile.mkdtemp(prefix="tfdist-zygote-")
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        config.stash[_WARM] = folder
+        zygote.Start(folder)
+
+
+def _is_controller(config: pytest.Config) -> bool:
+    """Whether the workers of pytest-xdist run the tests, and not this process."""
+    return bool(config.getoption("tx", None)) and not hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Has processes hear Ctrl-C: a shell or a library may have had this one ignore it."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Has programs start warm, or honestly where a test asks for that; and processes hear Ctrl-C:
+    a shell or a library may have had this one ignore it."""
+    if item.get_closest_marker("honest_start"):
+        os.environ.pop(zygote.VARIABLE, None)
+    else:
+        os.environ[zygote.VARIABLE] = item.config.stash[_WARM]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 import types
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -77,3 +78,9 @@ sys.meta_path.insert(0, _Finder)
 # To trace a step makes many objects that stay: looking through all of them for circles after every
 # 700 new ones takes a sixth of a tiny training.
 gc.set_threshold(50_000, 20, 20)
+
+# Last: the program that this process would be may run in another one, see zygote.
+if "TFDIST_TESTS_ZYGOTE" in os.environ:
+    import zygote
+
+    zygote.hand_over()

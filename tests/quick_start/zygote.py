@@ -1,0 +1,318 @@
+"""Starts the tests' programs warm: each is forked from a process that has imported TensorFlow.
+
+A program of a test costs two to five seconds of imports before its first line. Here one server for
+each worker of pytest and each Keras imports them once; who is started with Python's executable is
+only a stub, which hands its arguments, environment, folder and standard streams over a Unix socket,
+and passes signals on to its program and the program's end back. Whoever kills the stub kills the
+program. Where a fork would not be what the test asks for, the stub goes on as the program itself:
+see ``_differs``; and tests that look at the process (its parent, what it imports, whether it is
+stopped) are marked ``honest_start`` and never come here.
+
+    Start(...)                  pytest's side, in tests/conftest.py
+    hand_over()                 the stub's side, called by sitecustomize
+    python zygote.py SOCKET     the server, started by ``Start`` when the first stub calls
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+#: Names the folder of the sockets, in the environment of all that a test starts.
+VARIABLE = "TFDIST_TESTS_ZYGOTE"
+_KERAS = "TF_USE_LEGACY_KERAS"
+_PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
+_ANSWER_S = 60
+
+
+# Pytest's side --------------------------------------------------------------------------------
+
+
+class Start:
+    """Listens for stubs, and starts a server of a Keras when the first one of it calls."""
+
+    def __init__(self, folder: str):
+        import threading
+
+        self._folder = folder
+        self._listeners = {name: socket.socket(socket.AF_UNIX) for name in ("keras-2", "keras-3")}
+        for name, listener in self._listeners.items():
+            listener.bind(os.path.join(folder, name))
+            listener.listen(64)
+        threading.Thread(target=self._start_servers, daemon=True).start()
+
+    def _start_servers(self) -> None:
+        import subprocess
+
+        waiting = {listener: name for name, listener in self._listeners.items()}
+        while waiting:
+            for listener in select.select(list(waiting), [], [])[0]:
+                keras = "1" if waiting.pop(listener) == "keras-2" else "0"
+                environ = {key: text for key, text in os.environ.items() if key != VARIABLE}
+                subprocess.Popen(
+                    [sys.executable, __file__, str(listener.fileno())],
+                    env=environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "2"},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                )
+
+
+# The stub's side --------------------------------------------------------------------------------
+
+
+def hand_over() -> None:
+    """Has a server run this program, and ends as that ends; returns where it cannot."""
+    argv = sys.orig_argv[1:]
+    unbuffered = argv[:1] == ["-u"]
+    argv = argv[unbuffered:]
+    if argv[:2] != ["-m", "tfdist"] and not (argv and argv[0].endswith(".py")):
+        return
+    keras = "3" if os.environ.get(_KERAS, "1").lower() in ("0", "false") else "2"
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_ANSWER_S)
+    umask = os.umask(0)
+    os.umask(umask)
+    request = marshal.dumps(
+        {
+            "argv": argv,
+            "unbuffered": unbuffered,
+            "environ": dict(os.environ),
+            "folder": os.getcwd(),
+            "umask": umask,
+            "cores": list(os.sched_getaffinity(0)),
+            "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "limits": [resource.getrlimit(limit) for limit in _LIMITS],
+            "ignored": [n for n in _PASSED_ON if signal.getsignal(n) == signal.SIG_IGN],
+        }
+    )
+    try:
+        connection.connect(os.path.join(os.environ[VARIABLE], f"keras-{keras}"))
+        socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        connection.sendall(request)
+        program = int.from_bytes(_exactly(connection, 8), "big")
+    except OSError:
+        return
+    if program == 0:
+        return
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _: os.kill(program, number))
+    connection.settimeout(None)
+    connection.sendall(b"!")
+    try:
+        status = int.from_bytes(_exactly(connection, 8), "big")
+    except OSError:
+        status = signal.SIGKILL
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if os.WTERMSIG(status) not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+    os.kill(os.getpid(), os.WTERMSIG(status))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    read = b""
+    while len(read) < size:
+        more = connection.recv(size - len(read))
+        if not more:
+            raise ConnectionError("the other end is gone")
+        read += more
+    return read
+
+
+# The server ----------------------------------------------------------------------------------
+
+
+def serve(listener: socket.socket) -> dict:
+    """Forks for each stub; returns what is to be run, in the process that is to run it."""
+    import gc
+
+    parent = os.getppid()
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while os.getppid() == parent:
+        if not select.select([listener], [], [], 1.0)[0]:
+            continue
+        connection = listener.accept()[0]
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return _attend(connection)
+        connection.close()
+    os._exit(0)
+
+
+def _attend(connection: socket.socket) -> dict:
+    """Stands between a stub and its program, which alone returns."""
+    connection.settimeout(_ANSWER_S)
+    try:
+        size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        request = marshal.loads(_exactly(connection, int.from_bytes(size, "big")))
+    except OSError:
+        os._exit(1)
+    if _differs(request):
+        connection.sendall((0).to_bytes(8, "big"))
+        os._exit(0)
+    go, wait = os.pipe()
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        os.close(wait)
+        os.setsid()
+        if os.read(go, 1):
+            os.close(go)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            return request
+        os._exit(0)
+    for stream in streams:
+        os.close(stream)
+    # The program begins when the stub can pass signals on.
+    try:
+        connection.sendall(program.to_bytes(8, "big"))
+        os.write(wait, _exactly(connection, 1))
+    except OSError:
+        os._exit(1)
+    connection.settimeout(None)
+    ends = os.pidfd_open(program)
+    if ends not in select.select([connection, ends], [], [])[0]:  # The stub was killed.
+        os.kill(program, signal.SIGKILL)
+    status = os.waitpid(program, 0)[1]
+    with contextlib.suppress(OSError):
+        connection.sendall(status.to_bytes(8, "big"))
+    os._exit(0)
+
+
+#: What Python, TensorFlow, Keras and the dynamic linker read once, as they are loaded.
+_READ_ONCE = (
+    "PYTHON",
+    "KERAS_",
+    "LC_",
+    "LANG",
+    "LD_PRELOAD",
+    "XLA_",
+    "TF_ENABLE_",
+    "TF2_",
+    "TF_XLA_",
+)
+#: TensorFlow adds some of its own as it is imported.
+_AT_START = dict(os.environ)
+_READ_LATER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+
+
+def _differs(request: dict) -> bool:
+    """Whether the program would have loaded something else than this process has."""
+
+    def once(environ: dict) -> dict:
+        return {
+            key: text
+            for key, text in environ.items()
+            if key.startswith(_READ_ONCE) and key not in _READ_LATER
+        }
+
+    import tfdist
+
+    package = os.path.join(_first_on_path(request), "tfdist")
+    return once(request["environ"]) != once(_AT_START) or (
+        os.path.exists(package) and not os.path.samefile(package, os.path.dirname(tfdist.__file__))
+    )
+
+
+def _first_on_path(request: dict) -> str:
+    """Returns the folder that Python puts before all others."""
+    program = os.path.join(request["folder"], request["argv"][0])
+    return (
+        request["folder"]
+        if request["argv"][0] == "-m"
+        else os.path.dirname(os.path.realpath(program))
+    )
+
+
+def import_all() -> None:
+    """Imports what most programs of the tests do, but for engines that spoil a process."""
+    import importlib
+    import pkgutil
+
+    import tfdist
+    from tfdist.compat import import_tensorflow
+
+    import_tensorflow()
+    if os.environ[_KERAS] == "0":
+        import keras  # noqa: F401
+    else:
+        import tf_keras  # noqa: F401
+    for module in pkgutil.walk_packages(tfdist.__path__, "tfdist."):
+        left_out = ("mesh", "federated", "__main__", "examples", "scripts", "starter", "programs")
+        if not any(word in module.name.split(".") for word in left_out):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:  # Of an engine that is not here.
+                continue
+    importlib.import_module("horovod.tensorflow.keras")
+
+
+def become(request: dict) -> None:
+    """Makes this process the one that the stub was to be."""
+    import gc
+    import random
+    import tempfile
+    import types
+
+    import numpy as np
+
+    gc.unfreeze()
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.environ.pop(VARIABLE)
+    os.environ[VARIABLE] = request["environ"][VARIABLE]
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.sched_setaffinity(0, request["cores"])
+    os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
+    for limit, values in zip(_LIMITS, request["limits"], strict=True):
+        resource.setrlimit(limit, values)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    random.seed()
+    np.random.seed()
+    tempfile.tempdir = None
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    unbuffered = request["unbuffered"] or bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=unbuffered)
+    argv = request["argv"]
+    sys.orig_argv = [sys.executable, *argv]
+    sys.path[0] = _first_on_path(request)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if argv[0] == "-m":
+        import runpy
+
+        sys.argv = argv[1:]
+        runpy._run_module_as_main(argv[1])
+    else:
+        sys.argv = argv
+        try:
+            with open(argv[0], "rb") as file:
+                text = file.read()
+        except OSError as error:
+            sys.exit(f"{sys.executable}: can't open file '{argv[0]}': {error}")
+        main.__file__ = argv[0]
+        main.__builtins__ = __builtins__
+        exec(compile(text, argv[0], "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    _listener = socket.socket(fileno=int(sys.argv[1]))
+    import_all()
+    become(serve(_listener))
