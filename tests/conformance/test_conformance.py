@@ -45,6 +45,7 @@ class Row:
         refuses: pattern of cases that it refuses -> what the error says.
         keras: 2, or 3 for both it and the one device.
         only: the cases of which it has all that it does not leave out.
+        short: those of them that are run without ``make test-all``.
     """
 
     strategy: str
@@ -57,6 +58,7 @@ class Row:
     refuses: Mapping[str, str] = field(default_factory=dict)
     keras: int = 2
     only: tuple[str, ...] = cases.CASES
+    short: tuple[str, ...] = cases.SHORT
 
     @property
     def cases(self) -> list[str]:
@@ -66,6 +68,11 @@ class Row:
     @property
     def left_out(self) -> list[str]:
         return [case for case in self._of_models() if _matching(self.leaves_out, case)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is for all that its strategy does, not for an option of it or a Keras."""
+        return self.only == cases.CASES
 
     def refusal(self, case: str) -> str | None:
         return _matching(self.refuses, case)
@@ -113,6 +120,7 @@ _AS_ON_MIRRORED = {
 
 #: What a model that is divided in each rank does otherwise than in one process.
 _OF_TWO_RANKS = (
+    "train-convnet-tail_of_1-clipnorm",
     "train-mlp-tail_of_1-adam",
     "train-mlp-weights-adam",
     "train-mlp-tail_of_1-clipnorm",
@@ -132,6 +140,19 @@ _OF_TWO_RANKS = (
     "save-convnet",
 )
 
+#: What ranks share: regularizers (or their refusal), a norm over parts and one over all, names of
+#: parts, metrics, the order of records, and what is gathered for files.
+_OF_TWO_RANKS_SHORT = (
+    "train-mlp-weights-adam",
+    "train-mlp-tail_of_1-global_clipnorm",
+    "train-convnet-tail_of_1-clipnorm",
+    "train-list_outputs-weights-adamw",
+    "evaluate-dict_outputs",
+    "predict-two_inputs",
+    "resume-convnet",
+    "save-convnet",
+)
+
 #: What keeping slots in parts, or less on a device, could do otherwise.
 _OF_LESS_MEMORY = (
     "train-mlp-tail_of_1-adam",
@@ -144,6 +165,13 @@ _OF_LESS_MEMORY = (
     "save-convnet",
 )
 
+#: A norm over all parts, slots and decay by the names of variables, and slots in a checkpoint.
+_OF_LESS_MEMORY_SHORT = (
+    "train-mlp-tail_of_1-global_clipnorm",
+    "train-list_outputs-weights-adamw",
+    "resume-convnet",
+)
+
 ROWS = (
     Row(strategy="single", num_replicas=1),
     Row(
@@ -151,6 +179,7 @@ ROWS = (
         options={"offload": ["optimizer", "activations"]},
         num_replicas=1,
         only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
     ),
     Row(
         strategy="mirrored",
@@ -162,6 +191,7 @@ ROWS = (
         options={"devices": 2, "shard": "optimizer"},
         num_replicas=2,
         only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
     ),
     Row(
         strategy="horovod",
@@ -170,6 +200,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
     ),
     Row(
         strategy="multi_worker",
@@ -178,6 +209,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
     ),
     Row(
         strategy="horovod",
@@ -195,6 +227,7 @@ ROWS = (
         batches="two_processes",
         refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
         only=_OF_TWO_RANKS,
+        short=_OF_TWO_RANKS_SHORT,
     ),
     Row(
         strategy="multi_worker",
@@ -202,6 +235,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         leaves_out=_AS_ON_MIRRORED,
+        short=(*cases.SHORT, "train-mlp-tail_of_1-momentum", "predict-dict_outputs"),
     ),
     Row(
         strategy="multi_worker",
@@ -211,6 +245,7 @@ ROWS = (
         batches="two_processes",
         refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
         only=_OF_TWO_RANKS,
+        short=_OF_TWO_RANKS_SHORT,
     ),
     Row(
         strategy="mesh",
@@ -239,6 +274,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_TWO_RANKS,
+        short=_OF_TWO_RANKS_SHORT,
     ),
     Row(
         strategy="pipeline",
@@ -247,6 +283,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
     ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
@@ -288,6 +325,17 @@ _OF_KERAS_3 = (
     "resume-convnet",
     "save-convnet",
 )
+#: One of each: losses and metrics of outputs, a loss of its own, weights of classes, and the rest.
+_OF_KERAS_3_SHORT = (
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "train-super_loss-weights-adam",
+    "evaluate-mlp",
+    "predict-list_outputs",
+    "class_weight-mlp-weights-adam",
+    "train_step-mlp",
+    "resume-convnet",
+    "save-convnet",
+)
 #: One replica takes Keras' own steps: what is left is what surrounds them.
 _OF_KERAS_3_ALONE = (
     "evaluate-dict_outputs",
@@ -319,6 +367,7 @@ else:
             num_replicas=2,
             batches="two_processes",
             only=_OF_TWO_RANKS,
+            short=_OF_TWO_RANKS_SHORT,
         ),
         Row(
             strategy="mesh",
@@ -327,14 +376,22 @@ else:
             num_replicas=2,
             batches="two_processes",
             only=_OF_LESS_MEMORY,
+            short=_OF_LESS_MEMORY_SHORT,
         ),
-        Row(strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE),
+        Row(
+            strategy="single",
+            num_replicas=1,
+            keras=3,
+            only=_OF_KERAS_3_ALONE,
+            short=_OF_KERAS_3_SHORT,
+        ),
         Row(
             strategy="mirrored",
             options={"devices": 2},
             num_replicas=2,
             keras=3,
             only=_OF_KERAS_3,
+            short=_OF_KERAS_3_SHORT,
         ),
         Row(
             strategy="horovod",
@@ -345,6 +402,7 @@ else:
             leaves_out=_OF_OUTPUTS,
             keras=3,
             only=_OF_KERAS_3,
+            short=_OF_KERAS_3_SHORT,
         ),
         Row(
             strategy="multi_worker",
@@ -354,6 +412,7 @@ else:
             leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
             keras=3,
             only=_OF_KERAS_3,
+            short=_OF_KERAS_3_SHORT,
         ),
     )
 
@@ -367,15 +426,23 @@ _ALWAYS = (
 
 
 @pytest.fixture(scope="module")
-def wanted(request: pytest.FixtureRequest) -> dict[int, list[str]]:
-    """The cases that this run of pytest asks of each Keras, by -k for instance, in the order of
-    all."""
+def asked_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
+    """The cases that this run of pytest asks of each row, by -m or -k for instance."""
     here = [item for item in request.session.items if item.path == request.path]
     params = [item.callspec.params for item in here if hasattr(item, "callspec")]
-    asked = {2: set(_ALWAYS), 3: set()}
+    asked: dict[str, set[str]] = {str(row): set() for row in ROWS}
     for of_test in params:
         if "case" in of_test:
-            asked[of_test["row"].keras].add(of_test["case"])
+            asked[str(of_test["row"])].add(of_test["case"])
+    return asked
+
+
+@pytest.fixture(scope="module")
+def wanted(asked_of: dict[str, set[str]]) -> dict[int, list[str]]:
+    """The cases that are asked of each Keras, in the order of all."""
+    asked = {2: set(_ALWAYS), 3: set()}
+    for row in ROWS:
+        asked[row.keras] |= asked_of[str(row)]
     return {keras: [case for case in cases.CASES if case in of] for keras, of in asked.items()}
 
 
@@ -402,7 +469,7 @@ def reference(references) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, references, wanted: dict[int, list[str]]):
+def results(tmp_path_factory: pytest.TempPathFactory, references, asked_of: dict[str, set[str]]):
     """Runs the cases of a row in one job, when the first of them is asked for."""
     done: dict[str, dict] = {}
 
@@ -410,7 +477,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, references, wanted: dict[i
         if str(row) not in done:
             done[str(row)] = {}  # A job that failed is not run once more for each case.
             out = tmp_path_factory.mktemp(row.strategy) / "results.json"
-            its_own = [case for case in row.cases if case in wanted[row.keras]]
+            its_own = [case for case in row.cases if case in asked_of[str(row)]]
             what = [row.strategy, json.dumps(row.options), json.dumps(its_own)]
             how = [references(row.keras), row.batches, out]
             _run(["run_cases.py", *what, *how], out, row.launcher, keras=row.keras)
@@ -439,7 +506,12 @@ def _run(
 
 def _params(*, refused: bool) -> list[Any]:
     return [
-        pytest.param(row, case, id=f"{row}-{case}")
+        pytest.param(
+            row,
+            case,
+            id=f"{row}-{case}",
+            marks=() if case in row.short else pytest.mark.long,
+        )
         for row in ROWS
         for case in row.cases
         if (row.refusal(case) is not None) == refused
@@ -452,11 +524,24 @@ def test_every_registered_strategy_has_a_row():
 
 def test_the_rows_of_a_strategy_have_every_case():
     for name in REGISTRY:
-        own = [row for row in ROWS if row.strategy == name and row.keras == 2]
-        of_some = {"replicas", "shard", "offload"}
-        whole = [row for row in own if not of_some & set(row.options)]
+        whole = [row for row in ROWS if row.strategy == name and row.keras == 2 and row.is_whole]
         told = [case for row in whole for case in (*row.cases, *row.left_out)]
         assert sorted(told) == sorted(cases.CASES)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_short_tier_of_a_strategy_meets_what_all_of_its_cases_meet(name):
+    whole = [row for row in ROWS if row.strategy == name and row.keras == 2 and row.is_whole]
+    run = [(row, case) for row in whole for case in row.cases if row.refusal(case) is None]
+    short = [case for row, case in run if case in row.short]
+    of_all = set().union(*(cases.met(case) for _, case in run))
+    assert not of_all - set().union(*map(cases.met, short))
+
+
+def test_the_short_tier_of_a_row_has_cases_that_the_row_has():
+    for row in ROWS:
+        if not row.is_whole and row.only != _OF_KERAS_3_ALONE:
+            assert set(row.short) <= set(row.only), row
 
 
 @pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3")

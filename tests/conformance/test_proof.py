@@ -13,7 +13,7 @@ import pytest
 
 _SCRIPT = Path(__file__).with_name("run_proof.py")
 _TIMEOUT_S = 900
-pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(_TIMEOUT_S + 20)]
 
 _SMALL = ("mlp", "convnet", "transformer", "vit")
 #: strategy, its options, models, precision
