@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -98,8 +97,8 @@ def versions_of(
 @pytest.mark.parametrize(
     ("found", "is_keras_3"),
     [
-        (("2.14.1", None, None, "2.14.0"), False),
-        (("2.15.1", None, "0", "2.15.0"), False),
+        (("2.16.2", "2.16.0", "1"), False),
+        (("2.16.2", None, "0", "3.4.1"), True),
         (("2.21.0", "2.21.0", "1"), False),
         (("2.21.0", None, "0"), True),
         (("2.21.0", "2.21.0", "False"), True),
@@ -115,8 +114,8 @@ def test_what_tfdist_runs_on_is_taken(monkeypatch, found, is_keras_3):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ((None, None, None), ["TensorFlow 2.14 to 2.21 must be installed", "pip install"]),
-        (("2.13.1", None, None), ["found 2.13.1", "'tensorflow>=2.14,<2.22'"]),
+        ((None, None, None), ["TensorFlow 2.16 to 2.21 must be installed", "pip install"]),
+        (("2.15.1", None, None), ["found 2.15.1", "'tensorflow>=2.16,<2.22'"]),
         (("2.22.0rc0", "2.22.0", "1"), ["found 2.22.0rc0"]),
         (("2.21.0", None, None), ["tf_keras 2.21", "found none", "'tf_keras~=2.21.0'"]),
         (("2.21.0", "2.20.1", "1"), ["tf_keras 2.21", "found 2.20.1"]),
@@ -134,8 +133,6 @@ def test_what_it_does_not_run_on_is_one_line(monkeypatch, found, words):
 
 
 def test_keras_3_that_is_in_use_is_one_line():
-    if importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("this TensorFlow has no Keras 3 (the modern lane tries it)")
     program = (
         "import tensorflow as tf; tf.keras.Model\n"
         "from tfdist.compat import check_versions; from tfdist.errors import TfdistError\n"
@@ -148,8 +145,6 @@ def test_keras_3_that_is_in_use_is_one_line():
 
 
 def test_keras_2_that_is_in_use_is_one_line():
-    if importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("this TensorFlow has no Keras 3 (the modern lane tries it)")
     program = (
         "import os; import tensorflow as tf; tf.keras.Model\n"
         f"os.environ['{versions.VARIABLE}'] = '0'\n"

@@ -20,9 +20,9 @@ fail() { echo "setup: $*" >&2; exit 1; }
 # Settles PYTHONS, LISTS and PYTHON.
 choose_lane() {
     case $LANE in
-        classic) PYTHONS="3.11" ;;
+        oldest) PYTHONS="3.11" ;;
         modern) PYTHONS="3.11 3.12 3.13" ;;
-        *) fail "LANE must be classic or modern, but found '$LANE'." ;;
+        *) fail "LANE must be modern or oldest, but found '$LANE'." ;;
     esac
     LISTS=(requirements/*.txt "requirements/lanes/$LANE.txt")
     [ -z "${PYTHON:-}" ] || return 0
@@ -127,7 +127,7 @@ install_horovod() {
     say "installing Horovod (built from source the first time, about 3 minutes on 2 cores)"
     (
         while IFS= read -r line; do [ -z "$line" ] || export "${line?}"; done <<<"$variables"
-        # Of `make setup LANE=classic` it says LANE, and Horovod then builds on one core.
+        # Of `make setup LANE=oldest` it says LANE, and Horovod then builds on one core.
         export MAKEFLAGS=-j$(nproc)
         logged "$VENV/bin/python" -m tfdist install horovod --wheels "$CACHE/wheels"
     )

@@ -7,13 +7,9 @@ import json
 import pytest
 
 from tfdist.compat.keras import VARIABLE
-from tfdist.compat.versions import lane
 from tfdist.strategies import REGISTRY
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3"),
-]
+pytestmark = pytest.mark.timeout(180)
 _OF_KERAS_2 = [name for name, spec in REGISTRY.items() if not spec.takes_keras_3]
 
 

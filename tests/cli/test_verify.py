@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.compat.versions import lane
-
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -24,10 +22,7 @@ def verify(run_cli, shards, model_file):
         ("--strategy", "mirrored", "-o", "devices=2"),
         ("--strategy", "horovod", "--workers", "2"),
         ("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),
-        pytest.param(
-            ("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),
-            marks=pytest.mark.skipif(lane() != "modern", reason="refused there: see test_grid"),
-        ),
+        ("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),
     ],
 )
 def test_an_exact_strategy_passes(verify, options):

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from tfdist.compat.keras import VARIABLE
-from tfdist.compat.versions import lane
 from tfdist.strategies import REGISTRY
 
 TOLERANCE = 1e-5
@@ -348,73 +347,58 @@ _OF_KERAS_3_ALONE = (
 _OF_OUTPUTS = {
     "evaluate-dict_outputs": "Keras 3 shows an output's mean loss of batches, which have other rows"
 }
-#: What they do on an older TensorFlow other rows of their strategy show there.
-_OF_MODERN = (
-    "mirrored divided optimizer",
-    "horovod divided optimizer",
-    "multi_worker divided weights",
-    "pipeline on each rank of multi_worker divided optimizer",
+ROWS += (
+    Row(
+        strategy="mesh",
+        options={"batch": 1, "model": 2, "replicas": "horovod"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_TWO_RANKS,
+        short=_OF_TWO_RANKS_SHORT,
+    ),
+    Row(
+        strategy="mesh",
+        options={"batch": 1, "model": 2, "replicas": "multi_worker", "shard": "optimizer"},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
+    ),
+    Row(
+        strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE, short=_OF_KERAS_3_SHORT
+    ),
+    Row(
+        strategy="mirrored",
+        options={"devices": 2},
+        num_replicas=2,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_SHORT,
+    ),
+    Row(
+        strategy="horovod",
+        options={"stall_timeout_s": 20},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        leaves_out=_OF_OUTPUTS,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_SHORT,
+    ),
+    Row(
+        strategy="multi_worker",
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
+        keras=3,
+        only=_OF_KERAS_3,
+        short=_OF_KERAS_3_SHORT,
+    ),
 )
-if lane() == "classic":
-    ROWS = tuple(row for row in ROWS if str(row) not in _OF_MODERN)
-else:
-    ROWS += (
-        # On TensorFlow 2.14 it is refused: tests/strategies/test_grid.
-        Row(
-            strategy="mesh",
-            options={"batch": 1, "model": 2, "replicas": "horovod"},
-            launcher=_launched("horovod", workers=2),
-            num_replicas=2,
-            batches="two_processes",
-            only=_OF_TWO_RANKS,
-            short=_OF_TWO_RANKS_SHORT,
-        ),
-        Row(
-            strategy="mesh",
-            options={"batch": 1, "model": 2, "replicas": "multi_worker", "shard": "optimizer"},
-            launcher=_launched("multi_worker", workers=2),
-            num_replicas=2,
-            batches="two_processes",
-            only=_OF_LESS_MEMORY,
-            short=_OF_LESS_MEMORY_SHORT,
-        ),
-        Row(
-            strategy="single",
-            num_replicas=1,
-            keras=3,
-            only=_OF_KERAS_3_ALONE,
-            short=_OF_KERAS_3_SHORT,
-        ),
-        Row(
-            strategy="mirrored",
-            options={"devices": 2},
-            num_replicas=2,
-            keras=3,
-            only=_OF_KERAS_3,
-            short=_OF_KERAS_3_SHORT,
-        ),
-        Row(
-            strategy="horovod",
-            options={"stall_timeout_s": 20},
-            launcher=_launched("horovod", workers=2),
-            num_replicas=2,
-            batches="two_processes",
-            leaves_out=_OF_OUTPUTS,
-            keras=3,
-            only=_OF_KERAS_3,
-            short=_OF_KERAS_3_SHORT,
-        ),
-        Row(
-            strategy="multi_worker",
-            launcher=_launched("multi_worker", workers=2),
-            num_replicas=2,
-            batches="two_processes",
-            leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
-            keras=3,
-            only=_OF_KERAS_3,
-            short=_OF_KERAS_3_SHORT,
-        ),
-    )
 
 
 #: What tests of the reference alone look at.
@@ -544,7 +528,6 @@ def test_the_short_tier_of_a_row_has_cases_that_the_row_has():
             assert set(row.short) <= set(row.only), row
 
 
-@pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3")
 def test_every_strategy_that_takes_keras_3_has_a_row_of_it():
     assert {row.strategy for row in ROWS if row.keras == 3} == {
         name for name, spec in REGISTRY.items() if spec.takes_keras_3

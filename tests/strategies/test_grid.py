@@ -11,16 +11,13 @@ from scenario_plugin import Job
 import tfdist
 from tfdist import topology
 from tfdist.cli import saved_weights
-from tfdist.compat import versions
-from tfdist.compat.versions import lane
-from tfdist.errors import EngineMissingError, OptionError
+from tfdist.errors import OptionError
 from tfdist.records.writing.writer import write
 from tfdist.strategies import REPLICAS, spec_of
 from tfdist.topology import Topology
 
 MODELS = Path(__file__).parents[1] / "cli" / "models.py"
 SCENARIOS = "grid_scenarios.py"
-_NO_MESH = "" if lane() == "modern" else "refused there: see the next test"
 JOBS = {
     "stages": Job("pipeline", {"stages": 2, "microbatches": 3, "replicas": "horovod"}, ranks=2),
     "stages_of_workers": Job(
@@ -31,27 +28,18 @@ JOBS = {
         {"batch": 1, "model": 2, "replicas": "horovod"},
         ranks=2,
         only_named=True,
-        skip=_NO_MESH,
     ),
     "mesh_of_workers": Job(
         "mesh",
         {"batch": 1, "model": 2, "replicas": "multi_worker"},
         ranks=2,
         only_named=True,
-        skip=_NO_MESH,
     ),
 }
 
 
 def test_on_two_ranks(scenario):
     scenario.check()
-
-
-@pytest.mark.parametrize("replicas", REPLICAS)
-def test_a_mesh_on_ranks_is_refused_on_an_older_tensorflow(monkeypatch, replicas):
-    monkeypatch.setattr(versions, "tensorflow_version", lambda: "2.14.1")
-    with pytest.raises(EngineMissingError, match=r"must have TensorFlow 2\.16"):
-        tfdist.strategy("mesh", model=2, replicas=replicas).start()
 
 
 @pytest.mark.parametrize(

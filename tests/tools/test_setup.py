@@ -46,7 +46,7 @@ class Clone:
         """Runs the script; returns how it ended and what it asked of Python."""
         self.log.write_text("")
         env = {key: os.environ[key] for key in os.environ if not key.startswith("HOROVOD_")}
-        lane = {"LANE": "classic", "VENV": ".venv", "PYTHON": str(self.python)}
+        lane = {"LANE": "oldest", "VENV": ".venv", "PYTHON": str(self.python)}
         env |= {**lane, "FAKE_LOG": str(self.log), **environ}
         command = ["bash", str(self.folder / "tools" / "setup.sh")]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
@@ -67,7 +67,7 @@ def test_everything_is_installed_once(clone):
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements/dev.txt", "requirements/lanes/classic.txt", "setup.cfg"]
+    "name", ["requirements/dev.txt", "requirements/lanes/oldest.txt", "setup.cfg"]
 )
 def test_a_change_is_noticed(clone, name):
     clone.setup()
@@ -91,7 +91,7 @@ def test_the_other_lane_stands_beside_it_and_what_is_its_own_changes_nothing(clo
 def test_an_environment_of_the_other_lane_is_made_anew(clone):
     clone.setup()
     packages = clone.folder / ".venv/lib/python3.11/site-packages"
-    (packages / "tensorflow-2.14.1.dist-info").mkdir(parents=True)
+    (packages / "tensorflow-2.16.2.dist-info").mkdir(parents=True)
     assert clone.setup(HOROVOD_WITH_MPI="1")[1][0] != "venv"
     assert clone.setup(LANE="modern")[1][0] == "venv"
 
@@ -127,9 +127,9 @@ def test_an_interrupted_set_up_is_taken_up_again(clone, phase):
     ("environ", "complaint"),
     [
         ({"PYTHON": "no-such-python"}, "there is no 'no-such-python'"),
-        ({"FAKE_VERSION": "3.12"}, "Python 3.11 is needed for the classic lane"),
+        ({"FAKE_VERSION": "3.12"}, "Python 3.11 is needed for the oldest lane"),
         ({"LANE": "modern", "FAKE_VERSION": "3.10"}, "Python 3.11 or 3.12 or 3.13 is needed"),
-        ({"LANE": "newest"}, "LANE must be classic or modern, but found 'newest'"),
+        ({"LANE": "newest"}, "LANE must be modern or oldest, but found 'newest'"),
     ],
 )
 def test_a_missing_python_is_one_line(clone, environ, complaint):

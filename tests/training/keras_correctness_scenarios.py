@@ -1,4 +1,4 @@
-"""The models on which Keras 2.14 checks tf.distribute (its keras/distribute folder), stated anew.
+"""The models on which Keras 2 checks tf.distribute (its keras/distribute folder), stated anew.
 
 Each is trained, judged and asked for predictions on a strategy and on one device. What a strategy
 cannot train it refuses, in words that a case holds it to.

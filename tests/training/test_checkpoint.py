@@ -488,7 +488,7 @@ def test_a_training_that_was_stopped_early_stays_so(tmp_path, capsys):
 
 
 def test_the_best_weights_are_back_when_nothing_is_left_to_train(tmp_path):
-    """From Keras 2.15 on EarlyStopping puts them back at the end of every fit."""
+    """EarlyStopping puts them back at the end of every fit."""
     ended, _ = fit(Checkpoints(tmp_path), *deciding(tmp_path), epochs=4)
     again, rest = fit(Checkpoints(tmp_path, resume=True), *deciding(tmp_path), epochs=4)
     assert rest.epoch == []

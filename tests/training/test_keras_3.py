@@ -8,9 +8,7 @@ import pytest
 from scenario_plugin import Job, Run
 
 from tfdist.compat.keras import VARIABLE
-from tfdist.compat.versions import lane
 
-pytestmark = pytest.mark.skipif(lane() != "modern", reason="this TensorFlow has no Keras 3")
 SCENARIOS = "keras_3_scenarios.py"
 _KERAS_3 = {VARIABLE: "0"}
 _FLOAT16 = {"devices": 2, "precision": "mixed_float16"}

@@ -8,7 +8,7 @@ import platform
 
 import click
 
-from tfdist.compat.versions import keras_version, lane
+from tfdist.compat.versions import keras_version, tensorflow_version
 from tfdist.launch import engines
 
 
@@ -42,7 +42,7 @@ def command(run: bool, as_json: bool) -> int:
 def _as_json(findings: list[engines.Finding], gpus: list[str]) -> dict:
     return {
         "ok": all(finding.ok for finding in findings),
-        "lane": lane(),
+        "tensorflow": tensorflow_version(),
         "keras": keras_version(),
         "python": platform.python_version(),
         "gpus": gpus,
@@ -68,7 +68,11 @@ def _print_table(findings: list[engines.Finding], gpus: list[str]) -> None:
         )
     console = stdout()
     console.print(table)
-    told = (f"lane {lane()}", f"Keras {keras_version()}", f"Python {platform.python_version()}")
+    told = (
+        f"TensorFlow {tensorflow_version()}",
+        f"Keras {keras_version()}",
+        f"Python {platform.python_version()}",
+    )
     console.print(f"\n{'; '.join(told)}; GPUs: {', '.join(gpus) or 'none'}")
     for finding in findings:
         if not finding.ok:

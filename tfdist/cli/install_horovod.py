@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.cli.install_steps import Step, pip
-from tfdist.compat.versions import minor_version, tensorflow_version
+from tfdist.compat.versions import tensorflow_version
 from tfdist.errors import EngineMissingError
 from tfdist.launch.programs import rank_environment
 
@@ -35,7 +35,6 @@ _VARIABLES = re.compile(
 # horovod#4302: it includes a header that TensorFlow's wheel has no more. Its operations are for
 # XLA, with which tfdist refuses Horovod anyway.
 _LEFT_OUT = "horovod/tensorflow/xla_mpi_ops.cc"
-_WITHOUT_THE_HEADER = (2, 16)
 _SOURCES = "horovod/tensorflow/CMakeLists.txt"
 
 
@@ -92,7 +91,6 @@ class _Build:
 
     def __init__(self, tensorflow: str, variables: dict[str, str]) -> None:
         self.variables = variables
-        self._leaves_out = minor_version(tensorflow) >= _WITHOUT_THE_HEADER
         # The wheel remembers this environment as the place of Open MPI.
         place = f"{sys.prefix} {sys.version_info[:2]} {platform.machine()} {_OPEN_MPI} {variables}"
         key = hashlib.sha256(place.encode()).hexdigest()[:16]
@@ -105,9 +103,11 @@ class _Build:
             *("wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir"),
             *("--wheel-dir", "wheels", "./source"),
         )
-        lines = [self._download.text, f"unpack {_HOROVOD.replace('==', '-')}.tar.gz as source"]
-        if self._leaves_out:
-            lines.append(f"leave {_LEFT_OUT} out of {_SOURCES}")
+        lines = [
+            self._download.text,
+            f"unpack {_HOROVOD.replace('==', '-')}.tar.gz as source",
+            f"leave {_LEFT_OUT} out of {_SOURCES}",
+        ]
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         lines += [f"{given} {self._wheel.text}", "pip install --no-deps wheels/*.whl"]
         self.text = "\n  ".join(lines)
@@ -137,10 +137,9 @@ class _Build:
         (archive,) = folder.glob("horovod-*.tar.gz")
         shutil.unpack_archive(archive, folder)
         (folder / archive.name.removesuffix(".tar.gz")).rename(folder / "source")
-        if self._leaves_out:
-            path = folder / "source" / _SOURCES
-            lines = path.read_text().splitlines(keepends=True)
-            path.write_text("".join(line for line in lines if _LEFT_OUT not in line))
+        path = folder / "source" / _SOURCES
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if _LEFT_OUT not in line))
 
 
 def _install(folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.compat.versions import lane
+from tfdist.compat.versions import minor_version, tensorflow_version
 from tfdist.errors import EngineMissingError
 
 # Longer than any build here; a registry that does not answer ends it.
@@ -19,20 +19,15 @@ _SHOWN_LINES = 12
 
 # What TensorFlow Federated 0.87.0 runs with is not what it asks for: jaxlib 0.4.14 is no longer
 # published, and it asks for TensorFlow 2.14 whatever it could use.
+# The second is the oldest jaxlib that there is for Python 3.13.
+_JAX = "0.4.30" if sys.version_info < (3, 13) else "0.4.34"
 _FEDERATED = (
     *("tensorflow-federated==0.87.0", "tensorflow-privacy==0.9.0", "dp-accounting==0.4.3"),
-    "google-vizier==0.1.11",
+    *("google-vizier==0.1.11", f"jax=={_JAX}", f"jaxlib=={_JAX}"),
+    "tensorflow-model-optimization==0.8.0",
 )
-_FEDERATED_OF_CLASSIC = (
-    *("jax==0.4.13", "jaxlib==0.4.13", "tensorflow-model-optimization==0.7.5"),
-    "tensorflow-probability==0.22.1",
-)
-# The oldest jaxlib that there is for Python 3.13.
-_JAX_OF_MODERN = "0.4.30" if sys.version_info < (3, 13) else "0.4.34"
-_FEDERATED_OF_MODERN = (
-    *(f"jax=={_JAX_OF_MODERN}", f"jaxlib=={_JAX_OF_MODERN}"),
-    *("tensorflow-model-optimization==0.8.0", "tensorflow-probability==0.25.0"),
-)
+# The newest TensorFlow Probability will not be imported with a TensorFlow before this one.
+_FIRST_WITH_PROBABILITY_0_25 = (2, 18)
 # What these need in turn and can have as they ask for it.
 _FEDERATED_NEEDS = (
     *("attrs>=23.1", "cachetools>=5.3,<6", "decorator", "dm-tree>=0.1.8", "grpcio"),
@@ -62,7 +57,9 @@ def mesh() -> list[Step]:
 
 def federated() -> list[Step]:
     """Returns the steps that install TensorFlow Federated for the TensorFlow that is here."""
-    pins = (*_FEDERATED, *(_FEDERATED_OF_CLASSIC if lane() == "classic" else _FEDERATED_OF_MODERN))
+    version = tensorflow_version()
+    is_older = version is not None and minor_version(version) < _FIRST_WITH_PROBABILITY_0_25
+    pins = (*_FEDERATED, f"tensorflow-probability=={'0.24.0' if is_older else '0.25.0'}")
     # Its wheel is one of any Python 3, but asks for less than 3.12.
     past = ("--no-deps", "--ignore-requires-python")
     return [pip("install", *_FEDERATED_NEEDS), pip("install", *past, *pins)]

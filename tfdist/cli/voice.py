@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import click
@@ -126,7 +126,7 @@ def is_heard() -> bool:
 def tell(event: str, **fields: Any) -> None:
     """Writes one event for programs; nothing without ``--json``."""
     if _voice.events is not None:
-        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"event": event, "time": time, **_plain(fields)}, allow_nan=False)
         try:
             _voice.events.write(f"{line}\n")
@@ -138,7 +138,7 @@ def tell(event: str, **fields: Any) -> None:
 
 def progress(what: str, done: float, total: float | None, unit: str) -> None:
     """Tells how far something is, not too often."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     since = _voice.told_at and (now - _voice.told_at).total_seconds()
     if since is None or since >= _SECONDS_BETWEEN_PROGRESS:
         _voice.told_at = now

@@ -13,12 +13,7 @@ from tfdist.compat.engines import (
 )
 from tfdist.compat.keras import is_keras, keras_source, prefer_keras_2
 from tfdist.compat.tensorflow import import_tensorflow
-from tfdist.compat.versions import (
-    check_versions,
-    refuse_keras_3,
-    refuse_meshes_on_ranks,
-    uses_keras_3,
-)
+from tfdist.compat.versions import check_versions, refuse_keras_3, uses_keras_3
 
 __all__ = [
     "check_versions",
@@ -30,6 +25,5 @@ __all__ = [
     "keras_source",
     "prefer_keras_2",
     "refuse_keras_3",
-    "refuse_meshes_on_ranks",
     "uses_keras_3",
 ]

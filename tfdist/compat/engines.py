@@ -44,8 +44,8 @@ def import_horovod() -> ModuleType:
 def import_mesh_tensorflow() -> ModuleType:
     """Imports Mesh-TensorFlow 0.1.21, which is no longer maintained.
 
-    tensorflow/mesh#392: ``ops.register_tensor_conversion_function`` went to
-    ``tensor_conversion_registry`` in TensorFlow 2.14. ``tf.compat.v1.estimator`` went in 2.16; what
+    tensorflow/mesh#392: TensorFlow has moved ``ops.register_tensor_conversion_function`` to
+    ``tensor_conversion_registry``. It has no ``tf.compat.v1.estimator`` any more; what
     Mesh-TensorFlow looks for in it is in ``tf.compat.v1.train`` too.
 
     Returns:
@@ -57,12 +57,10 @@ def import_mesh_tensorflow() -> ModuleType:
     import tensorflow as tf
     from tensorflow.python.framework import ops, tensor_conversion_registry
 
-    if not hasattr(ops, "register_tensor_conversion_function"):
-        ops.register_tensor_conversion_function = (
-            tensor_conversion_registry.register_tensor_conversion_function
-        )
-    if not hasattr(tf.compat.v1, "estimator"):
-        tf.compat.v1.estimator = tf.compat.v1.train
+    ops.register_tensor_conversion_function = (
+        tensor_conversion_registry.register_tensor_conversion_function
+    )
+    tf.compat.v1.estimator = tf.compat.v1.train
     import mesh_tensorflow
 
     return mesh_tensorflow
@@ -71,8 +69,8 @@ def import_mesh_tensorflow() -> ModuleType:
 def import_tensorflow_federated() -> ModuleType:
     """Imports TensorFlow Federated 0.87.0, which asks for TensorFlow 2.14.
 
-    It imports all of TensorFlow Privacy, whose estimators need a package that TensorFlow 2.16 and
-    later have no more (tensorflow/privacy#547). Nothing of them is called: names suffice.
+    It imports all of TensorFlow Privacy, whose estimators need a package that TensorFlow has no
+    more (tensorflow/privacy#547). Nothing of them is called: names suffice.
 
     Returns:
         The module ``tensorflow_federated``.

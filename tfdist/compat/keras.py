@@ -1,6 +1,6 @@
-"""Keras 2, whose name is ``keras`` with TensorFlow 2.14 and 2.15, and ``tf_keras`` with later ones.
+"""Which Keras ``tf.keras`` is: Keras 2 (``tf_keras``) or Keras 3 (``keras``).
 
-Since TensorFlow 2.16 ``tf.keras`` is Keras 3, unless a variable of the environment says otherwise.
+TensorFlow takes Keras 3, unless a variable of the environment says otherwise.
 Keras 3 knows no parameter servers (keras#18624), so tfdist takes Keras 2 unless it is told not to.
 """
 

@@ -8,8 +8,7 @@ import sys
 from tfdist.compat.keras import KERAS_2, KERAS_3, VARIABLE
 from tfdist.errors import EngineMissingError
 
-OLDEST, NEWEST = (2, 14), (2, 21)
-_FIRST_WITH_KERAS_3 = (2, 16)
+OLDEST, NEWEST = (2, 16), (2, 21)
 #: The package has another name for some machines.
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-macos")
 #: What to give to pip.
@@ -37,8 +36,7 @@ def check_versions() -> None:
             received=text,
             mend=f"Run pip install {ASKED}",
         )
-    if version >= _FIRST_WITH_KERAS_3:
-        _check_keras(_written(version))
+    _check_keras(_written(version))
 
 
 def tensorflow_version() -> str | None:
@@ -50,38 +48,14 @@ def tensorflow_version() -> str | None:
     return next((version for version in versions if version), None)
 
 
-def lane() -> str:
-    """Returns which of the environments that tfdist is tested in this one is like."""
-    text = tensorflow_version()
-    if text is None:
-        return "none"
-    return "modern" if minor_version(text) >= _FIRST_WITH_KERAS_3 else "classic"
-
-
-def refuse_meshes_on_ranks() -> None:
-    """Ranks that each hold a mesh do not come to the end of a step on TensorFlow 2.14.
-
-    Raises:
-        EngineMissingError: this is one of them.
-    """
-    if lane() == "classic":
-        raise EngineMissingError(
-            "strategy 'mesh' with replicas must have TensorFlow 2.16 or newer",
-            received=f"TensorFlow {tensorflow_version()}",
-            mend="Install a newer TensorFlow, leave replicas out, or choose strategy pipeline",
-        )
-
-
 def uses_keras_3() -> bool:
     """Whether ``tf.keras`` is Keras 3, or would be; where ``check_versions`` finds no fault."""
-    text = tensorflow_version()
-    is_modern = text is not None and minor_version(text) >= _FIRST_WITH_KERAS_3
-    return is_modern and os.environ.get(VARIABLE) not in KERAS_2
+    return tensorflow_version() is not None and os.environ.get(VARIABLE) not in KERAS_2
 
 
 def keras_version() -> str | None:
     """Returns the version of the Keras that ``tf.keras`` is or would be; None without one."""
-    return _version("tf-keras" if lane() == "modern" and not uses_keras_3() else "keras")
+    return _version("keras" if uses_keras_3() else "tf-keras")
 
 
 def refuse_keras_3(what: str, *, otherwise: str = "") -> None:

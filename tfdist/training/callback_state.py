@@ -55,8 +55,7 @@ def restore(callbacks: Sequence[Any], state: bytes) -> None:
 def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
     """Makes ``model`` what a fit that is over leaves, where nothing is left to train.
 
-    EarlyStopping puts the best weights back when it stops a fit, or, from Keras 2.15 on, when the
-    fit ends: after its last checkpoint.
+    EarlyStopping puts the best weights back when a fit ends: after its last checkpoint.
     """
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.EarlyStopping):

@@ -147,7 +147,7 @@ def refuse_eager(model: tf.keras.Model, strategy: str) -> None:
 
 def refuse_nadam(optimizer: Any, strategy: str) -> None:
     """Raises:
-    ModelError: the optimizer is Nadam (keras 2.14, ``Nadam.update_step``).
+    ModelError: the optimizer is Nadam (``Nadam.update_step``).
     """
     if isinstance(keras_api.inner_of(optimizer), _K.Nadam):
         raise ModelError(

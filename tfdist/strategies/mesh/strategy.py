@@ -96,10 +96,8 @@ class Mesh(ModelParallel):
     def start(self) -> None:
         import tensorflow as tf
 
-        from tfdist.compat import import_mesh_tensorflow, refuse_meshes_on_ranks
+        from tfdist.compat import import_mesh_tensorflow
 
-        if self._replicas is not None:
-            refuse_meshes_on_ranks()
         try:
             import_mesh_tensorflow()
         except ImportError as error:

@@ -28,9 +28,8 @@ def compiled_loss(model: tf.keras.Model) -> Any:
 
 def loss_shown(model: tf.keras.Model) -> Any:
     """Returns the metric that the compiled losses of ``model``, of Keras 2, are shown by."""
-    loss = model.compiled_loss
-    # Keras 2.14 called it otherwise; its public name, metrics[0], comes with the first call.
-    return loss._total_loss_mean if hasattr(loss, "_total_loss_mean") else loss._loss_metric
+    # Its public name, metrics[0], comes with the first call.
+    return model.compiled_loss._total_loss_mean
 
 
 def given_metrics(model: tf.keras.Model) -> list[Any]:

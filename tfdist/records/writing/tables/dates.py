@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 
 _TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -50,7 +50,7 @@ def seconds_of(value: date) -> int:
     """Returns the whole seconds since 1970 of Python's date or time; UTC, if it has no zone."""
     if not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
-    return math.floor((value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp())
+    return math.floor((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
 
 
 def _order_of(found: Collection[re.Match[str]]) -> tuple[int, int, int] | None:
@@ -77,7 +77,7 @@ def _seconds(
         hour, minute, second, fraction, zone = found.groups()[3:]
         times = [int(part or 0) for part in (year, month, day, hour, minute, second)]
         try:
-            seconds = datetime(*times, tzinfo=timezone.utc).timestamp() - _offset(zone)
+            seconds = datetime(*times, tzinfo=UTC).timestamp() - _offset(zone)
         except ValueError:
             return None
         # Any fraction: what it is exactly is cut off.
