@@ -9,7 +9,7 @@ VENV := $(if $(filter $(DEFAULT_LANE),$(LANE)),.venv,.venv-$(LANE))
 BIN := $(VENV)/bin
 export LANE VENV PYTHON
 
-.PHONY: setup demo test lint bench docs
+.PHONY: setup demo quick test test-all lint bench docs
 
 setup:
 	@tools/setup.sh
@@ -17,13 +17,26 @@ setup:
 demo: setup
 	@bash examples/demo.sh
 
-# A worker for each core, four at most: each holds TensorFlow, and starts processes that do. A file
-# stays on one worker, which runs its expensive fixtures once; tests/conftest.py orders the files.
-# The last option wins: PYTEST_ARGS="-n 0" runs all in one process. The tests start a thousand
-# processes, which keep what Python has compiled even where the variable says otherwise.
+# A worker for each core, four at most: each holds TensorFlow, and has a server from which programs
+# start warm (tests/quick_start). Tests that share an expensive set-up stay on one worker, in the order
+# of tests/running_order.py. The last option wins: PYTEST_ARGS="-n 0" runs all in one process. What
+# tests start keeps what Python has compiled even where the variable says otherwise.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+WORKERS := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+# Every strategy, every verb, each fault once.
 test: setup
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
-		$(PYTEST_ARGS)
+	@$(PYTEST) $(WORKERS) -m "not long" $(PYTEST_ARGS)
+
+# And the long tier: the full product of conformance, all notebooks, every kill, the hunts' seeds.
+test-all: setup
+	@$(PYTEST) $(WORKERS) $(PYTEST_ARGS)
+
+# What reads the code and starts nothing: seconds.
+quick: lint
+	@$(PYTEST) -n 0 $(QUICK_TESTS)
+QUICK_TESTS := tests/test_layers.py tests/test_errors.py tests/tools/test_house.py \
+	tests/faults/test_trust.py -k "not model and not arguments and not network and not objects"
 
 lint: setup
 	@$(BIN)/ruff check .

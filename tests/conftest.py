@@ -24,6 +24,8 @@ from tfdist.compat import prefer_keras_2
 
 _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
+#: Rooms whose tests look at the processes themselves.
+_ABOUT_PROCESSES = ("faults", "launch", "topology")
 #: Folder of the server from which programs start warm.
 _WARM = pytest.StashKey[str]()
 
@@ -39,6 +41,12 @@ prefer_keras_2(os.environ)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(_TESTS / "quick_start"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(_TESTS).parts[0] in _ABOUT_PROCESSES:
+            item.add_marker(pytest.mark.honest_start)
 
 
 def pytest_configure(config: pytest.Config) -> None:

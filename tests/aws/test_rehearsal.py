@@ -27,7 +27,10 @@ from tfdist.errors import LaunchError, OptionError
 from tfdist.launch import programs
 from tfdist.records import write
 
-pytestmark = pytest.mark.filterwarnings("ignore:Running within a PipelineSession")
+pytestmark = [
+    pytest.mark.honest_start,
+    pytest.mark.filterwarnings("ignore:Running within a PipelineSession"),
+]
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 240

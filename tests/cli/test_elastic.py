@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(280)]
 
 
 def test_a_rehearsal_goes_on_without_a_restart(run_cli, shards, model_file):

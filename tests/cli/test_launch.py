@@ -15,7 +15,7 @@ import pytest
 
 from tfdist.launch import programs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(120)]
 
 RANK = "import os, signal, sys, time\nfrom tfdist import topology\nrank = topology.current().rank\n"
 HOW = {

@@ -10,7 +10,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.timeout(580)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(580)]
 
 # Of the 30 steps, ten an epoch; a checkpoint is written every three, and at each epoch's end.
 FULL = "File too large"

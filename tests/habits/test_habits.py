@@ -89,8 +89,13 @@ def test_there_are_as_many_as_were_tried():
 
 @pytest.mark.parametrize(
     ("strategy", "options", "ranks"),
-    [("single", {}, 1), ("mirrored", {"devices": 2}, 1), ("horovod", {"stall_timeout_s": 60}, 2)],
-    ids=["single", "mirrored", "horovod"],
+    [
+        pytest.param("single", {}, 1, marks=pytest.mark.long, id="single"),
+        pytest.param("mirrored", {"devices": 2}, 1, id="mirrored"),
+        pytest.param(
+            *("horovod", {"stall_timeout_s": 60}, 2), marks=pytest.mark.long, id="horovod"
+        ),
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_habit(name, strategy, options, ranks, runs):

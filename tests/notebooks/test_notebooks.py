@@ -31,7 +31,11 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.long) for path in NOTEBOOKS[1:])],
+    ids=lambda path: path.stem,
+)
 def test_every_cell_runs(path, tmp_path):
     notebook = nbformat.read(str(path), as_version=4)
     kernel = ThisPython()

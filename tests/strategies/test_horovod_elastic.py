@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parent))
 import elastic_moments
 
 # TensorFlow is imported by each rank, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(280)]
 _SCRIPT = Path(__file__).with_name("elastic_fit.py")
 _TOLERANCE = 1e-6
 

@@ -23,7 +23,7 @@ from tfdist.launch.tf_cluster import _free_ports
 from tfdist.topology import tf_config
 
 # Trainings that are struck wait twice for what comes, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(580)
+pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(580)]
 SCENARIOS = "parameter_server_scenarios.py"
 JOBS = {
     "parameter_server": Job(

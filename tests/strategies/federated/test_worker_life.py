@@ -23,7 +23,7 @@ _WAYS = {
 }
 _START_TIMEOUT_S = 150
 
-pytestmark = pytest.mark.timeout(_START_TIMEOUT_S + 60)
+pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(_START_TIMEOUT_S + 60)]
 
 
 @pytest.fixture(scope="module")
