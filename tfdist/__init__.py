@@ -10,7 +10,7 @@ import os
 
 from tfdist.compat import prefer_keras_2
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Before TensorFlow is used: Keras 3 would be too late to leave.
 prefer_keras_2(os.environ)

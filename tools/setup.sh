@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 VENV=$PWD/$VENV
 STAMP=$VENV/.tfdist-setup
 VARIABLES=$VENV/.tfdist-horovod-variables
+# The clone whose tfdist is installed in it.
+OWNER=$VENV/.tfdist-clone
 CACHE=$PWD/.cache
 LOG=$CACHE/setup-$LANE.log
 # The variables that change how Horovod is built; others only matter when it runs.
@@ -50,6 +52,15 @@ check_prerequisites() {
         command -v "$program" >/dev/null ||
             fail "$program is needed to build Horovod. Install it (Debian: apt-get install $program)."
     done
+}
+
+# Installed editable, tfdist is that of one clone: another would take the environment away from it.
+refuse_that_of_another_clone() {
+    local owner
+    owner=$(cat "$OWNER" 2>/dev/null) || return 0
+    [ "$owner" = "$(pwd -P)" ] || [ ! -d "$owner" ] ||
+        fail "each clone must have an environment of its own, but $VENV is that of $owner." \
+            "Remove the link, and run the same again"
 }
 
 # Prints the Horovod build variables, sorted. Those of the last set-up hold until others are given,
@@ -119,6 +130,7 @@ install_tfdist() {
     # The set-up of the other lane may be at the same folder.
     logged flock "$CACHE/editable.lock" \
         "${PIP[@]}" install --no-deps --no-build-isolation --editable .
+    pwd -P >"$OWNER"
 }
 
 install_horovod() {
@@ -137,6 +149,7 @@ install_horovod() {
 main() {
     choose_lane
     check_prerequisites
+    refuse_that_of_another_clone
     if [ "$(cat "$STAMP" 2>/dev/null)" = "$(wanted_stamp)" ]; then
         say "nothing to do"
         return

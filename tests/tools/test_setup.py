@@ -96,6 +96,16 @@ def test_an_environment_of_the_other_lane_is_made_anew(clone):
     assert clone.setup(LANE="modern")[1][0] == "venv"
 
 
+def test_the_environment_of_another_clone_is_left_to_it(clone, tmp_path):
+    clone.setup()
+    (tmp_path / "other").mkdir()
+    other = Clone(tmp_path / "other")
+    (other.folder / ".venv").symlink_to(clone.folder / ".venv")
+    done, asked = other.setup()
+    assert (done.returncode, asked) == (1, [])
+    assert f"is that of {clone.folder}. Remove the link" in done.stderr
+
+
 def test_build_variables_pass_through_and_hold(clone):
     clone.setup()
     _, asked = clone.setup(HOROVOD_GPU_OPERATIONS="NCCL", HOROVOD_WITHOUT_GLOO="1")

@@ -88,8 +88,8 @@ class TrainingConfig:
         class_weight: "balanced", or "0=1.0,1=2.0".
         early_stopping: as "val_loss,patience=3", or with "restore_best_weights=true" behind it.
         processes_per_host: of MPI; None for one for each GPU.
-        framework_version: of TensorFlow, in AWS's image; the newest that AWS has is 2.19.0. From
-            2.16 on they have tf_keras.
+        framework_version: of TensorFlow, in AWS's image; of 2.16 or later; the newest that AWS has
+            is 2.19.0. They have tf_keras.
         py_version: of Python in that image, as AWS writes it.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
         spot: use spot instances, with checkpoints kept in S3.

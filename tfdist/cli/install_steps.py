@@ -18,7 +18,7 @@ _TIMEOUT_S = 3600
 _SHOWN_LINES = 12
 
 # What TensorFlow Federated 0.87.0 runs with is not what it asks for: jaxlib 0.4.14 is no longer
-# published, and it asks for TensorFlow 2.14 whatever it could use.
+# published, and it asks for TensorFlow 2.14 alone.
 # The second is the oldest jaxlib that there is for Python 3.13.
 _JAX = "0.4.30" if sys.version_info < (3, 13) else "0.4.34"
 _FEDERATED = (
