@@ -265,18 +265,14 @@ def import_all() -> None:
 
 def become(request: dict) -> None:
     """Makes this process the one that the stub was to be."""
-    import gc
     import random
     import tempfile
     import types
 
     import numpy as np
 
-    gc.unfreeze()
     os.environ.clear()
     os.environ.update(request["environ"])
-    os.environ.pop(VARIABLE)
-    os.environ[VARIABLE] = request["environ"][VARIABLE]
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
