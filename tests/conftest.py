@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Has programs of the tests start warm, from a server of this process's own."""
     if not config.option.collectonly and not _is_controller(config):
-        folder = tempfile.mkdtemp(prefix="tfdist-zygote-")
-        config.add_cleanup(lambda: shutil.rmtree(folder))
+        folder = tempfile.mkdtemp(prefix="zygote-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         config.stash[_WARM] = folder
         zygote.Start(folder)
 

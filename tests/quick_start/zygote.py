@@ -45,26 +45,43 @@ class Start:
         import threading
 
         self._folder = folder
+        # As they are now: a test changes them for itself.
+        self._environ = {key: text for key, text in os.environ.items() if key != VARIABLE}
+        self._at = os.getcwd()
         self._listeners = {name: socket.socket(socket.AF_UNIX) for name in ("keras-2", "keras-3")}
         for name, listener in self._listeners.items():
             listener.bind(os.path.join(folder, name))
             listener.listen(64)
-        threading.Thread(target=self._start_servers, daemon=True).start()
+        threading.Thread(target=self._start_servers, args=[_popen()], daemon=True).start()
 
-    def _start_servers(self) -> None:
-        import subprocess
-
+    def _start_servers(self, popen: type) -> None:
         waiting = {listener: name for name, listener in self._listeners.items()}
-        while waiting:
-            for listener in select.select(list(waiting), [], [])[0]:
-                keras = "1" if waiting.pop(listener) == "keras-2" else "0"
-                environ = {key: text for key, text in os.environ.items() if key != VARIABLE}
-                subprocess.Popen(
-                    [sys.executable, __file__, str(listener.fileno())],
-                    env=environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "2"},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[listener.fileno()],
-                )
+        servers = {}
+        while waiting or servers:
+            for listener in select.select(list(waiting), [], [], 1.0)[0]:
+                name = waiting.pop(listener)
+                keras = "1" if name == "keras-2" else "0"
+                with open(os.path.join(self._folder, f"{name}.log"), "w") as log:
+                    servers[listener] = popen(
+                        [sys.executable, __file__, str(listener.fileno())],
+                        env=self._environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "2"},
+                        cwd=self._at,
+                        stdin=-3,  # subprocess.DEVNULL
+                        stderr=log,
+                        pass_fds=[listener.fileno()],
+                    )
+            for listener, server in list(servers.items()):
+                if server.poll() is not None:  # Who calls starts for itself from now on.
+                    servers.pop(listener)
+                    os.unlink(listener.getsockname())
+                    listener.close()
+
+
+def _popen() -> type:
+    """Returns what starts processes, before a test puts something else in its place."""
+    import subprocess
+
+    return subprocess.Popen
 
 
 # The stub's side --------------------------------------------------------------------------------

@@ -86,11 +86,11 @@ def _check_keras(wanted: str) -> None:
 def _check_keras_3() -> None:
     found = _version("keras")
     if found is None or minor_version(found) < _OLDEST_KERAS_3:
+        oldest = _written(_OLDEST_KERAS_3)
         raise EngineMissingError(
-            f"{VARIABLE}={os.environ[VARIABLE]} must have Keras {_written(_OLDEST_KERAS_3)} or later "
-            "installed",
+            f"{VARIABLE}={os.environ[VARIABLE]} must have Keras {oldest} or later installed",
             received=f"keras {found}" if found else "none",
-            mend=f"Run pip install 'keras>={_written(_OLDEST_KERAS_3)}', or set {VARIABLE}=1",
+            mend=f"Run pip install 'keras>={oldest}', or set {VARIABLE}=1",
         )
     if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         raise EngineMissingError(
