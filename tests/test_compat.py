@@ -98,7 +98,7 @@ def versions_of(
     ("found", "is_keras_3"),
     [
         (("2.16.2", "2.16.0", "1"), False),
-        (("2.16.2", None, "0", "3.10.0"), True),
+        (("2.16.2", None, "0", "3.14.0"), True),
         (("2.21.0", "2.21.0", "1"), False),
         (("2.21.0", None, "0"), True),
         (("2.21.0", "2.21.0", "False"), True),
@@ -120,9 +120,9 @@ def test_what_tfdist_runs_on_is_taken(monkeypatch, found, is_keras_3):
         (("2.21.0", None, None), ["tf_keras 2.21", "found none", "'tf_keras~=2.21.0'"]),
         (("2.21.0", "2.20.1", "1"), ["tf_keras 2.21", "found 2.20.1"]),
         (("2.21.0", "2.21.0", "2"), ["TF_USE_LEGACY_KERAS must be 1", "found '2'"]),
-        (("2.21.0", "2.21.0", "0", None), ["must have Keras 3.10 or later", "found none"]),
-        (("2.21.0", "2.21.0", "0", "2.15.0"), ["must have Keras 3.10 or later", "keras 2.15.0"]),
-        (("2.16.2", None, "0", "3.9.2"), ["keras 3.9.2", "'keras>=3.10'"]),
+        (("2.21.0", "2.21.0", "0", None), ["must have Keras 3.14 or later", "found none"]),
+        (("2.21.0", "2.21.0", "0", "2.15.0"), ["must have Keras 3.14 or later", "keras 2.15.0"]),
+        (("2.16.2", None, "0", "3.13.2"), ["keras 3.13.2", "'keras>=3.14'"]),
     ],
 )
 def test_what_it_does_not_run_on_is_one_line(monkeypatch, found, words):
