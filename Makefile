@@ -17,8 +17,7 @@ setup:
 demo: setup
 	@bash examples/demo.sh
 
-# A worker for each core, four at most: each holds TensorFlow, and has a server from which programs
-# start warm (tests/quick_start). Tests that share an expensive set-up stay on one worker, in the order
+# A worker for each core, four at most: each holds TensorFlow, and starts processes that do. Tests that share an expensive set-up stay on one worker, in the order
 # of tests/running_order.py. The last option wins: PYTEST_ARGS="-n 0" runs all in one process. What
 # tests start keeps what Python has compiled even where the variable says otherwise.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

@@ -49,9 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.honest_start)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--warm-starts",
+        action="store_true",
+        help="forks the programs of tests from one that has imported TensorFlow: see quick_start",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Has programs of the tests start warm, from a server of this process's own."""
-    if not config.option.collectonly and not _is_controller(config):
+    if config.option.warm_starts and not config.option.collectonly and not _is_controller(config):
         folder = tempfile.mkdtemp(prefix="zygote-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         config.stash[_WARM] = folder
@@ -65,11 +72,10 @@ def _is_controller(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Has programs start warm, or honestly where a test asks for that; and processes hear Ctrl-C:
-    a shell or a library may have had this one ignore it."""
-    if item.get_closest_marker("honest_start"):
-        os.environ.pop(zygote.VARIABLE, None)
-    else:
+    """Has programs start warm where that is asked for and the test allows it; and processes hear
+    Ctrl-C: a shell or a library may have had this one ignore it."""
+    os.environ.pop(zygote.VARIABLE, None)
+    if _WARM in item.config.stash and not item.get_closest_marker("honest_start"):
         os.environ[zygote.VARIABLE] = item.config.stash[_WARM]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -64,7 +64,7 @@ class Start:
                 with open(os.path.join(self._folder, f"{name}.log"), "w") as log:
                     servers[listener] = popen(
                         [sys.executable, __file__, str(listener.fileno())],
-                        env=self._environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "2"},
+                        env=self._environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "3"},
                         cwd=self._at,
                         stdin=-3,  # subprocess.DEVNULL
                         stderr=log,
