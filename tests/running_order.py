@@ -1,14 +1,15 @@
 """Which worker runs a test, and in which order.
 
 A test goes with those that share its expensive set-up: of its job, where a file has jobs or rows,
-else of its file. What fails in seconds is first, then the groups that take longest, so that workers
-end together: ``durations.json`` has the seconds of each, written by a run with
-``--write-durations``. A run that is stopped says what had not run.
+else of its file. What fails in seconds is first, then what was never timed, then the groups that
+take longest, so that workers end together: ``durations.json`` has the seconds of each, written by a
+run with ``--write-durations``. A run that is stopped says what had not run.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, float]:
         group = _group(item)
-        return (FIRST.index(group), 0.0) if group in FIRST else (len(FIRST), -seconds.get(group, 0))
+        return (
+            (FIRST.index(group), 0.0)
+            if group in FIRST
+            else (len(FIRST), -seconds.get(group, math.inf))
+        )
 
     items.sort(key=place)
     for item in items:
