@@ -34,8 +34,11 @@ test-all: setup
 # What reads the code and starts nothing: seconds.
 quick: lint
 	@$(PYTEST) -n 0 $(QUICK_TESTS)
+TRUST := tests/faults/test_trust.py::test_
 QUICK_TESTS := tests/test_layers.py tests/test_errors.py tests/tools/test_house.py \
-	tests/faults/test_trust.py -k "not model and not arguments and not network and not objects"
+	$(TRUST)nothing_from_a_disk_is_unpickled $(TRUST)no_source_asks_for_a_shell \
+	$(TRUST)the_one_that_reads_pickles_of_others_finds_only_its_own \
+	$(TRUST)whoever_reads_files_refuses_code_in_them
 
 lint: setup
 	@$(BIN)/ruff check .

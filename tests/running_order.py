@@ -1,9 +1,9 @@
 """Which worker runs a test, and in which order.
 
 A test goes with those that share its expensive set-up: of its job, where a file has jobs or rows,
-else of its file. What fails in seconds is first, then what was never timed, then the groups that
-take longest, so that workers end together: ``durations.json`` has the seconds of each, written by a
-run with ``--write-durations``. A run that is stopped says what had not run.
+else of its file. What fails in seconds is first, then what was never timed, then the files that
+take longest, so that workers end together: ``durations.json`` has the seconds of each group,
+written by a run with ``--write-durations``. A run that is stopped says what had not run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,21 +26,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-durations",
         action="store_true",
-        help="writes the seconds of each file that has run to tests/durations.json",
+        help="writes the seconds of each group that has run to tests/durations.json",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seconds = json.loads(_DURATIONS.read_text()) if _DURATIONS.exists() else {}
+    of_files: Counter[str] = Counter()
+    for group, of_group in seconds.items():
+        of_files[group.split("::")[0]] += of_group
 
-    def place(item: pytest.Item) -> tuple[int, float]:
+    def place(item: pytest.Item) -> tuple[Any, ...]:
         group = _group(item)
-        return (
-            (FIRST.index(group), 0.0)
-            if group in FIRST
-            else (len(FIRST), -seconds.get(group, math.inf))
-        )
+        if group in FIRST:
+            return (0, FIRST.index(group))
+        # A file's groups follow each other: its fixtures end when a worker leaves the file.
+        file = group.split("::")[0]
+        return (1, -of_files.get(file, math.inf), file, -seconds.get(group, math.inf))
 
     items.sort(key=place)
     for item in items:

@@ -252,6 +252,24 @@ ROWS = (
         num_replicas=2,
         refuses=_own_step("mesh") | _own_loss("mesh"),
     ),
+    Row(
+        strategy="mesh",
+        options={"batch": 1, "model": 2, "replicas": "horovod"},
+        launcher=_launched("horovod", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_TWO_RANKS,
+        short=_OF_TWO_RANKS_SHORT,
+    ),
+    Row(
+        strategy="mesh",
+        options={"batch": 1, "model": 2, "replicas": "multi_worker", "shard": "optimizer"},
+        launcher=_launched("multi_worker", workers=2),
+        num_replicas=2,
+        batches="two_processes",
+        only=_OF_LESS_MEMORY,
+        short=_OF_LESS_MEMORY_SHORT,
+    ),
     # Steps of one worker follow one another; several are asynchronous (tests/strategies).
     Row(
         strategy="parameter_server",
@@ -348,24 +366,6 @@ _OF_OUTPUTS = {
     "evaluate-dict_outputs": "Keras 3 shows an output's mean loss of batches, which have other rows"
 }
 ROWS += (
-    Row(
-        strategy="mesh",
-        options={"batch": 1, "model": 2, "replicas": "horovod"},
-        launcher=_launched("horovod", workers=2),
-        num_replicas=2,
-        batches="two_processes",
-        only=_OF_TWO_RANKS,
-        short=_OF_TWO_RANKS_SHORT,
-    ),
-    Row(
-        strategy="mesh",
-        options={"batch": 1, "model": 2, "replicas": "multi_worker", "shard": "optimizer"},
-        launcher=_launched("multi_worker", workers=2),
-        num_replicas=2,
-        batches="two_processes",
-        only=_OF_LESS_MEMORY,
-        short=_OF_LESS_MEMORY_SHORT,
-    ),
     Row(
         strategy="single", num_replicas=1, keras=3, only=_OF_KERAS_3_ALONE, short=_OF_KERAS_3_SHORT
     ),

@@ -23,6 +23,8 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import Any
 
 #: Names the folder of the sockets, in the environment of all that a test starts.
 VARIABLE = "TFDIST_TESTS_ZYGOTE"
@@ -42,7 +44,9 @@ class Start:
     """Listens for stubs, and starts a server of a Keras when the first one of it calls."""
 
     def __init__(self, folder: str):
+        import subprocess
         import threading
+        from functools import partial
 
         self._folder = folder
         # As they are now: a test changes them for itself.
@@ -52,9 +56,11 @@ class Start:
         for name, listener in self._listeners.items():
             listener.bind(os.path.join(folder, name))
             listener.listen(64)
-        threading.Thread(target=self._start_servers, args=[_popen()], daemon=True).start()
+        # Before a test puts something else in its place.
+        popen = partial(subprocess.Popen, stdin=subprocess.DEVNULL)
+        threading.Thread(target=self._start_servers, args=[popen], daemon=True).start()
 
-    def _start_servers(self, popen: type) -> None:
+    def _start_servers(self, popen: Callable[..., Any]) -> None:
         waiting = {listener: name for name, listener in self._listeners.items()}
         servers = {}
         while waiting or servers:
@@ -66,7 +72,6 @@ class Start:
                         [sys.executable, __file__, str(listener.fileno())],
                         env=self._environ | {_KERAS: keras, "TF_CPP_MIN_LOG_LEVEL": "3"},
                         cwd=self._at,
-                        stdin=-3,  # subprocess.DEVNULL
                         stderr=log,
                         pass_fds=[listener.fileno()],
                     )
@@ -75,13 +80,6 @@ class Start:
                     servers.pop(listener)
                     os.unlink(listener.getsockname())
                     listener.close()
-
-
-def _popen() -> type:
-    """Returns what starts processes, before a test puts something else in its place."""
-    import subprocess
-
-    return subprocess.Popen
 
 
 # The stub's side --------------------------------------------------------------------------------
