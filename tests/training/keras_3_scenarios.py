@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,42 @@ def constraints_and_clipping(strategy, folder):
             optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.05),
         ),
     )
+
+
+@scenario("mirrored", "horovod")
+def tables_that_rows_look_up(strategy, folder):
+    """Some ids in several rows and twice in one, positions in all; each clipping."""
+    ids = _rng.integers(0, 9, (ROWS, 5))
+
+    class Positions(keras.layers.Layer):
+        def build(self, shape):
+            self.table = layers.Embedding(shape[1], 4)
+
+        def call(self, x):
+            return x + self.table(tf.range(5))
+
+    def model_fn(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+        inputs = keras.Input((5,), dtype="int32")
+        x = Positions()(layers.Embedding(9, 4)(inputs))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.Flatten()(x)))
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    optimizers = (
+        keras.optimizers.Adam,
+        partial(keras.optimizers.Adam, global_clipnorm=0.05),
+        partial(keras.optimizers.SGD, clipnorm=0.05),
+        partial(keras.optimizers.SGD, clipvalue=1e-3),
+    )
+    for optimizer in optimizers:
+        report = tfdist.verify(
+            lambda optimizer=optimizer: model_fn(optimizer(0.01)),
+            (ids, Y),
+            strategy,
+            steps=10,
+            global_batch_size=GLOBAL_BATCH_SIZE,
+        )
+        assert report is None or report.exact, (optimizer, report)
 
 
 @scenario

@@ -15,6 +15,7 @@ _FLOAT16 = {"devices": 2, "precision": "mixed_float16"}
 JOBS = {
     "mirrored": Job("mirrored", {"devices": 2}, env=_KERAS_3),
     "mixed_float16": Job("mirrored", _FLOAT16, env=_KERAS_3, only_named=True),
+    "horovod": Job("horovod", ranks=2, env=_KERAS_3, only_named=True),
 }
 
 

@@ -1,8 +1,8 @@
 """Tables of which all rows of a batch look up the same rows, as those of positions.
 
-Keras keeps one gradient for each look-up, and clips these before it adds up those of one row. One
-device looks a position up once for all rows of a batch, and each part of it once for its own: so
-where gradients are clipped, what the parts found for such a table is added up first.
+Keras keeps one gradient for each look-up, and clips these before it adds up those of one row; Keras
+3 squares them before, too. One device looks a position up once for all rows of a batch, and each
+part of it once for its own: so what the parts found for such a table is added up first.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.clipping import clips_by_norm, limit_of_values
-from tfdist.training.keras_api import inner_of, raw
+from tfdist.training.keras_api import IS_KERAS_3, inner_of, raw
 
 
 def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> frozenset[Any]:
-    """Returns references of the weights that are such tables; none where nothing is clipped.
+    """Returns references of the weights that are such tables; none where it makes no difference.
 
     Args:
         x: a batch as the model takes it, tensors [rows, ...].
         parts: of its rows, of different sizes.
     """
     optimizer = inner_of(model.optimizer)
-    if not clips_by_norm(optimizer) and limit_of_values(optimizer) is None:
+    is_clipped = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
+    if not is_clipped and not IS_KERAS_3:
         return frozenset()
     counts = [
         _look_ups(model, tf.nest.map_structure(lambda tensor, rows=rows: tensor[rows], x))
         for rows in parts
     ]
     return frozenset(
-        variable.ref()
+        raw(variable).ref()
         for variable, first, *others in zip(model.trainable_variables, *counts, strict=True)
         if first is not None and all(other == first for other in others)
     )
@@ -59,7 +60,7 @@ def added_up(
     """Returns the gradients, those of ``tables`` whole; ``tables``: what ``found`` returned."""
     return [
         tf.convert_to_tensor(gradient)
-        if isinstance(gradient, tf.IndexedSlices) and variable.ref() in tables
+        if isinstance(gradient, tf.IndexedSlices) and raw(variable).ref() in tables
         else gradient
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
