@@ -124,6 +124,7 @@ class OwnSteps:
     def _train(self, step: Callable[[Any], Any], data: Any) -> Any:
         batch, share = data
         _refuse_unknown_optimizers()
+        randomness.draw_apart(self._collective.process)
         for optimizer in optimizers_of(self._model):
             _share_gradients(self._binding, optimizer)
         with (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,6 +43,10 @@ _NOISE = (
     _L.Dropout, _L.AlphaDropout, _L.GaussianDropout, _L.GaussianNoise,
     _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D,
 )  # fmt: skip
+# Between the seeds of two processes: TensorFlow adds the numbers of operations to them.
+_APART = 2**20
+#: Graphs whose seed is this process's own already.
+_seeded_apart: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 # How layers that augment call what they change an image by; the others always change it.
 _AMOUNTS = ("factor", "height_factor", "width_factor")
 # How layers with a Dropout inside call its rate: recurrent ones, and attention.
@@ -88,6 +93,18 @@ def microbatch(step_seed: tf.Tensor, number: int, chunk: int) -> Iterator[None]:
     draws = _Draws(tf.random.experimental.stateless_fold_in(folded, chunk))
     with step_context.within(draws=draws):
         yield
+
+
+def draw_apart(process: int) -> None:
+    """Has the step that is traced draw other numbers than those of other processes.
+
+    After ``keras.utils.set_random_seed`` all of them have one seed, so that they shuffle alike. The
+    first draws what one device does. Only a step's graph is changed, and once.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if graph.seed is not None and graph not in _seeded_apart:
+        graph.seed = (graph.seed + process * _APART) % 2**31
+        _seeded_apart.add(graph)
 
 
 def is_seeded(layer: tf.keras.layers.Layer) -> bool:

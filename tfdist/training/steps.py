@@ -30,6 +30,7 @@ from tfdist.training.microbatches import divide
 from tfdist.training.offload import Activations
 from tfdist.training.options import StepOptions
 from tfdist.training.precision import full_type, in_full
+from tfdist.training.randomness import draw_apart
 from tfdist.training.recompute import Recomputation
 from tfdist.training.sharded_update import ShardedUpdate
 from tfdist.training.sharded_weights import ShardedWeights
@@ -60,6 +61,7 @@ class SharedSteps:
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
         losses.as_on_one_device(self._binding)  # It may have been compiled anew.
+        draw_apart(self._collective.process)
         batch, share = self._batch(data)
         count = self._options.accumulate_steps
         valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
