@@ -81,6 +81,12 @@ def test_what_is_printed_is_what_is_taken(tfdist, asked, tmp_path):
         ("epochs: 3\nepochs: 4\n", "must hold options in YAML, but found an error: 'epochs' twice"),
         ("epochs: [3\n", "must hold options in YAML, but found an error"),
         ("- epochs\n", "must hold options in YAML, but found a list"),
+        ("[" * 100_000, "must hold options in YAML, but found an error"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, but found -1"),
+        ({"global-batch-size": 10**30}, "must be at most 2147483647, but found 1e+30"),
+        ({"stall-timeout": "nan"}, "'nan' is not a number of seconds"),
+        ({"tensorboard": "/proc/here"}, "tensorboard must be a folder that can be written"),
+        ({"profile": __file__}, "profile must be a folder that can be written"),
         ("!!python/object/apply:os.getcwd []\n", "must hold options in YAML, but found an error"),
     ],
 )

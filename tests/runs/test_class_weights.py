@@ -63,6 +63,12 @@ def test_what_cannot_be(given, words, split):
         class_weights(given, split)
 
 
+def test_a_file_nested_without_end_is_unreadable(split, tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(TfdistError, match=r"of which reading says: maximum recursion depth"):
+        class_weights(str(tmp_path / "deep.json"), split)
+
+
 def test_labels_that_are_no_classes_have_no_balance(tmp_path):
     write((np.zeros((4, 2), np.float32), np.zeros(4, np.float32)), tmp_path / "data", **_WHOLE)
     with pytest.raises(DataError, match="no numbers of classes"):

@@ -30,6 +30,11 @@ def test_more_devices_than_gpus_say_how_to_go_on():
         choose_devices(["GPU:0", "GPU:1"], 3)
 
 
+def test_more_logical_cpus_than_a_machine_holds_are_refused_at_once():
+    with pytest.raises(OptionError, match="stages must be at most 256 where no GPU is visible"):
+        choose_devices([], 1_000_000, option="stages")
+
+
 def test_devices_are_taken_before_tensorflow_has_made_its_own():
     program = (
         "import tensorflow as tf, tfdist\n"

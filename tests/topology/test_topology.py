@@ -101,9 +101,12 @@ def test_what_tf_config_holds_is_what_tensorflow_reads():
         '{"task": {"type": "worker", "index": 0}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 5}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}',
+        '{"cluster": {"worker": [1, 2]}, "task": {"type": "worker", "index": 0}}',
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:100],
 )
 def test_a_tf_config_that_cannot_be_read_is_shown(text):
     with pytest.raises(OptionError, match="TF_CONFIG") as caught:
         from_environ({"TF_CONFIG": text})
-    assert text in str(caught.value)
+    assert text[:100] in str(caught.value)

@@ -11,7 +11,7 @@ from scenario_plugin import Job
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
-from tfdist.training.options import StepOptions
+from tfdist.training.options import StepOptions, check_count, check_deadline, check_seed
 
 SCENARIOS = "options_scenarios.py"
 #: What is the same on every engine is tried on the quickest.
@@ -83,6 +83,24 @@ def test_on_the_command_line():
     assert named.recomputed_layers == ("encoder1", "encoder2")
     assert StepOptions(recompute="blocks").recomputed_layers is None
     assert StepOptions(recompute=["a", "b"]).recomputed_layers == ("a", "b")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0, "ten"])
+def test_a_deadline_that_never_comes_is_none(seconds):
+    with pytest.raises(OptionError, match="must be a number of seconds, at least 1"):
+        check_deadline("stall_timeout_s", seconds)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, 2**31, pytest.param(2**3000, id="huge")])
+def test_a_count_that_tensorflow_cannot_hold_is_none(count):
+    with pytest.raises(OptionError, match="steps must be"):
+        check_count("steps", count)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5, None])
+def test_a_seed_is_one_for_all_who_draw(seed):
+    with pytest.raises(OptionError, match="from 0 to 4294967295"):
+        check_seed(seed)
 
 
 def test_on(scenario):

@@ -217,7 +217,7 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OptionError(f"{path} must be a YAML file", received=f"an error: {reason}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise OptionError(f"{path} must be YAML", received=f"an error: {error}") from None
     if isinstance(value, dict):
         value.setdefault("scripts", str(path.parent))

@@ -142,7 +142,7 @@ def read_measurement(path: Path) -> float:
         # The first epoch also traces the step.
         speeds = sorted(row["samples_per_s"] for row in value[1:] or value)
         return float(speeds[len(speeds) // 2])
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise DataError(
             "a measurement must be metrics.json of `tfdist train`, or history.json of a training "
             "job",

@@ -124,5 +124,5 @@ def _read(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} must be readable", received=error.strerror) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise DataError(f"{path} must be YAML", received=f"an error: {error}") from None

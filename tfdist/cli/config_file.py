@@ -107,7 +107,7 @@ def _read(path: Path) -> dict[Any, Any]:
     rule = f"{path} must hold options in YAML"
     try:
         read = _Loader(path.read_text(encoding="utf-8")).get_single_data()
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise OptionError(rule, received=f"an error: {error}", mend="Write epochs: 5") from None
     if read is None:
         return {}

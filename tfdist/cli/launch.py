@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +19,17 @@ from tfdist.launch.supervisor import Job
 from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141
+
+
+class Seconds(click.FloatRange):
+    """A deadline that comes: neither nan, which is within any range, nor inf."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
 
 ps_option = click.option(
     "--ps",
@@ -94,7 +106,7 @@ def elastic_options(command: Callable) -> Callable:
 @click.option(
     "--start-timeout",
     "start_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=120.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tfdist.cli import completion
-from tfdist.cli.launch import elastic_options, ps_option, warn_without_srun
+from tfdist.cli.launch import Seconds, elastic_options, ps_option, warn_without_srun
 from tfdist.launch import jobs
 from tfdist.runs.ranks import Where, chosen
 from tfdist.strategies import REGISTRY, parse_options
@@ -80,12 +80,11 @@ def where_options(command: Callable) -> Callable:
 
     gathered.__doc__ = command.__doc__
     gathered.__click_params__ = getattr(command, "__click_params__", [])
-    seconds = click.FloatRange(min=0, min_open=True)
     for decorate in (
         click.option(
             "--stall-timeout",
             "stall_timeout_s",
-            type=seconds,
+            type=Seconds(min=0, min_open=True),
             default=300.0,
             show_default=True,
             metavar="SECONDS",
@@ -94,7 +93,7 @@ def where_options(command: Callable) -> Callable:
         click.option(
             "--start-timeout",
             "start_timeout_s",
-            type=seconds,
+            type=Seconds(min=0, min_open=True),
             default=120.0,
             show_default=True,
             metavar="SECONDS",

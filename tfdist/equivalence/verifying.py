@@ -58,12 +58,15 @@ def verify(
         The report on the chief; None on other ranks.
 
     Raises:
-        OptionError: ``steps`` is less than 1.
+        OptionError: ``steps`` is less than 1, or ``seed`` is none.
     """
     import tensorflow as tf
 
+    from tfdist.training.options import check_seed
+
     if steps < 1:
         raise OptionError("steps must be at least 1", received=steps)
+    check_seed(seed)
     feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed, batched=batched)
     feed = feed.limited(steps)
     precision = strategy.precision or tf.keras.mixed_precision.global_policy().name

@@ -79,7 +79,7 @@ def _pairs(given: str | Mapping[Any, Any]) -> dict[Any, Any]:
         return {key.strip(): value for key, _, value in parts}
     try:
         read = json.loads(Path(given).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(f"{given!r}, of which reading says: {error}") from None
     if not isinstance(read, dict):
         raise _unreadable(f"{given!r}, a file of something else")

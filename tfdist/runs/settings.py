@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tfdist.errors import OptionError
 from tfdist.runs import monitors
 from tfdist.training import model_path
-from tfdist.training.options import check_count
+from tfdist.training.options import check_count, check_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,10 @@ class Settings:
         for option in ("epochs", "global_batch_size", "keep", "checkpoint_every", "limit_steps"):
             if getattr(self, option) is not None:
                 check_count(option, getattr(self, option))
+        check_seed(self.seed)
+        for option in ("tensorboard", "profile"):
+            if getattr(self, option) is not None:
+                _check_writable(option, getattr(self, option))
         padding = padding_of(self.pad_to, self.bucket_by_length)
         buckets = None
         if padding is not None and padding.buckets is not None:
@@ -99,6 +105,25 @@ class Settings:
             "keep": self.keep,
             "stop_on_nan": self.stop_on_nan,
         }
+
+
+def _check_writable(option: str, folder: str) -> None:
+    """Raises:
+    OptionError: nothing can be written there, which would end the training in its first step.
+    """
+    if "://" in folder:
+        return
+    path = Path(folder).absolute()
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"{option} must be a folder that can be written",
+            received=f"{folder}: {error.strerror}",
+            mend="Choose another folder",
+        ) from None
 
 
 def _rate(lr: object) -> float:

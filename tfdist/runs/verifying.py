@@ -14,7 +14,7 @@ from tfdist.runs import ranks
 from tfdist.runs.ranks import Where
 from tfdist.runs.training import find_splits
 from tfdist.training import model_path
-from tfdist.training.options import check_count
+from tfdist.training.options import check_count, check_seed
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -141,6 +141,7 @@ def carry_out(
         on_event: see ``ranks.run``.
     """
     model_path.check(model)
+    check_seed(seed)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
         config = {
             "model": model,

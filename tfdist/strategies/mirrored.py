@@ -14,6 +14,8 @@ from tfdist.training.collective import Collective, OneProcess
 from tfdist.training.options import check_count
 
 _DEFAULT_LOGICAL_CPUS = 2
+#: TensorFlow makes threads and memory for each.
+_MOST_LOGICAL_CPUS = 256
 
 
 def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devices") -> list[str]:
@@ -25,11 +27,18 @@ def choose_devices(gpus: Sequence[str], devices: int | None, option: str = "devi
         option: what the user calls that number.
 
     Raises:
-        OptionError: fewer than one device, or more than there are GPUs.
+        OptionError: fewer than one device, more than there are GPUs, or more logical CPUs than a
+            machine holds.
     """
     if devices is not None:
         check_count(option, devices)
     if not gpus:
+        if devices is not None and devices > _MOST_LOGICAL_CPUS:
+            raise OptionError(
+                f"{option} must be at most {_MOST_LOGICAL_CPUS} where no GPU is visible",
+                received=f"{option}={devices}",
+                mend="Logical CPUs share the cores of this machine: choose about as many",
+            )
         return [f"CPU:{i}" for i in range(devices or _DEFAULT_LOGICAL_CPUS)]
     if devices is not None and devices > len(gpus):
         raise OptionError(

@@ -174,6 +174,7 @@ def _from_addresses(
 
 # In the order of ranks. An evaluator stands beside the cluster and takes no part in the steps.
 ROLES = ("chief", "worker", "ps")
+_NO_CONFIG = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
 
 def tf_config(tasks: Sequence[tuple[str, str]], rank: int) -> str:
@@ -195,7 +196,7 @@ def is_evaluator(environ: Mapping[str, str]) -> bool:
     """Whether TF_CONFIG calls this process the evaluator of its cluster."""
     try:
         return json.loads(environ["TF_CONFIG"])["task"]["type"] == "evaluator"
-    except (ValueError, KeyError, TypeError):
+    except _NO_CONFIG:
         return False  # ``from_environ`` says what is wrong.
 
 
@@ -211,9 +212,11 @@ def _from_tf_config(text: str) -> Topology:
         config = json.loads(text)
         cluster = config["cluster"]
         tasks = [(role, address) for role in ROLES for address in cluster.get(role, [])]
+        if not all(isinstance(address, str) for _, address in tasks):
+            raise TypeError("addresses are texts")
         role, index = config["task"]["type"], int(config["task"]["index"])
         rank = tasks.index((role, cluster[role][index]))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except _NO_CONFIG as error:
         raise OptionError(
             "TF_CONFIG must hold a cluster of chief, worker and ps tasks, and the place of this "
             "one",

@@ -31,7 +31,7 @@ def parsed_json(environ: Mapping[str, str], name: str) -> Any:
     """
     try:
         return json.loads(environ[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"{name} must hold JSON", environ, name) from error
 
 

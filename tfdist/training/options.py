@@ -5,6 +5,7 @@ Nothing here knows TensorFlow: options are checked before it is there.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from tfdist.errors import OptionError, unknown_choice
 SHARDS = ("none", "optimizer", "weights")
 OFFLOADS = ("none", "optimizer", "activations")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+#: TensorFlow counts rows, steps and devices in 32 bits.
+_MOST = 2**31 - 1
 
 
 class OfBatchNorm(str):
@@ -170,17 +173,29 @@ class StepOptions:
 
 def check_count(option: str, value: object) -> None:
     """Raises:
-    OptionError: ``value`` is not a whole number of at least 1.
+    OptionError: ``value`` is not a whole number of at least 1, or too large for TensorFlow.
     """
     if type(value) is not int or value < 1:
         raise OptionError(f"{option} must be a whole number of at least 1", received=repr(value))
+    if value > _MOST:
+        raise OptionError(
+            f"{option} must be at most {_MOST}", received=f"{min(value, 10**300):.3g}"
+        )
+
+
+def check_seed(seed: object) -> None:
+    """Raises:
+    OptionError: ``seed`` is none for Keras, NumPy and Python alike.
+    """
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise OptionError(f"seed must be a whole number from 0 to {2**32 - 1}", received=repr(seed))
 
 
 def check_deadline(option: str, value: object) -> None:
     """Raises:
-    OptionError: ``value`` is not a number of seconds, at least 1.
+    OptionError: ``value`` is not a number of seconds, at least 1, and no deadline that never comes.
     """
-    if not isinstance(value, (int, float)) or value < 1:
+    if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
         raise OptionError(f"{option} must be a number of seconds, at least 1", received=repr(value))
 
 

@@ -77,3 +77,9 @@ def test_shards_differ_by_at_most_one_record(records, shards):
     assert sum(sizes) == records
     assert len(sizes) == shards
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("share", ["1e308", "inf", "nan", "0", "-1"])
+def test_a_share_that_cannot_be_is_an_error(share):
+    with pytest.raises(OptionError, match="share of split 'train' must be a positive number"):
+        parse_split(f"train={share},test={share}")

@@ -15,6 +15,8 @@ DEFAULT_SPLIT = "train=5,validation=1"
 # What sources that are divided already are divided into, in this order; and words for it, the same
 # for folders, files and arrays.
 SPLITS = ("train", "validation", "test")
+#: That a sum of shares still has a value.
+_LARGEST_SHARE = 1e15
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -51,9 +53,9 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
             number = float(share)
         except (TypeError, ValueError):
             number = math.nan
-        if not 0 < number < math.inf:
+        if not 0 < number <= _LARGEST_SHARE:
             raise OptionError(
-                f"the share of split '{name}' must be a positive number",
+                f"the share of split '{name}' must be a positive number, at most 1e15",
                 received=share,
                 mend=example,
             )

@@ -73,7 +73,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     for path in paths:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path} must be a JSON file", received=f"an error: {error}") from None
         if not is_coco(value):
             raise DataError(

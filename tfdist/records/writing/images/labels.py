@@ -127,7 +127,7 @@ def _holds_coco(path: Path) -> bool:
         return False
     try:
         return coco.is_coco(json.loads(path.read_text(encoding="utf-8-sig")))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -178,7 +178,7 @@ def _json_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int]
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             wrong.append(f"line {number} ({error})")
             continue
         if not isinstance(row, dict):
