@@ -194,6 +194,10 @@ def function(module: str, name: str) -> dict:
         {"class_name": "TFOpLambda", "config": {"function": "io.write_file"}},
         {"class_name": "TFOpLambda", "config": {"function": "raw_ops.WriteFile"}},
         {"class_name": "TFOpLambda", "config": {"function": "compat.v1.py_func"}},
+        {"class_name": "TFOpLambda", "config": {"function": "compat.v1.write_file"}},
+        {"class_name": "TFOpLambda", "config": {"function": "compat.v1.load_file_system_library"}},
+        {"class_name": "TFOpLambda", "config": {"function": "load_op_library"}},
+        {"class_name": "TFOpLambda", "config": {"function": "what_comes_one_day"}},
         {"class_name": "ClassMethod", "config": {"cls_symbol": "io.TFRecordWriter"}},
         {"class_name": "keras>Lambda", "config": {"name": "x"}},
     ],
@@ -213,6 +217,40 @@ def test_objects_that_are_not_keras_own_are_found(tmp_path, item, is_both):
         archive.writestr("config.json", inside)
     with pytest.raises(ModelError, match="must not run code of its own"):
         trust.check(path)
+
+
+def _stored_outside(file, secret):
+    file.create_dataset("a/kernel", (4,), "u1", external=[(str(secret), 0, 4)])
+
+
+def _linked_outside(file, secret):
+    file["a"] = h5py.ExternalLink(str(secret), "/")
+
+
+def _virtual(file, secret):
+    layout = h5py.VirtualLayout((4,), "u1")
+    layout[:] = h5py.VirtualSource(str(secret), "kernel", (4,))
+    file.create_virtual_dataset("a/kernel", layout)
+
+
+@pytest.mark.parametrize("is_archive", [False, True], ids=["HDF5", "archive"])
+@pytest.mark.parametrize("put", [_stored_outside, _linked_outside, _virtual])
+def test_weights_that_lie_in_other_files_are_not_read(tmp_path, put, is_archive):
+    from tfdist.export import trust
+
+    inside = tmp_path / "model.weights.h5"
+    with h5py.File(inside, "w") as file:
+        file["itself"] = file["/"]  # A group in a circle.
+        put(file, tmp_path / "secret")
+    path = inside
+    if is_archive:
+        path = tmp_path / "model.keras"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", "{}")
+            archive.write(inside, "model.weights.h5")
+    for check in (trust.check_reads_no_others, trust.check):
+        with pytest.raises(ModelError, match="a file of weights must hold them itself"):
+            check(path)
 
 
 @pytest.mark.parametrize("text", [b"", b"\x89HDF\r\n\x1a\n", b"PK\x05\x06" + b"\0" * 18, b"x" * 99])

@@ -7,6 +7,7 @@ functions touch files. A SavedModel's functions are graphs, which may do all tha
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import zipfile
@@ -38,8 +39,20 @@ _COMPUTING = (
     *("__operators__", "bitwise", "image", "linalg", "math", "nest", "nn", "ragged", "random"),
     *("sets", "signal", "sparse", "strings", "experimental.numpy"),
 )
-# Functions at its top that do more.
-_ACTING = ("py_function", "py_func", "numpy_function", "print", "load_library", "load_op_library")
+# Where TensorFlow has those functions at its top that compute and do nothing else. Beside them are
+# some that write files, or load libraries of native code.
+_COMPUTING_MODULES = {
+    f"tensorflow.python.{module}"
+    for module in (
+        *("framework.constant_op", "framework.tensor_conversion", "ops.array_ops"),
+        *("ops.array_ops_stack", "ops.bincount_ops", "ops.check_ops", "ops.clip_ops"),
+        *("ops.gen_array_ops", "ops.gen_data_flow_ops", "ops.gen_linalg_ops", "ops.gen_math_ops"),
+        *("ops.gen_nn_ops", "ops.gen_spectral_ops", "ops.gen_string_ops", "ops.histogram_ops"),
+        *("ops.linalg_ops", "ops.manip_ops", "ops.math_ops", "ops.nn_ops", "ops.random_crop_ops"),
+        *("ops.random_ops", "ops.sort_ops", "ops.sparse_ops", "ops.special_math_ops"),
+        "ops.string_ops",
+    )
+}
 _CLASSES = ("RaggedTensor", "SparseTensor", "sparse.SparseTensor")
 _LAMBDAS = ("Lambda", "__lambda__")
 # Where Keras looks for functions that it names by a string.
@@ -58,6 +71,11 @@ def check(path: Path) -> None:
         ModelError: it does; the message says what.
     """
     found = next(_programs(path), None)
+    if found is None and path.is_file():
+        try:
+            check_reads_no_others(path)
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise _unreadable(path, error) from error
     if found is not None:
         raise ModelError(
             "a model file must not run code of its own when it is loaded",
@@ -65,6 +83,58 @@ def check(path: Path) -> None:
             mend="If you trust whoever wrote it, give --trust; in Python trust=True, or the model "
             "as you have loaded it",
         )
+
+
+def check_reads_no_others(path: Path) -> None:
+    """Checks that the weights in a file of Keras are in it, and not the bytes of another file.
+
+    HDF5 can name any file as the place where an array lies.
+
+    Raises:
+        ModelError: one of them is elsewhere.
+        OSError, RuntimeError, KeyError, ValueError, TypeError: it cannot be read.
+    """
+    found = next(_elsewhere(path), None)
+    if found is not None:
+        raise ModelError(
+            "a file of weights must hold them itself",
+            received=f"{path} with {found}",
+            mend="Have whoever wrote it save the model anew with Keras",
+        )
+
+
+def _elsewhere(path: Path) -> Iterator[str]:
+    """Yields the arrays in a file of Keras that lie in other files."""
+    if h5py.is_hdf5(path):
+        with h5py.File(path) as file:
+            yield from _outside(file)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".h5"):
+                    with archive.open(name) as member, h5py.File(member) as file:
+                        yield from _outside(file)
+
+
+def _outside(file: h5py.File) -> Iterator[str]:
+    waiting, seen = [file], set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            link = group.get(name, getlink=True)
+            if isinstance(link, h5py.ExternalLink):
+                yield f"'{name}', which is in the file {link.filename}"
+            if not isinstance(link, h5py.HardLink):
+                continue
+            item = group[name]
+            if isinstance(item, h5py.Dataset):
+                if item.external or item.is_virtual:
+                    yield f"'{item.name}', whose bytes are in other files"
+            elif isinstance(item, h5py.Group):
+                address = h5py.h5o.get_info(item.id).addr  # A group may be in itself.
+                if address not in seen:
+                    seen.add(address)
+                    waiting.append(item)
 
 
 def _programs(path: Path) -> Iterator[str]:
@@ -155,7 +225,11 @@ def _only_computes(function: object) -> bool:
         return False
     place, _, name = function.removeprefix("compat.v1.").rpartition(".")
     if not place:
-        return name not in _ACTING
+        for namespace in (tf, tf.compat.v1):
+            found = inspect.unwrap(getattr(namespace, name, None))
+            if getattr(found, "__module__", None) in _COMPUTING_MODULES:
+                return True
+        return False
     return any(place == part or place.startswith(f"{part}.") for part in _COMPUTING)
 
 

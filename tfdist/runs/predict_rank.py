@@ -63,11 +63,14 @@ def _load(model: Any, path: str) -> None:
     """Gives a model the weights in a file that Keras wrote.
 
     Raises:
-        ModelError: the file holds those of another model, or none.
+        ModelError: the file holds those of another model, or none, or those of other files.
     """
+    from tfdist.export.trust import check_reads_no_others
+
     keras_log = logging.getLogger("absl")
     keras_log.addFilter(_is_of_weights)
     try:
+        check_reads_no_others(Path(path))
         model.load_weights(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
