@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.training.coupling import coupled
+from tfdist.training.coupling import coupled, explained
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
@@ -186,3 +186,147 @@ def test_what_a_model_adds():
 def test_labels_of_text_are_tried_too():
     spec = (tf.TensorSpec([None, 3], tf.string), tf.TensorSpec([None], tf.string))
     assert coupled(model(contrastive), spec) == ["loss 'contrastive'"]
+
+
+# The whole model ---------------------------------------------------------------------------------
+
+
+class Sparse(keras.regularizers.Regularizer):
+    """Of sparse autoencoders: how often a unit is active over the batch."""
+
+    def __call__(self, x):
+        active = tf.reduce_mean(tf.abs(x), 0)
+        return tf.reduce_sum(active * tf.math.log(active / 0.05 + 1e-6))
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1, "sigmoid")
+
+    def call(self, x):
+        return self.out(x)
+
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def dice(y, y_pred):
+    y = tf.cast(y, y_pred.dtype)
+    both = 2 * tf.reduce_sum(y * y_pred) + 1
+    return 1 - both / (tf.reduce_sum(y) + tf.reduce_sum(y_pred) + 1)
+
+
+def rmse(y, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
+
+
+def without(padding):
+    def masked(y, y_pred):
+        known = y != padding
+        loss = keras.losses.sparse_categorical_crossentropy(tf.where(known, y, 0), y_pred)
+        known = tf.cast(known, loss.dtype)
+        return tf.reduce_sum(loss * known) / tf.maximum(tf.reduce_sum(known), 1)
+
+    return masked
+
+
+class State(keras.metrics.Metric):
+    """A metric of two numbers, which a batch changes by ``update``."""
+
+    def __init__(self, update=None, name="state"):
+        super().__init__(name=name)
+        self.update = update
+        self.a, self.b = self.add_weight(name="a"), self.add_weight(name="b")
+
+    def get_config(self):
+        return super().get_config() | {"update": self.update}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(config["update"])
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        a, b = self.update(self.a, self.b, y_pred)
+        self.a.assign(a)
+        self.b.assign(b)
+
+    def result(self):
+        return self.a / self.b
+
+    def reset_state(self):
+        self.a.assign(0.0)
+        self.b.assign(0.0)
+
+
+def largest(a, b, y_pred):
+    return tf.maximum(a, tf.reduce_max(y_pred)), tf.ones([])
+
+
+def mean_of_means(a, b, y_pred):
+    return a + tf.reduce_mean(y_pred), b + 1
+
+
+def mean_of_rows(a, b, y_pred):
+    return a + tf.reduce_sum(y_pred), b + tf.cast(tf.shape(y_pred)[0], tf.float32)
+
+
+_CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
+_PARTS = {
+    "an activity regularizer": ({"act": Sparse()}, "what layers add to the loss"),
+    "ignore_class": ({"loss": _CROSSENTROPY(ignore_class=-1)}, "loss 'sparse_categorical_"),
+    "labels of -1": ({"loss": without(-1)}, "loss 'masked'"),
+    "labels of -100": ({"loss": without(-100)}, "loss 'masked'"),
+    "a centre": ({"middle": lambda x: x - tf.reduce_mean(x, 0)}, "the model looks at several"),
+    "attention over rows": (
+        {"middle": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x},
+        "the model looks at several rows",
+    ),
+    "a loss of Keras": ({}, ""),
+    "an activity regularizer of Keras": ({"act": "l2"}, ""),
+    "a sum": ({"loss": _CROSSENTROPY(reduction="sum")}, ""),
+    "what is normalized by row": ({"middle": layers.LayerNormalization()}, ""),
+    "BatchNormalization": ({"middle": layers.BatchNormalization()}, ""),
+    "noise": ({"middle": Noisy()}, ""),
+}
+
+
+@pytest.mark.parametrize("name", _PARTS)
+def test_a_whole_model(name):
+    given, found = _PARTS[name]
+    inputs = keras.Input((3,))
+    x = layers.Dense(8, "tanh", activity_regularizer=given.get("act"))(inputs)
+    x = given.get("middle", lambda x: x)(x)
+    built = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+    built.compile("sgd", given.get("loss", "sparse_categorical_crossentropy"))
+    before = built.get_weights()
+    told = explained(built, _SPEC)
+    assert [found in clause for clause in told] == [True] * bool(found), told
+    np.testing.assert_equal(built.get_weights(), before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "found"),
+    [
+        (dice, None, "the compiled loss"),
+        (rmse, None, "the compiled loss"),
+        ("mse", None, ""),
+        ("mse", dice, "metric 'dice'"),
+        ("mse", State(largest), "metric 'state'"),
+        ("mse", State(mean_of_means), "metric 'state'"),
+        ("mse", State(mean_of_rows), ""),
+        ("mse", keras.metrics.AUC(), ""),
+    ],
+)
+@pytest.mark.parametrize("is_own_class", [True, False])
+def test_losses_and_metrics_of_a_class_of_ones_own(loss, metric, found, is_own_class):
+    built = Own() if is_own_class else keras.Sequential([layers.Dense(1, "sigmoid")])
+    built.build((None, 3))
+    built.compile("sgd", loss, metrics=None if metric is None else [metric])
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
+    told = explained(built, spec)
+    if not is_own_class and callable(loss):
+        found = f"loss '{loss.__name__}'"
+    assert [clause.startswith(found) for clause in told] == [True] * bool(found), told

@@ -22,14 +22,17 @@ from tfdist.training import (
     coupling_steps,
     early_variables,
     moved_state,
+    own_steps,
 )
 from tfdist.training.keras_api import (
     compiled_loss,
     compiled_losses,
+    compiled_metrics,
     compute_loss,
     function_of,
     layers_in,
     loss_anew,
+    mask_of,
     metrics_by_output,
     other_compiled_loss,
 )
@@ -37,6 +40,7 @@ from tfdist.training.losses import (
     AsOnOneDevice,
     has_own_compute_loss,
     is_keras_own,
+    is_sum,
     name_of,
     own_functions,
 )
@@ -46,6 +50,8 @@ _SLICES = slice(0, _FIRST), slice(_FIRST, None)
 _TOLERANCE = 1e-3
 _UNKNOWN_SIZE = 4
 _DRAWS = 4  # Of rows: of some, parts may make up the whole by chance, as where a mask is even.
+_PADDINGS = (-1, -100)  # Labels that a loss may leave out.
+_OTHER_ROWS = 1000  # Added to a seed: labels that are the outputs have no loss.
 
 
 def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
@@ -57,7 +63,7 @@ def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     """
     found = []
     for tried in (_losses, _metrics):
-        for seed in range(_DRAWS):
+        for seed in range(_DRAWS + len(_PADDINGS)):
             with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
                 found += tried(model, element_spec, seed)
     with contextlib.suppress(Exception):
@@ -103,11 +109,14 @@ def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> fro
 
 def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     """Returns a clause for each thing of ``model`` that couples rows."""
-    return [_no_mean(name) for name in coupled(model, element_spec)] + [
+    found = [_no_mean(name) for name in coupled(model, element_spec)] + [
         f"layer '{name}' looks at several rows of a batch, which are divided here, so its outputs "
         "are not those of one device"
         for name in coupling_layers_of(model, element_spec)
     ]
+    with contextlib.suppress(Exception):  # Whatever a user's model does with made-up rows.
+        return found or _of_whole_model(model, element_spec)
+    return found
 
 
 def _no_mean(name: str) -> str:
@@ -123,7 +132,7 @@ def _no_mean(name: str) -> str:
 def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
     if len(element_spec) < 2 or getattr(model, "output", None) is None:
         return []
-    y, y_pred = _made_up_results(model, element_spec, seed)
+    y, y_pred = _made_up_results(model.output, element_spec, seed)
     if has_own_compute_loss(model):
         x = _made_up(element_spec[0], seed=seed)
         with _without_metrics(model):
@@ -134,24 +143,105 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> 
     return [
         f"loss '{name_of(loss)}'"
         for loss, truth, prediction in _pairs(model, y, y_pred)
-        if not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
+        if _leaves_out_a_class(loss)
+        or (not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction))
     ]
 
 
 def _metrics(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
-    if len(element_spec) < 2 or getattr(model, "output", None) is None:
+    if len(element_spec) < 2:
         return []
     early_variables.make_known_metrics(model, element_spec)
-    y, y_pred = _made_up_results(model, element_spec, seed)
-    each = zip(metrics_by_output(model), tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
+    outputs = getattr(model, "output", None)
+    if outputs is None:  # Of a class of the user's own.
+        outputs = model(_made_up(element_spec[0]), training=False)
+        with model.distribute_strategy.scope():
+            early_variables.make_metrics(model, outputs, element_spec[1])
+    by_output = metrics_by_output(model)
+    flat = tf.nest.flatten(outputs)
+    if not by_output and len(flat) == 1:
+        by_output = [compiled_metrics(model)]
+    y, y_pred = _made_up_results(outputs, element_spec, seed)
+    each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
     return [
         f"metric '{metric.name}'"
         for metrics, truth, prediction in each
         for metric in metrics
-        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper)
-        and not is_keras_own(metric)
-        and _couples(function_of(metric), truth, prediction)
+        if metric is not None and not is_keras_own(metric) and _is_no_sum(metric, truth, prediction)
     ]
+
+
+def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
+    """Whether what replicas have counted, added up, is not what one device has counted."""
+    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+        return _couples(function_of(metric), truth, prediction)
+    fresh = type(metric).from_config(metric.get_config())
+
+    def counted(y: Any, y_pred: Any) -> list[np.ndarray]:
+        fresh.reset_state()
+        fresh.update_state(y, y_pred)
+        return [np.array(variable) for variable in fresh.variables]
+
+    whole, *parts = (counted(*part) for part in _parts(truth, prediction))
+    expected = counted(truth, prediction) and np.array(fresh.result())
+    if any(not np.array_equal(*pair) for pair in zip(whole, fresh.variables, strict=True)):
+        return False  # It draws random numbers.
+    for variable, *of_parts in zip(fresh.variables, *parts, strict=True):
+        variable.assign(sum(of_parts))
+    return not np.allclose(np.array(fresh.result()), expected, rtol=_TOLERANCE, equal_nan=True)
+
+
+def _leaves_out_a_class(loss: Any) -> bool:
+    """Whether a loss of Keras' own is a mean over the rows of all classes but one."""
+    config = loss.get_config() if isinstance(loss, tf.keras.losses.Loss) else {}
+    return is_keras_own(loss) and config.get("ignore_class") is not None
+
+
+def _of_whole_model(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause where outputs or losses of rows are others beside other rows.
+
+    What is between layers, in a class of the user's own, or a regularizer of activity: all that
+    cannot be tried by itself. Layers run as in inference, where nothing is drawn.
+    """
+    if len(element_spec) < 2 or "train_step" in own_steps.own_steps(model):
+        return []
+    x, y = _made_up(element_spec[0]), _made_up(element_spec[1], seed=_OTHER_ROWS)
+    most = coupling_layers.tolerance_of(model)
+
+    def forward(x: Any, y: Any) -> tuple[list[Any], Any, Any]:
+        y_pred = model(x, training=False)
+        if any(mask_of(output) is not None for output in tf.nest.flatten(y_pred)):
+            raise ValueError("a loss that counts by a mask is shared by the mask")
+        added = tf.add_n([tf.cast(loss, tf.float32) for loss in model.losses] or [tf.zeros([])])
+        with _without_metrics(model):
+            whole = compute_loss(model, x, y, y_pred, None, training=False)
+        return tf.nest.flatten(y_pred), added, tf.cast(whole, tf.float32) - added
+
+    with coupling_layers.state_kept(model):
+        each = [forward(*part) for part in _parts(x, y)]
+        again = forward(*next(iter(_parts(x, y))))
+    outputs, added, losses = zip(*each, strict=True)
+    pairs = list(zip(*outputs, strict=True))
+    repeated = zip(outputs[0], again[0], strict=True)
+    if _differ([added[0], again[1], again[1]], most) or any(
+        coupling_layers.difference(a, b, slice(None)) > most for a, b in repeated
+    ):
+        return []  # It draws random numbers.
+    if any(
+        coupling_layers.difference(whole, part, rows) > most
+        for whole, *parts in pairs
+        for part, rows in zip(parts, _SLICES, strict=True)
+    ):
+        return [
+            "the model looks at several rows of a batch, which are divided here, so its outputs "
+            "are not those of one device"
+        ]
+    if _differ(list(added), most):
+        return [_no_mean("what layers add to the loss (add_loss, activity_regularizer)")]
+    if is_sum(model):
+        rows = _ROWS, _FIRST, _ROWS - _FIRST
+        losses = [loss / count for loss, count in zip(losses, rows, strict=True)]
+    return [_no_mean("the compiled loss")] if _differ(list(losses), most) else []
 
 
 def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -242,12 +332,20 @@ def _differ(values: list[Any], most: float = _TOLERANCE) -> bool:
     return abs(whole - joined) > most * max(abs(whole), abs(joined), 1e-6)
 
 
-def _made_up_results(
-    model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int
-) -> tuple[Any, Any]:
-    """Returns labels and outputs."""
-    outputs = _made_up(model.output, probabilities=True, seed=seed)
-    return _made_up(element_spec[1], seed=seed), outputs
+def _made_up_results(outputs: Any, element_spec: tuple[Any, ...], seed: int) -> tuple[Any, Any]:
+    """Returns labels and outputs; ``outputs``: real or symbolic ones of a model."""
+    outputs = _made_up(outputs, probabilities=True, seed=seed)
+    labels = _made_up(element_spec[1], seed=seed + _OTHER_ROWS)
+    if seed >= _DRAWS:
+        padding = _PADDINGS[seed - _DRAWS]
+        labels = tf.nest.map_structure(
+            lambda leaf: tf.where(leaf == 0, padding, leaf) if _is_signed(leaf) else leaf, labels
+        )
+    return labels, outputs
+
+
+def _is_signed(leaf: Any) -> bool:
+    return leaf.dtype.is_integer and not leaf.dtype.is_unsigned and leaf.dtype.size > 1
 
 
 def _made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
@@ -274,7 +372,7 @@ def _without_metrics(model: tf.keras.Model) -> Iterator[None]:
     """Encloses a call of ``compute_loss`` that leaves no trace in a metric."""
     compiled = compiled_loss(model)
     keras = compiled.whole if isinstance(compiled, AsOnOneDevice) else compiled
-    anew = None if keras is None else loss_anew(keras, model.output_names)
+    anew = None if keras is None else loss_anew(keras, getattr(model, "output_names", None))
     with (
         other_compiled_loss(model, anew),
         _updates_replaced(model.metrics, lambda _: lambda *args, **options: None),

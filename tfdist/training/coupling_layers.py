@@ -112,7 +112,7 @@ class Walk:
     def run(self, x: Any, taken: Callable[[Any, int, Any], Any]) -> None:
         """Calls the model; what a layer gives goes through ``taken(layer, call, outputs)``."""
         self._calls.clear()
-        with _state_kept(self._model), self._calls_replaced(taken):
+        with state_kept(self._model), self._calls_replaced(taken):
             self._model(x, training=False)
 
     def record(self, layer: Any, call: int, outputs: Any) -> Any:
@@ -129,7 +129,7 @@ class Walk:
             tf.nest.assert_same_structure(whole, outputs)
             flat = list(zip(tf.nest.flatten(whole), tf.nest.flatten(outputs), strict=True))
             if id(layer) in self._tried:
-                worst = max((_difference(a, b, part) for a, b in flat), default=0.0)
+                worst = max((difference(a, b, part) for a, b in flat), default=0.0)
                 if worst > self._tolerance:
                     self.differences[id(layer)] = max(worst, self.differences.get(id(layer), 0.0))
             given = [a[part] if _has_rows(a, b, part) else b for a, b in flat]
@@ -162,7 +162,7 @@ class Walk:
 
 
 @contextlib.contextmanager
-def _state_kept(model: tf.keras.Model) -> Iterator[None]:
+def state_kept(model: tf.keras.Model) -> Iterator[None]:
     """Gives moving statistics and counters back what they were."""
     # What replicas divide holds nothing, and no call changes it.
     state = [raw(variable) for variable in held_of(model, model.non_trainable_weights)]
@@ -182,7 +182,7 @@ def _has_rows(whole: Any, of_part: Any, part: slice) -> bool:
     return whole[part].shape == of_part.shape
 
 
-def _difference(whole: Any, of_part: Any, part: slice) -> float:
+def difference(whole: Any, of_part: Any, part: slice) -> float:
     if not _has_rows(whole, of_part, part) or not whole.dtype.is_floating:
         return 0.0
     whole, of_part = (np.asarray(tensor, np.float64) for tensor in (whole[part], of_part))

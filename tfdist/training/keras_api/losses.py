@@ -54,7 +54,7 @@ def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
         setattr(model, name, before)
 
 
-def loss_anew(compiled: Any, output_names: list[str]) -> Any:
+def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
     """Returns the compiled loss with metrics of its own.
 
     No public way leads from a compiled model to its loss weights as they were given.
