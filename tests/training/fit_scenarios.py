@@ -975,6 +975,10 @@ def refusals_say_what_to_do(strategy, folder):
         strategy.build(lambda: mlp(loss=keras.losses.MeanSquaredError(reduction="none")))
     with pytest.raises(ModelError, match="all be sums or all be means"):
         strategy.build(_mixed_reductions)
+    with pytest.raises(ModelError, match="found the optimizer Nadam"):
+        strategy.build(lambda: mlp(optimizer="nadam"))
+    with pytest.raises(ModelError, match="found the optimizer Nadam"):
+        strategy.build(mlp).compile("nadam", "mse")
     alone = tfdist.strategy("single")
     with pytest.raises(DataError, match="the strategy that built the model"):
         model.fit(alone.dataset((x, y), global_batch_size=8))

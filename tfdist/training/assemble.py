@@ -21,10 +21,11 @@ from tfdist.training.feed import Feed
 from tfdist.training.hugging_face import share_loss
 from tfdist.training.on_batch import RunsAndBatches
 from tfdist.training.options import StepOptions
-from tfdist.training.own_steps import STEPS, OwnSteps
+from tfdist.training.own_steps import STEPS, OwnSteps, optimizers_of
 from tfdist.training.own_steps import check as check_own_steps
 from tfdist.training.refusals import (
     refuse_late_slots,
+    refuse_nadam,
     refuse_on_keras_3,
     refuse_own_steps,
     refuse_steps_within_steps,
@@ -136,10 +137,18 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     steps = SharedSteps(binding, options)
     for name in STEPS if shares else ("train_step",):
         binding.put(model, name, getattr(steps, name))
+    if shares and not keras_api.IS_KERAS_3:
+        _refuse_nadam(model, strategy_name)
+        binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
     if shares:
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         binding.own_steps.put_on()
         share_loss(binding)
+
+
+def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:
+    for optimizer in optimizers_of(model):
+        refuse_nadam(optimizer, strategy_name)
 
 
 def _check_step(model: tf.keras.Model) -> None:
