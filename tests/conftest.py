@@ -51,14 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--warm-starts",
+        "--cold-starts",
         action="store_true",
-        help="forks the programs of tests from one that has imported TensorFlow: see quick_start",
+        help="has the programs of tests import TensorFlow each for itself: see quick_start",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.warm_starts and not config.option.collectonly and not _is_controller(config):
+    if not (config.option.cold_starts or config.option.collectonly or _is_controller(config)):
         folder = tempfile.mkdtemp(prefix="zygote-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         config.stash[_WARM] = folder
@@ -72,8 +72,8 @@ def _is_controller(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Has programs start warm where that is asked for and the test allows it; and processes hear
-    Ctrl-C: a shell or a library may have had this one ignore it."""
+    """Has programs start warm where the test allows it; and processes hear Ctrl-C: a shell or a
+    library may have had this one ignore it."""
     os.environ.pop(zygote.VARIABLE, None)
     if _WARM in item.config.stash and not item.get_closest_marker("honest_start"):
         os.environ[zygote.VARIABLE] = item.config.stash[_WARM]

@@ -107,7 +107,7 @@ def hand_over() -> None:
             "cores": list(os.sched_getaffinity(0)),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "limits": [resource.getrlimit(limit) for limit in _LIMITS],
-            "ignored": [n for n in _PASSED_ON if signal.getsignal(n) == signal.SIG_IGN],
+            "ignored": [int(n) for n in _PASSED_ON if signal.getsignal(n) == signal.SIG_IGN],
         }
     )
     try:
