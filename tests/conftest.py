@@ -24,8 +24,13 @@ from tfdist.compat import prefer_keras_2
 
 _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
-#: Rooms whose tests look at the processes themselves.
-_ABOUT_PROCESSES = ("faults", "launch", "topology")
+#: Rooms whose tests look at the processes themselves; and some of each other room. Their programs
+#: start as a user's do.
+_AND_ALL_IN = ("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies")
+_STARTED_COLD = (
+    *("conformance/test_conformance.py::single", "conformance/test_conformance.py::horovod"),
+    *("training/test_fit.py::single", "training/test_fit.py::horovod", "runs/test_folder.py"),
+)
 #: Folder of the server from which programs start warm.
 _WARM = pytest.StashKey[str]()
 
@@ -44,8 +49,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from running_order import group_of
+
     for item in items:
-        if item.path.relative_to(_TESTS).parts[0] in _ABOUT_PROCESSES:
+        group = group_of(item)
+        if group in _STARTED_COLD or group.startswith(_AND_ALL_IN):
             item.add_marker(pytest.mark.honest_start)
 
 

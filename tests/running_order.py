@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         of_files[group.split("::")[0]] += of_group
 
     def place(item: pytest.Item) -> tuple[Any, ...]:
-        group = _group(item)
+        group = group_of(item)
         if group in FIRST:
             return (0, FIRST.index(group))
         # A file's groups follow each other: its fixtures end when a worker leaves the file.
@@ -47,10 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
-def _group(item: pytest.Item) -> str:
+def group_of(item: pytest.Item) -> str:
     name = item.path.relative_to(_TESTS).as_posix()
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if "scenario" in params:
