@@ -45,3 +45,10 @@ def test_what_must_be_a_folder_here():
     refuse_url("out", "the output")
     with pytest.raises(DataError, match=r"the output must be a folder of this machine.*s3://b/out"):
         refuse_url(Path("s3://b/out"), "the output")
+
+
+def test_a_password_is_not_repeated():
+    with pytest.raises(DataError, match=r"no password.*one for host:8080\.") as refusal:
+        url_of("https://me:hunter2@host:8080/data")
+    assert "hunter2" not in str(refusal.value)
+    assert url_of("https://host/data@2:3") == "https://host/data@2:3"

@@ -27,7 +27,7 @@ def url_of(path: Any) -> str | None:
     """Returns the URL that a text or a path names, without a slash at its end; None for a path.
 
     Raises:
-        DataError: a URL of a kind that is not read.
+        DataError: a URL of a kind that is not read, or with a password.
     """
     if not isinstance(path, (str, os.PathLike)):
         return None
@@ -39,6 +39,13 @@ def url_of(path: Any) -> str | None:
     if scheme not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise DataError(f"a URL must begin with one of {known}", received=f"{scheme}://{found[2]}")
+    user, at, place = found[2].partition("/")[0].rpartition("@")
+    if at and ":" in user:
+        raise DataError(
+            "a URL must hold no password, which files, logs and lists of processes would show",
+            received=f"one for {place}",
+            mend="Fetch the data with a program that asks for it, and name the folder",
+        )
     return f"{scheme}://{found[2].rstrip('/')}"
 
 
