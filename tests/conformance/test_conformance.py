@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -432,16 +433,22 @@ def wanted(asked_of: dict[str, set[str]]) -> dict[int, list[str]]:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory, wanted: dict[int, list[str]]):
-    """Runs plain Keras on one device, when a row of it is asked for; compared with every row."""
-    done: dict[int, Path] = {}
+    """Runs plain Keras on one device, when a row of it is asked for; compared with every row.
+
+    Once for all workers of pytest, whose folders stand side by side.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
     def of(keras: int) -> Path:
-        if keras not in done:
-            done[keras] = tmp_path_factory.mktemp("reference") / "reference.npz"
-            formed = {row.batches for row in ROWS if row.keras == keras}
-            what = [json.dumps(wanted[keras]), json.dumps(sorted(formed)), done[keras]]
-            _run(["run_reference.py", *what], done[keras], keras=keras)
-        return done[keras]
+        reference = folder / f"reference-of-keras-{keras}.npz"
+        with reference.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not reference.exists():
+                formed = {row.batches for row in ROWS if row.keras == keras}
+                what = [json.dumps(wanted[keras]), json.dumps(sorted(formed)), reference]
+                _run(["run_reference.py", *what], reference, keras=keras)
+        return reference
 
     return of
 
