@@ -75,14 +75,16 @@ def refuse_own_steps(model: tf.keras.Model, strategy: str) -> None:
     """Raises:
     ModelError: the model's class has a train, test or predict step of its own.
     """
+    way = "use strategy 'single', 'mirrored', 'horovod' or 'multi_worker'"
+    if strategy == "single":  # Which takes their place for these alone.
+        way = "leave out accumulate_steps, recompute and offload"
     for step in ("train_step", "test_step", "predict_step"):
         if getattr(type(model), step) is not getattr(tf.keras.Model, step):
             raise ModelError(
                 f"a model of strategy '{strategy}' must have Keras' own {step}, since the "
                 "strategy takes its place to make the parts of a batch add up to the whole",
                 received=f"{type(model).__name__} with a {step} of its own",
-                mend="Move the custom part into compute_loss or a loss, or use strategy 'single', "
-                "'mirrored', 'horovod' or 'multi_worker'",
+                mend=f"Move the custom part into compute_loss or a loss, or {way}",
             )
 
 
