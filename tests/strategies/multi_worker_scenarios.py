@@ -80,6 +80,24 @@ def all_ranks_have_the_chiefs_weights(strategy, folder):
 
 
 @scenario
+def several_steps_per_execution(strategy, folder):
+    """Predictions of all steps of an execution, of which the last one may have fewer."""
+    rows = np.random.default_rng(0).normal(size=(53, 5)).astype(np.float32)
+
+    def model_fn() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", steps_per_execution=4)
+        return model
+
+    model, one_device = strategy.build(model_fn), model_fn()
+    for count in (53, 4):
+        data = strategy.dataset(rows[:count], global_batch_size=8, training=False)
+        found = model.predict(data, verbose=0)
+        np.testing.assert_allclose(found, one_device.predict(rows[:count], verbose=0), atol=1e-5)
+
+
+@scenario
 def callbacks_that_write_leave_one_of_each_file(strategy, folder):
     model = strategy.build(model_fn)
     model.fit(

@@ -92,9 +92,23 @@ def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
             outputs = strategy.run(run, args=(next(iterator),))
             return tf.nest.map_structure(own_rows, outputs)
 
-        if force or model.predict_function is None:
-            model.predict_function = tf.function(predict, reduce_retracing=True)
-        return model.predict_function
+        if model.predict_function is not None and not force:
+            return model.predict_function
+        one = tf.function(predict, reduce_retracing=True)
+
+        def predict_all(iterator: Any) -> Any:
+            """Takes the steps of an execution; the last one may find fewer, but not none."""
+            found = [one(iterator)]
+            steps = model._steps_per_execution
+            for _ in range(0 if steps is None else int(steps.numpy()) - 1):
+                try:
+                    found.append(one(iterator))
+                except tf.errors.OutOfRangeError:
+                    break
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
+
+        model.predict_function = predict_all
+        return predict_all
 
     return make_predict_function
 
