@@ -181,6 +181,26 @@ def test_what_is_there_is_told_and_begun_anew_when_asked(tmp_path, table):
         write(table, tmp_path / "out", **OPTIONS, overwrite=True)
 
 
+def test_files_of_the_users_in_it_are_never_removed(tmp_path, table):
+    left = ended(table, tmp_path / "out")
+    note = left / "note.txt"
+    note.write_text("mine")
+    for how in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(DataError, match=r"nothing but what tfdist shard left.*found note\.txt"):
+            write(table, tmp_path / "out", **OPTIONS, **how)
+    note.rename(tmp_path / "note.txt")
+    done = []
+
+    def progress(_done, _total):
+        if not done:  # While it goes on.
+            note.write_text("mine again")
+        done.append(1)
+
+    write(table, tmp_path / "out", **OPTIONS, resume=True, progress=progress)
+    assert [path.name for path in left.iterdir()] == ["note.txt"]
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_another_run_is_not_gone_on_with(tmp_path, table):
     left = ended(table, tmp_path / "out")
     content = files_of(left / "shards")

@@ -33,6 +33,8 @@ SUFFIX = ".unfinished"
 STATE = "unfinished.json"
 _SHARDS = "shards"
 _DONE = "shards.jsonl"
+#: All that this module puts into the folder.
+_OWN = {STATE, f".{STATE}", _SHARDS, _DONE, "images.jsonl", "masks.jsonl"}
 _FORMAT = "tfdist unfinished shards 1"
 # Room and connections come back, and a process may be lost (ECHILD): what was written is worth more
 # than a tidy folder.
@@ -124,6 +126,7 @@ class Unfinished:
 
     def looked_at(self, what: str) -> Journal:
         """Returns the journal of images, or masks, that were looked at: ``images.files``."""
+        assert f"{what}.jsonl" in _OWN
         return _BegunJournal(self, self.folder / f"{what}.jsonl")
 
     def begin(self) -> None:
@@ -231,7 +234,17 @@ class Unfinished:
 
     def _remove(self) -> None:
         self._is_begun = False
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_own()
+
+    def _remove_own(self) -> None:
+        """Removes what tfdist has put there, and the folder if that was all."""
+        shutil.rmtree(self.folder / _SHARDS, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for name in _OWN - {_SHARDS, STATE}:
+                (self.folder / name).unlink(missing_ok=True)
+            # The last of them, as it marks the folder.
+            (self.folder / STATE).unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -242,12 +255,19 @@ class Unfinished:
         return f"{self.folder}, with {_counted(len(Journal(self.folder / _DONE).entries))},"
 
     def _take_over(self, state: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+        others = sorted({path.name for path in self.folder.iterdir()} - _OWN)
+        if others and (resume or overwrite):
+            raise DataError(
+                f"{self.folder} must hold nothing but what tfdist shard left there",
+                received=others[0],
+                mend="Move it to another folder",
+            )
         if resume:
             self._check_options(state)
             self._check_source(state)
             self._now, self._is_begun, self.is_resumed = state, True, True
         elif overwrite:
-            shutil.rmtree(self.folder)
+            self._remove_own()
             self._release()
         else:
             raise DataError(
