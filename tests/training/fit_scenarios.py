@@ -446,6 +446,30 @@ def metrics_that_layers_add(strategy, folder):
 
 
 @scenario("single", "mirrored", "horovod")
+def arrays_are_validated_in_the_batches_of_the_fit(strategy, folder):
+    """A loss that depends on which rows meet is Keras' own then."""
+
+    class Spread(keras.losses.Loss):
+        def call(self, y, y_pred):
+            return tf.math.reduce_std(y_pred, 0)[None, 0] + 0 * tf.reduce_sum(y_pred, 1)
+
+    def model_fn() -> keras.Model:
+        return mlp(loss=Spread(), metrics=None, optimizer=keras.optimizers.SGD(0.0))
+
+    model, reference = pair(strategy, model_fn)
+    x, y = data(24)
+    given = {"batch_size": 8, "validation_data": (x, y), "verbose": 0, "shuffle": False}
+    found, expected = model.fit(x, y, **given), reference.fit(x, y, **given)
+    if strategy.num_replicas == 1:
+        assert found.history["val_loss"] == pytest.approx(expected.history["val_loss"], abs=1e-6)
+    batches = []
+    watch = keras.callbacks.LambdaCallback()
+    watch.on_test_batch_end = lambda batch, logs=None: batches.append(batch)
+    model.fit(x, y, **given, callbacks=[watch])
+    assert batches == [0, 1, 2]
+
+
+@scenario("single", "mirrored", "horovod")
 def several_steps_per_execution(strategy, folder):
     equals_one_device(strategy, lambda: mlp(steps_per_execution=3), data(57))
 

@@ -110,7 +110,7 @@ class Runs:
             with self._explaining_data(*given, class_weight=options.get("class_weight")):
                 return self._keras_fit(x, **options)
         feed = self._opened(x, options)
-        self._open_validation(options)
+        self._open_validation(options, 0 if isinstance(feed, GivenFeed) else feed.global_batch_size)
         both = (feed, options.get("validation_data"))
         seen = [one.seen for one in both if isinstance(one, GivenFeed)]
         if seen and self._collective.num_processes > 1:
@@ -197,8 +197,12 @@ class Runs:
         with self._explaining_data(x):
             return self._given.feed(x, options, steps, fits=fits)
 
-    def _open_validation(self, options: dict) -> None:
-        """Makes feeds of what Keras takes for validation."""
+    def _open_validation(self, options: dict, batch_size: int) -> None:
+        """Makes feeds of what Keras takes for validation.
+
+        Args:
+            batch_size: of the fit, in which Keras evaluates arrays, too; 0 where it has its own.
+        """
         data = options.get("validation_data")
         steps = options.pop("validation_steps", None)
         rows = options.pop("validation_batch_size", None)
@@ -211,7 +215,8 @@ class Runs:
         if isinstance(data, Feed):
             own["validation_batch_size"] = rows
         _refuse_settled(own, tuple(own))
-        if isinstance(data, (tuple, list)) and len(data) in (2, 3) and rows is not None:
+        rows = rows or batch_size
+        if isinstance(data, (tuple, list)) and len(data) in (2, 3) and rows:
             x, *rest = data
             own = dict(zip(("y", "sample_weight"), rest, strict=False)) | {"batch_size": rows}
             options["validation_data"] = self._as_feed(x, own)
