@@ -73,6 +73,42 @@ def autoencoder() -> keras.Model:
     return model
 
 
+class AsTensorFlowWritesIt(keras.Model):
+    """The step of TensorFlow's tutorial on custom training: parts of a loss that replicas add up."""
+
+    def __init__(self, batch: int | None) -> None:
+        super().__init__()
+        self.dense = layers.Dense(3, "softmax", kernel_regularizer="l2")
+        self.batch = batch
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            each = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=self.batch)
+            loss += tf.nn.scale_regularization_loss(self.losses[0])
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@scenario
+def parts_of_a_loss_as_tensorflow_writes_them(strategy, folder):
+    def model_fn(batch: int | None) -> keras.Model:
+        model = AsTensorFlowWritesIt(batch)
+        model.build((None, 5))
+        model.compile(keras.optimizers.SGD(0.5))
+        return model
+
+    for batch in (None, BATCH):
+        equals_one_device(strategy, lambda batch=batch: model_fn(batch), (rows(), labels()))
+    told = tf.nn.compute_average_loss(tf.ones([4]), global_batch_size=8)
+    assert float(told) == 0.5  # Outside of a step it is TensorFlow's.
+
+
 class Gan(keras.Model):
     """Two optimizers, a loss object that is called, and numbers that are no metrics."""
 

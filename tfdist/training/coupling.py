@@ -154,6 +154,8 @@ def _metrics(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) ->
     early_variables.make_known_metrics(model, element_spec)
     outputs = getattr(model, "output", None)
     if outputs is None:  # Of a class of the user's own.
+        if not early_variables.steps_are_keras_own(model):
+            return []  # Which may show others, and must find none that it has not made.
         outputs = model(_made_up(element_spec[0]), training=False)
         with model.distribute_strategy.scope():
             early_variables.make_metrics(model, outputs, element_spec[1])

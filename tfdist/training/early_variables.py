@@ -43,6 +43,13 @@ def make_loss(model: tf.keras.Model, y_pred: Any) -> None:
         model.compiled_loss.build(y_pred)
 
 
+def steps_are_keras_own(model: tf.keras.Model) -> bool:
+    """Whether it is Keras that tells compiled losses and metrics of batches."""
+    return all(
+        getattr(type(model), method) is getattr(tf.keras.Model, method) for method in _METHODS
+    )
+
+
 def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
     """Makes those variables where outputs are known and steps are Keras' own.
 
@@ -54,9 +61,6 @@ def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
             keras_api.build_all(model, element_spec)
         return
     symbolic = getattr(model, "output", None)  # Models of their own class have none.
-    is_keras_own = all(
-        getattr(type(model), method) is getattr(tf.keras.Model, method) for method in _METHODS
-    )
-    if symbolic is not None and is_keras_own and len(element_spec) > 1:
+    if symbolic is not None and steps_are_keras_own(model) and len(element_spec) > 1:
         with model.distribute_strategy.scope():
             make_metrics(model, symbolic, element_spec[1])

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.training import keras_api, losses, moved_state, randomness, step_context
 from tfdist.training.alike_look_ups import added_up
+from tfdist.training.average_loss import take_as_meant
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
 from tfdist.training.options import StepOptions
@@ -79,6 +80,7 @@ class OwnSteps:
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
         self._draws = ToldOnce()
+        take_as_meant()
 
     def put_on(self) -> None:
         """Puts them on the model, where its class has written a step anew."""
