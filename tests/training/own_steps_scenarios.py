@@ -74,7 +74,7 @@ def autoencoder() -> keras.Model:
 
 
 class AsTensorFlowWritesIt(keras.Model):
-    """The step of TensorFlow's tutorial on custom training: parts of a loss that replicas add up."""
+    """TensorFlow's tutorial on custom training: parts of a loss that replicas add up."""
 
     def __init__(self, batch: int | None) -> None:
         super().__init__()
