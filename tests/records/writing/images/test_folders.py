@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -205,6 +206,19 @@ class TestBadFiles:
         (tmp_path / "photos/a/me.png").symlink_to("me.png")
         with pytest.raises(DataError, match=r"me\.png: Too many levels of symbolic links"):
             write(tmp_path / "photos", tmp_path / "out")
+
+    @pytest.mark.timeout(30)
+    @pytest.mark.parametrize("decode", [True, False])
+    @pytest.mark.parametrize("name", ["device.png", "pipe.jpg", "pipe"])
+    def test_what_never_ends_is_not_read(self, tmp_path, name, decode):
+        save(tmp_path / "photos/a/1.png")
+        path = tmp_path / "photos/a" / name
+        path.symlink_to("/dev/zero") if "device" in name else os.mkfifo(path)
+        if "." not in name:  # It says nothing of an image, and is no file to look into.
+            assert opened(tmp_path / "photos", decode=decode).num_records == 1
+            return
+        with pytest.raises(DataError, match=rf"a/{name}: is no regular file"):
+            opened(tmp_path / "photos", decode=decode)
 
     def test_none_is_left(self, tmp_path):
         save(tmp_path / "c/a.png").write_bytes(b"no image")

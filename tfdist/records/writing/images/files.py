@@ -14,6 +14,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.exif import UPRIGHT, is_sideways
+from tfdist.records.format.files import open_regular
 from tfdist.records.format.image_bytes import (
     UNREADABLE,
     Image,
@@ -130,9 +131,10 @@ def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
         # header.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            data = path.read_bytes() if decode else b""
-            with Image.open(io.BytesIO(data) if decode else path) as image:
-                header = _mask_header(image) if is_mask else _header(image)
+            with open_regular(path) as file:  # A link may lead to a device, which never ends.
+                data = file.read() if decode else b""
+                with Image.open(io.BytesIO(data) if decode else file) as image:
+                    header = _mask_header(image) if is_mask else _header(image)
     except UnidentifiedImageError:
         return "is no image"
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.errors import DataError
+from tfdist.records.format.files import open_regular
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
 
@@ -135,7 +136,7 @@ def _is_image(path: Path) -> bool:
     if path.suffix.lower() in _SUFFIXES:
         return True
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(8).startswith(_BEGINNINGS)
     except OSError:
         return False
