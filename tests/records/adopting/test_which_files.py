@@ -53,6 +53,13 @@ def test_numbers_are_ordered_as_numbers_and_others_are_left_aside(tmp_path):
     assert files.aside == ("README",)
 
 
+def test_what_a_writer_has_not_finished_is_left_aside(tmp_path):
+    names = ("_temp-train-0.tfrecord", "_temporary/0/train-1.tfrecord", "train-0.tfrecord")
+    files = made(tmp_path, *names)
+    assert files.names == ("train-0.tfrecord",)
+    assert files.aside == ("_temp-train-0.tfrecord",)
+
+
 def test_folders_behind_links_are_looked_into_once(tmp_path):
     made(tmp_path / "elsewhere", "train-0.tfrecord")
     made(tmp_path / "data", "val.tfrecord")

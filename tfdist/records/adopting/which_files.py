@@ -17,6 +17,8 @@ from tfdist.records.wording import listed
 
 DEFAULT_SPLIT = "train"
 _NUMBER = re.compile(r"(?P<stem>.*?)[-_.]?(?P<number>\d{3,})-of-(?P<total>\d{3,})(?P<rest>.*)")
+# How Spark and Beam call what they have not finished.
+_UNFINISHED = "_temp"
 _KIND = re.compile(r"\.(tfrecords?|tfrec|tfr|tf_record|records?)(?=[-_.]|$)", re.IGNORECASE)
 _ENDING = re.compile(r"(\.gz|\.gzip)$", re.IGNORECASE)
 
@@ -68,13 +70,14 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
 def _of_folder(folder: Path) -> Files:
     names, aside = [], []
     for root, folders, files in walk(folder):
-        folders[:] = [name for name in folders if name[0] != "."]
+        folders[:] = [name for name in folders if not name.startswith((".", _UNFINISHED))]
         for name in files:
             path = Path(root, name).relative_to(folder).as_posix()
             if name[0] == ".":
                 continue
             is_ours = _KIND.search(name) or _NUMBER.fullmatch(name)
-            (names if is_ours and not name.endswith(".json") else aside).append(path)
+            is_other = name.endswith(".json") or name.startswith(_UNFINISHED)
+            (names if is_ours and not is_other else aside).append(path)
     if not names:
         shown = listed(sorted(aside)) if aside else "no file"
         raise DataError(
