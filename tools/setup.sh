@@ -10,6 +10,8 @@ STAMP=$VENV/.tfdist-setup
 VARIABLES=$VENV/.tfdist-horovod-variables
 # The clone whose tfdist is installed in it.
 OWNER=$VENV/.tfdist-clone
+# The Python that it was made with, which holds until another is given.
+INTERPRETER=$VENV/.tfdist-python
 CACHE=$PWD/.cache
 LOG=$CACHE/setup-$LANE.log
 # The variables that change how Horovod is built; others only matter when it runs.
@@ -29,6 +31,10 @@ choose_lane() {
     LISTS=(requirements/*.txt "requirements/lanes/$LANE.txt")
     [ -z "${PYTHON:-}" ] || return 0
     local version
+    if PYTHON=$(cat "$INTERPRETER" 2>/dev/null) && version=$(version_of "$PYTHON") &&
+        [[ " $PYTHONS " == *" $version "* ]]; then
+        return
+    fi
     for version in $PYTHONS; do
         PYTHON=python$version
         version_of "$PYTHON" >/dev/null && return
@@ -97,9 +103,11 @@ is_of_this_lane() {
 }
 
 make_venv() {
-    if is_of_this_lane; then return; fi
-    say "making $(basename "$VENV") with $PYTHON"
-    logged "$PYTHON" -m venv --clear "$VENV"
+    if ! is_of_this_lane; then
+        say "making $(basename "$VENV") with $PYTHON"
+        logged "$PYTHON" -m venv --clear "$VENV"
+    fi
+    echo "$PYTHON" >"$INTERPRETER"
 }
 
 install_packages() {

@@ -66,6 +66,16 @@ def test_everything_is_installed_once(clone):
     assert (done.returncode, done.stdout, asked) == (0, "setup: nothing to do\n", [])
 
 
+def test_the_python_of_an_environment_holds_until_another_is_given(clone, tmp_path):
+    clone.setup()
+    done, asked = clone.setup(PYTHON="")
+    assert (done.stdout, asked) == ("setup: nothing to do\n", [])
+    other = shutil.copy(clone.python, tmp_path / "other-python")
+    assert clone.setup(PYTHON=str(other))[1] == INSTALLS  # Of the same version: kept.
+    done, asked = clone.setup(PYTHON="")
+    assert (done.stdout, asked) == ("setup: nothing to do\n", [])
+
+
 @pytest.mark.parametrize(
     "name", ["requirements/dev.txt", "requirements/lanes/oldest.txt", "setup.cfg"]
 )
