@@ -108,3 +108,21 @@ def equals_one_device(
     model, reference = pair(strategy, model_fn)
     trains_as_one_device(strategy, model, reference, records, **options)
     return model, reference
+
+
+def each_replica_drops_its_own(strategy: Any) -> None:
+    """Trains on one row for each of two replicas, which drop other units of it."""
+
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((64,))
+        dropped = keras.layers.Dropout(0.5)(inputs)
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Model(inputs, dense(dropped))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model = strategy.build(model_fn)
+    rows = np.ones((2, 64), np.float32), np.ones((2, 1), np.float32)
+    model.fit(strategy.dataset(rows, global_batch_size=2), verbose=0)
+    # A weight has moved by the rows, none, one or both, in which its input was not dropped.
+    assert len(np.unique(model.get_weights()[0].round(6))) == 3

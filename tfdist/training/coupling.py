@@ -62,10 +62,15 @@ def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
     found = []
-    for tried in (_losses, _metrics):
-        for seed in range(_DRAWS + len(_PADDINGS)):
-            with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
-                found += tried(model, element_spec, seed)
+    seeds = range(_DRAWS + len(_PADDINGS))
+    for seed in seeds:
+        with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
+            found += _losses(model, element_spec, seed)
+    with contextlib.suppress(Exception):
+        outputs = _outputs_measured(model, element_spec)
+        for seed in seeds:
+            with contextlib.suppress(Exception):
+                found += _metrics(model, outputs, element_spec, seed)
     with contextlib.suppress(Exception):
         found += _added(model, element_spec)
     return list(dict.fromkeys(found))
@@ -114,8 +119,9 @@ def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]
         "are not those of one device"
         for name in coupling_layers_of(model, element_spec)
     ]
-    with contextlib.suppress(Exception):  # Whatever a user's model does with made-up rows.
-        return found or _of_whole_model(model, element_spec)
+    if not found:
+        with contextlib.suppress(Exception):  # Whatever a user's model does with made-up rows.
+            found = _of_whole_model(model, element_spec)
     return found
 
 
@@ -148,17 +154,29 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> 
     ]
 
 
-def _metrics(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
+def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> Any:
+    """Returns outputs of ``model``, symbolic ones too, whose compiled metrics are made by now.
+
+    None where there are no labels; and of a class of the user's own with steps of its own, which
+    may show other metrics, and must find none that it has not made.
+    """
     if len(element_spec) < 2:
-        return []
+        return None
     early_variables.make_known_metrics(model, element_spec)
-    outputs = getattr(model, "output", None)
-    if outputs is None:  # Of a class of the user's own.
-        if not early_variables.steps_are_keras_own(model):
-            return []  # Which may show others, and must find none that it has not made.
-        outputs = model(_made_up(element_spec[0]), training=False)
-        with model.distribute_strategy.scope():
-            early_variables.make_metrics(model, outputs, element_spec[1])
+    symbolic = getattr(model, "output", None)
+    if symbolic is not None or not early_variables.steps_are_keras_own(model):
+        return symbolic
+    outputs = model(_made_up(element_spec[0]), training=False)
+    with model.distribute_strategy.scope():
+        early_variables.make_metrics(model, outputs, element_spec[1])
+    return outputs
+
+
+def _metrics(
+    model: tf.keras.Model, outputs: Any, element_spec: tuple[Any, ...], seed: int
+) -> list[str]:
+    if outputs is None:
+        return []
     by_output = metrics_by_output(model)
     flat = tf.nest.flatten(outputs)
     if not by_output and len(flat) == 1:
@@ -179,14 +197,15 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
         return _couples(function_of(metric), truth, prediction)
     fresh = type(metric).from_config(metric.get_config())
 
-    def counted(y: Any, y_pred: Any) -> list[np.ndarray]:
+    def count(y: Any, y_pred: Any) -> list[np.ndarray]:
         fresh.reset_state()
         fresh.update_state(y, y_pred)
         return [np.array(variable) for variable in fresh.variables]
 
-    whole, *parts = (counted(*part) for part in _parts(truth, prediction))
-    expected = counted(truth, prediction) and np.array(fresh.result())
-    if any(not np.array_equal(*pair) for pair in zip(whole, fresh.variables, strict=True)):
+    whole, *parts = (count(*part) for part in _parts(truth, prediction))
+    again = count(truth, prediction)
+    expected = np.array(fresh.result())
+    if any(not np.array_equal(*pair) for pair in zip(whole, again, strict=True)):
         return False  # It draws random numbers.
     for variable, *of_parts in zip(fresh.variables, *parts, strict=True):
         variable.assign(sum(of_parts))

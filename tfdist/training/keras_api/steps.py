@@ -81,6 +81,17 @@ def reducing_nothing(
     }
 
 
+def _taken(model: Any, step: Callable[[Any], Any], iterator: Any) -> list[Any]:
+    """Takes the steps of an execution; the last execution may find fewer, but not none."""
+    found = [step(iterator)]
+    for _ in range(steps_per_execution(model) - 1):
+        try:
+            found.append(step(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    return found
+
+
 def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
     def make_predict_function(force: bool = False) -> Callable:
         def predict(iterator: Any) -> Any:
@@ -97,14 +108,7 @@ def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> C
         one = tf.function(predict, reduce_retracing=True)
 
         def predict_all(iterator: Any) -> Any:
-            """Takes the steps of an execution; the last one may find fewer, but not none."""
-            found = [one(iterator)]
-            steps = model._steps_per_execution
-            for _ in range(0 if steps is None else int(steps.numpy()) - 1):
-                try:
-                    found.append(one(iterator))
-                except tf.errors.OutOfRangeError:
-                    break
+            found = _taken(model, one, iterator)
             return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
 
         model.predict_function = predict_all
@@ -129,14 +133,7 @@ def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
         take_one = take if model.run_eagerly else tf.function(take, reduce_retracing=True)
 
         def take_all(iterator: Any) -> Any:
-            """Takes the steps of an execution; the last one may find fewer, but not none."""
-            outputs = take_one(iterator)
-            for _ in range(model.steps_per_execution - 1):
-                try:
-                    outputs = take_one(iterator)
-                except (StopIteration, tf.errors.OutOfRangeError):
-                    break
-            return outputs
+            return _taken(model, take_one, iterator)[-1]
 
         setattr(model, f"{kind}_function", take_all)
         return take_all
