@@ -9,8 +9,10 @@ A test module names its file of scenarios and its jobs, and says what is to be t
         scenario.check()
 
 A job is started when its first result is asked for, with those scenarios alone that this run of
-pytest has selected, and a test ends as soon as its own scenario has. A process that is lost fails
-the scenario that it ran; the others go on in a new one. See ``scenarios.py`` for that side.
+pytest has selected, and a test ends as soon as its own scenario has. What several jobs run is in
+the short tier on one of them, each in its turn; on the others it is ``long``. A process that is
+lost fails the scenario that it ran; the others go on in a new one. See ``scenarios.py`` for that
+side.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,6 +223,24 @@ def plan(file: Path, jobs: Mapping[str, Job]) -> list[tuple[str, str]]:
     return planned
 
 
+def short_tier(planned: list[tuple[str, str]], jobs: Mapping[str, Job]) -> set[tuple[str, str]]:
+    """Returns of each scenario the (job, scenario) that `make test` runs.
+
+    It is the one of its jobs that has had the fewest yet, so that each has its share of a file.
+    """
+    able: dict[str, list[str]] = {}
+    for job, name in planned:
+        if not jobs[job].skip:
+            able.setdefault(name, []).append(job)
+    taken: Counter[str] = Counter()
+    chosen = set()
+    for name, on in sorted(able.items(), key=lambda scenario: len(scenario[1])):
+        job = min(on, key=lambda job: taken[job])
+        taken[job] += 1
+        chosen.add((job, name))
+    return chosen
+
+
 def _declared(function: ast.FunctionDef) -> tuple[str, ...] | None:
     """Returns the jobs that ``@scenario`` names; None where a function is no scenario."""
     for decorator in function.decorator_list:
@@ -262,9 +283,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "scenario" in metafunc.fixturenames:
         jobs = metafunc.module.JOBS
         params = []
-        for pair in plan(_file(metafunc.module), jobs):
+        planned = plan(_file(metafunc.module), jobs)
+        short = short_tier(planned, jobs)
+        for pair in planned:
             skip = jobs[pair[0]].skip
-            marks = (pytest.mark.timeout(_TIMEOUT_S), pytest.mark.skipif(bool(skip), reason=skip))
+            marks = [pytest.mark.timeout(_TIMEOUT_S), pytest.mark.skipif(bool(skip), reason=skip)]
+            marks += [] if pair in short else [pytest.mark.long]
             params.append(pytest.param(pair, id="-".join(pair), marks=marks))
         metafunc.parametrize("scenario", params, indirect=True)
 

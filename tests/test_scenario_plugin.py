@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import scenario_plugin
 import scenarios
-from scenario_plugin import Job, Run, plan
+from scenario_plugin import Job, Run, plan, short_tier
 
 _SCENARIOS = """
 import os
@@ -106,6 +106,16 @@ def test_where_scenarios_run(scratch):
         ("other", "after_it"),
         ("other", "elsewhere"),
     ]
+
+
+def test_the_short_tier_has_each_scenario_once_and_each_job():
+    planned = [(job, name) for job in ("a", "b", "lost") for name in ("x", "y", "z")] + [("a", "w")]
+    jobs = {"a": Job("single"), "b": Job("single"), "lost": Job("single", skip="no MPI here")}
+    chosen = short_tier(planned, jobs)
+    assert sorted(name for _, name in chosen) == ["w", "x", "y", "z"]
+    assert ("a", "w") in chosen
+    assert sum(job == "b" for job, _ in chosen) == 2
+    assert chosen <= set(planned)
 
 
 @pytest.mark.parametrize(

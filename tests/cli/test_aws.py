@@ -222,6 +222,7 @@ def test_a_rehearsal_registers_a_model(run_cli):
     assert lines[6] == "execution: Succeeded"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(_TIMEOUT_S)
 def test_a_higher_threshold_refuses_it(run_cli, tmp_path):
     write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=2)

@@ -209,7 +209,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
-        short=_OF_LESS_MEMORY_SHORT,
+        short=(),
     ),
     Row(
         strategy="horovod",
@@ -269,7 +269,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
-        short=_OF_LESS_MEMORY_SHORT,
+        short=(),
     ),
     # Steps of one worker follow one another; several are asynchronous (tests/strategies).
     Row(
@@ -301,7 +301,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
-        short=_OF_LESS_MEMORY_SHORT,
+        short=(),
     ),
     # A round is a step on all records. BatchNormalization on several clients is not one device's.
     Row(
@@ -541,7 +541,10 @@ def test_every_strategy_that_takes_keras_3_has_a_row_of_it():
     }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=() if row.short else pytest.mark.long, id=str(row)) for row in ROWS],
+)
 def test_row_has_as_many_replicas_as_it_says(row, results):
     assert results(row)["num_replicas"] == row.num_replicas
 

@@ -42,6 +42,7 @@ def test_it_trains_on_two_devices_to_the_weights_of_one():
     assert "The data set " in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(220)
 def test_it_trains_on_a_grid_of_devices_none_of_which_holds_it():
     launch = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")

@@ -28,7 +28,10 @@ def test_each_strategy_of_several_processes_has_its_line():
     assert list(RANKS) == names_of(lambda spec: spec.launchers and not spec.has_servers)
 
 
-@pytest.mark.parametrize("strategy", [*RANKS, GRID])
+@pytest.mark.parametrize(
+    "strategy",
+    ["horovod", *(pytest.param(of, marks=pytest.mark.long) for of in ("multi_worker", GRID))],
+)
 def test_a_lost_process_costs_no_weight(run_cli, model, shards, rng, traces, strategy):
     killed, stopped = RANKS.get(strategy, ([0], 1))
     # Not an epoch's last: the first step of an evaluation, which traces, may take longer.

@@ -34,10 +34,18 @@ OPTIONS = {
 }
 # strategy -> the rank that is stopped, and where it is then.
 STOPPED = {"parameter_server": (3, r"\(serving\)")}
+#: Ranks of MPI, processes with TF_CONFIG, and one process: others stop as one of these does.
+SHORT = ("horovod", "multi_worker", "mirrored")
 MODEL = f"{Path(__file__).parents[1] / 'cli' / 'models.py'}:mlp"
 
 
-@pytest.mark.parametrize("strategy", list(OPTIONS))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=() if name in SHORT else pytest.mark.long, id=name)
+        for name in OPTIONS
+    ],
+)
 def test_a_stopped_process_is_noticed_and_ended(
     strategy, records, ranks_of, listening_on_all, shell_environ, tmp_path
 ):

@@ -96,6 +96,7 @@ def test_workers_that_hold_models_must_know_each_other(monkeypatch):
         tfdist.strategy("pipeline", replicas="multi_worker").start()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(560)
 def test_a_training_goes_on_between_engines(run_cli, tmp_path):
     """Of workers, then of Horovod, then on one device: as it does without any grid."""

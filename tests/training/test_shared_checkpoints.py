@@ -39,6 +39,7 @@ def model_fn():
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_other_numbers_of_ranks_and_other_strategies_go_on(run_cli, tmp_path):
     """Which have whole weights and slots in the end, those of trainings that divided nothing."""
