@@ -15,6 +15,7 @@ number a batch, as in ``compute_loss`` or ``add_metric``, counts it with the sam
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -229,6 +230,34 @@ def is_keras_own(loss: Any) -> bool:
     loss = keras_api.function_of(loss)
     module = getattr(loss, "__module__", None) or type(loss).__module__
     return isinstance(loss, str) or is_keras(module)
+
+
+def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
+    """Returns the compiled loss of each output, None where it has none, as tf.nest lays them flat.
+
+    Args:
+        y_pred: outputs, real or symbolic ones.
+    """
+    compiled, outputs = keras_api.compiled_losses(model), tf.nest.flatten(y_pred)
+    if isinstance(compiled, Mapping):
+        is_named = isinstance(y_pred, Mapping)
+        names = sorted(y_pred) if is_named else getattr(model, "output_names", [None])
+        return [compiled.get(name) for name in names]
+    if not isinstance(compiled, (list, tuple)):
+        return [compiled] * len(outputs)
+    if isinstance(y_pred, Mapping):  # A list has the order in which they were made.
+        compiled = [
+            loss
+            for _, loss in sorted(zip(y_pred, compiled, strict=False), key=lambda pair: pair[0])
+        ]
+    return list(compiled)
+
+
+def ignored_class(loss: Any) -> int | None:
+    """Returns the class whose labels a loss of Keras' own leaves out of its mean."""
+    if not isinstance(loss, tf.keras.losses.Loss) or not is_keras_own(loss):
+        return None
+    return loss.get_config().get("ignore_class")
 
 
 def name_of(loss: Any) -> str:

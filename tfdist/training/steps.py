@@ -19,7 +19,15 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.training import early_variables, keras_api, losses, moved_state, offload, step_context
+from tfdist.training import (
+    early_variables,
+    keras_api,
+    loss_masks,
+    losses,
+    moved_state,
+    offload,
+    step_context,
+)
 from tfdist.training.alike_look_ups import added_up
 from tfdist.training.batch_norm import average_statistics, shared_step
 from tfdist.training.binding import Binding
@@ -64,12 +72,12 @@ class SharedSteps:
         draw_apart(self._collective.process)
         batch, share = self._batch(data)
         count = self._options.accumulate_steps
-        valid = self._valid_positions_of_all(batch[0], share) if count > 1 else None
+        counted = self._counted_by_all(*batch[:2], share) if count > 1 else None
         variables = self._trained()
         gradients: list[Any] = [None] * len(variables)
         for number, (part, rows) in enumerate(divide(batch, share, count)):
             with when_known(gradients):
-                found, results = self._microbatch(number, part, rows, variables, valid)
+                found, results = self._microbatch(number, part, rows, variables, counted)
                 gradients = [added(*pair) for pair in zip(gradients, found, strict=True)]
         moved_state.merge(self._binding.moved, losses.part_of(share), self._collective.sum)
         if self._sharded is None:
@@ -81,7 +89,7 @@ class SharedSteps:
         return results
 
     def _microbatch(
-        self, number: int, batch: Any, share: tf.Tensor, variables: list[Any], valid: Any
+        self, number: int, batch: Any, share: tf.Tensor, variables: list[Any], counted: Any
     ) -> tuple[list[Any], dict[str, tf.Tensor]]:
         """Returns the gradients of ``variables``, parts of those of the step, and the metrics."""
         optimizer = self._model.optimizer
@@ -94,7 +102,7 @@ class SharedSteps:
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
-            loss = self._loss(x, y, y_pred, sample_weight, share, valid)
+            loss = self._loss(x, y, y_pred, sample_weight, share, counted)
             keras_api.show_loss(self._model, loss, share[0])
             loss = self._weigh(loss, share)
         turned = offload.count()
@@ -169,7 +177,7 @@ class SharedSteps:
         y_pred: Any,
         sample_weight: Any,
         share: tf.Tensor,
-        valid: list[Any] | None = None,
+        counted: list[Any] | None = None,
         *,
         training: bool = True,
     ) -> tf.Tensor:
@@ -180,9 +188,10 @@ class SharedSteps:
         elif is_own:
             _refuse_masks(model, y_pred)
         else:
-            y_pred, sample_weight = self._masks_as_weights(
-                y_pred, sample_weight, share, valid or self._valid_positions(y_pred)
-            )
+            masks, y = loss_masks.found(model, y, y_pred)
+            counted = counted or loss_masks.counted(masks, y_pred, self._collective.sum)
+            sample_weight = loss_masks.as_weights(masks, y_pred, sample_weight, share, counted)
+            y_pred = loss_masks.without_masks(y_pred)
 
         def loss() -> tf.Tensor:
             return keras_api.compute_loss(model, x, y, y_pred, sample_weight, training=training)
@@ -195,54 +204,15 @@ class SharedSteps:
         # Of no rows, a user's own mean would be NaN.
         return tf.cond(share[0] > 0, lambda: tf.cast(loss(), dtype), lambda: tf.zeros([], dtype))
 
-    def _valid_positions_of_all(self, x: Any, share: tf.Tensor) -> list[Any]:
-        """Returns what ``_valid_positions`` would of all microbatches together."""
+    def _counted_by_all(self, x: Any, y: Any, share: tf.Tensor) -> list[Any] | None:
+        """Returns what all microbatches together count, None where each finds it by itself."""
         model = self._model
-        symbolic = getattr(model, "output", None)  # Models of their own class have none.
-        if symbolic is not None and all(mask is None for mask in _masks(symbolic)):
-            return [None] * len(_masks(symbolic))
+        if getattr(model, "output", None) is not None and not loss_masks.can_be(model):
+            return None
         # TensorFlow computes what the masks need of it, and no more.
-        return self._valid_positions(_true_rows(share[0], model(x, training=False))[0])
-
-    def _valid_positions(self, y_pred: Any) -> list[Any]:
-        """Returns for each output the unmasked positions of the global batch; None: no mask."""
-        return [
-            None
-            if mask is None
-            else self._collective.sum(
-                tf.reduce_sum(tf.cast(mask, full_type(_dtype_of(y_pred)))), f"mask.{index}"
-            )
-            for index, mask in enumerate(_masks(y_pred))
-        ]
-
-    def _masks_as_weights(
-        self, y_pred: Any, sample_weight: Any, share: tf.Tensor, valid: list[Any]
-    ) -> Any:
-        """Returns outputs without Keras' masks, and sample weights that say the same.
-
-        Keras divides a masked loss by the unmasked positions of the batch it sees. The weights
-        divide by those of the global batch.
-        """
-        outputs, masks = tf.nest.flatten(y_pred), _masks(y_pred)
-        if all(mask is None for mask in masks):
-            return y_pred, sample_weight
-        given = [sample_weight] * len(outputs)
-        if len(tf.nest.flatten(sample_weight)) == len(outputs):
-            given = tf.nest.flatten(sample_weight)
-        weights = []
-        for mask, all_valid, weight in zip(masks, valid, given, strict=True):
-            if mask is None:
-                weights.append(weight)
-                continue
-            positions = tf.reduce_prod(tf.shape(mask)[1:]) * tf.cast(share[1], tf.int32)
-            own = tf.cast(mask, all_valid.dtype) * tf.cast(positions, all_valid.dtype) / all_valid
-            if weight is not None:
-                missing = own.shape.rank - weight.shape.rank
-                shape = tf.concat([tf.shape(weight), tf.ones([missing], tf.int32)], 0)
-                own *= tf.reshape(tf.cast(weight, own.dtype), shape)
-            weights.append(own)
-        bare = [changed(tf.identity, output) for output in outputs]
-        return tuple(tf.nest.pack_sequence_as(y_pred, flat) for flat in (bare, weights))
+        y, y_pred = _true_rows(share[0], y, model(x, training=False))
+        masks, _ = loss_masks.found(model, y, y_pred)
+        return loss_masks.counted(masks, y_pred, self._collective.sum)
 
     def _weigh(self, loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         """Scales a loss to this microbatch's part of the global batch.
@@ -264,13 +234,8 @@ def _are_keras_own(parts: list[Any], method: Callable) -> bool:
     return all(is_keras(name) for name in names)
 
 
-def _masks(outputs: Any) -> list[Any]:
-    """Returns the mask that Keras has attached to each output, None where there is none."""
-    return [mask_of(output) for output in tf.nest.flatten(outputs)]
-
-
 def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
-    if any(mask is not None for mask in _masks(y_pred)):
+    if any(mask_of(output) is not None for output in tf.nest.flatten(y_pred)):
         raise ModelError(
             "outputs that a compute_loss of your own reads must carry no mask, since a mean over "
             "unmasked positions is no mean over rows",

@@ -23,7 +23,7 @@ from tfdist.strategies.mesh.optimizer import (
 from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
-from tfdist.training import keras_api, losses
+from tfdist.training import keras_api, loss_masks, losses
 from tfdist.training.collective import Collective
 from tfdist.training.logits import changed
 
@@ -202,20 +202,6 @@ def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     return tf.concat([tensor, tf.repeat(tensor[-1:], rows, axis=0)], 0) if rows else tensor
 
 
-def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
-    """Raises:
-    ModelError: an output carries a mask, by whose positions Keras divides the loss of each rank.
-    """
-    if any(keras_api.mask_of(output) is not None for output in tf.nest.flatten(y_pred)):
-        raise ModelError(
-            "outputs of a mesh with replicas must carry no mask, since a mean over the unmasked "
-            "positions of one rank is no part of that over all",
-            received=f"model '{model.name}' whose output carries a mask",
-            mend="End the mask before the output (pool, flatten or slice), give sample weights, or "
-            "leave replicas out",
-        )
-
-
 def _with_autograph(function: Callable) -> Callable:
     """Returns ``function`` as Keras' own train function would call it: a user may write ``if``."""
     return autograph.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
@@ -348,19 +334,17 @@ class MeshSteps:
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
         y_preds = []
         ranks = program.context.ranks
-        weights = weight
-        if ranks is not None and losses.is_sum(self._model):
-            weights = losses.weights_of_sum(weight, ranks.told)
 
         def loss(y_pred: Any, activity: list[tf.Tensor]) -> tf.Tensor:
-            if ranks is not None:
-                _refuse_masks(self._model, y_pred)
             y_preds.append(y_pred)
+            labels, weights = y, weight
+            if ranks is not None:
+                labels, y_pred, weights = self._of_rank(y, y_pred, weight, ranks)
             if not program.num_rows:
                 return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
             compiled_loss = _with_autograph(self._model.compiled_loss)
-            total = compiled_loss(y, y_pred, weights, regularization_losses=added)
+            total = compiled_loss(labels, y_pred, weights, regularization_losses=added)
             if ranks is not None:
                 total *= tf.cast(ranks.part, total.dtype)
             return scaled(self._model.optimizer, total) if program.context.training else total
@@ -369,6 +353,15 @@ class MeshSteps:
         if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
             return self._model.get_metrics_result()
         return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
+
+    def _of_rank(self, y: Any, y_pred: Any, weight: Any, ranks: Ranks) -> tuple[Any, Any, Any]:
+        """Returns labels, outputs and weights whose mean is this rank's part of that over all."""
+        if losses.is_sum(self._model):
+            return y, y_pred, losses.weights_of_sum(weight, ranks.told)
+        masks, labels = loss_masks.found(self._model, y, y_pred)
+        counted = loss_masks.counted(masks, y_pred, lambda tensor, _: ranks.sum(tensor))
+        weights = loss_masks.as_weights(masks, y_pred, weight, ranks.told, counted)
+        return labels, loss_masks.without_masks(y_pred), weights
 
     def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
         program = self._of_share(x, y, told, training=True)

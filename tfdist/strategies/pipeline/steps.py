@@ -18,7 +18,7 @@ from tfdist.strategies.pipeline.microbatches import divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.strategies.pipeline.shares import Share, share_of
-from tfdist.training import early_variables, keras_api, step_context
+from tfdist.training import early_variables, keras_api, loss_masks, step_context
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import Sums, weight_losses
 from tfdist.training.layer_calls import Graph, inputs_of
@@ -101,7 +101,8 @@ class PipelineSteps:
 
     def _train_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._given(data)
-        forward = self._forward(x, y, sample_weight, share, training=True)
+        counted = self._counted(y, sample_weight, share)
+        forward = self._forward(x, *counted, share, training=True)
         gradients = Sums(self._binding.alike_look_ups)
         backward = Backward(self, forward, share, gradients)
         for slot in self.schedule.timeline():
@@ -113,14 +114,16 @@ class PipelineSteps:
             refuse_unseeded(graph, graph.get_operations())
         regularization = self._regularize(gradients, backward.scale)
         self._apply(gradients)
-        return self._metrics(x, y, sample_weight, share, forward, regularization)
+        return self._metrics(x, y, sample_weight, counted, share, forward, regularization)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         (x, y, sample_weight), share = self._given(data)
+        counted = self._counted(y, sample_weight, share)
         forward = self._forward(x, y, sample_weight, share, training=False)
         for task in self._forward_order:
             forward.run(task.chunk, task.microbatch)
-        return self._metrics(x, y, sample_weight, share, forward, self._regularize(None, None))
+        regularization = self._regularize(None, None)
+        return self._metrics(x, y, sample_weight, counted, share, forward, regularization)
 
     def predict_step(self, data: Any) -> Any:
         (x, _, _), share = self._given(data)
@@ -134,6 +137,21 @@ class PipelineSteps:
     def _given(self, data: Any) -> tuple[tuple[Any, Any, Any], Share]:
         batch, share = share_of(data, self.ranks)
         return tf.keras.utils.unpack_x_y_sample_weight(batch), share
+
+    def _counted(self, y: Any, sample_weight: Any, share: Share) -> tuple[Any, Any]:
+        """Returns labels and weights of losses that leave out a class, as means over all rows.
+
+        Which labels of all microbatches, and of all ranks, they count is known before the first.
+        """
+        if self.loss_is_sum:
+            return y, sample_weight
+        outputs = self.model.output  # Without masks: they are refused.
+        masks, labels = loss_masks.found(self.model, y, outputs)
+        true_masks, _ = loss_masks.found(self.model, share.true_rows(y), outputs)
+        counted = loss_masks.counted(true_masks, outputs, self.ranks.sum)
+        rows = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+        told = tf.stack([rows, rows]) if share.told is None else share.told
+        return labels, loss_masks.as_weights(masks, outputs, sample_weight, told, counted)
 
     def _forward(
         self, x: Any, y: Any, sample_weight: Any, share: Share, *, training: bool
@@ -182,26 +200,28 @@ class PipelineSteps:
         x: Any,
         y: Any,
         sample_weight: Any,
+        counted: tuple[Any, Any],
         share: Share,
         forward: Forward,
         regularization: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """Lets Keras' own metrics, the loss among them, see the whole batch at once."""
         model = self.model
-        x, y, y_pred, sample_weight = share.true_rows(
-            (x, y, self.packed(forward.outputs()), sample_weight)
+        x, y, y_pred, sample_weight, (labels, weights) = share.true_rows(
+            (x, y, self.packed(forward.outputs()), sample_weight, counted)
         )
         added = [*regularization, *forward.activity_losses()]
-        weights = share.weights_of_sum(sample_weight) if self.loss_is_sum else sample_weight
+        if self.loss_is_sum:
+            weights = share.weights_of_sum(sample_weight)
 
         def update() -> tf.Tensor:
-            model.compiled_loss(y, y_pred, weights, regularization_losses=added or None)
+            model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
             keras_api.update_metrics(model, y, y_pred, sample_weight)
             return tf.constant(True)
 
         with step_context.within(results_are_local=True):
             if share.is_real is True:
-                model.compiled_loss(y, y_pred, weights, regularization_losses=added or None)
+                model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
                 return model.compute_metrics(x, y, y_pred, sample_weight)
             early_variables.make_metrics(model, y_pred, y)  # Not within a branch.
             # Of no rows, a user's own mean would be NaN.
