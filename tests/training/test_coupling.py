@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.training.coupling import coupled, explained
+from tfdist.training.coupling import ROWS, coupled, explained, filled_up
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))
@@ -276,13 +276,13 @@ def mean_of_rows(a, b, y_pred):
 _CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
 _PARTS = {
     "an activity regularizer": ({"act": Sparse()}, "what layers add to the loss"),
-    "ignore_class": ({"loss": _CROSSENTROPY(ignore_class=-1)}, "loss 'sparse_categorical_"),
+    "ignore_class": ({"loss": _CROSSENTROPY(ignore_class=-1)}, ""),
     "labels of -1": ({"loss": without(-1)}, "loss 'masked'"),
     "labels of -100": ({"loss": without(-100)}, "loss 'masked'"),
-    "a centre": ({"middle": lambda x: x - tf.reduce_mean(x, 0)}, "the model looks at several"),
+    "a centre": ({"middle": lambda x: x - tf.reduce_mean(x, 0)}, "layer 'tf.math.subtract"),
     "attention over rows": (
         {"middle": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x},
-        "the model looks at several rows",
+        "layer 'tf.linalg.matmul",
     ),
     "a loss of Keras": ({}, ""),
     "an activity regularizer of Keras": ({"act": "l2"}, ""),
@@ -330,3 +330,73 @@ def test_losses_and_metrics_of_a_class_of_ones_own(loss, metric, found, is_own_c
     if not is_own_class and callable(loss):
         found = f"loss '{loss.__name__}'"
     assert [clause.startswith(found) for clause in told] == [True] * bool(found), told
+
+
+class Routed(layers.Layer):
+    """Balances its experts in training alone, as routers do."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(name="gate", shape=(shape[-1], 2), initializer="glorot_uniform")
+
+    def call(self, x, training=None):
+        shares = tf.nn.softmax(x @ self.gate)
+        if training:
+            self.add_loss(tf.reduce_sum(tf.square(tf.reduce_mean(shares, 0))))
+        return tf.concat([shares, x], -1)
+
+
+class Large(layers.Layer):
+    """Looks at other rows where one is large, which made-up rows never are."""
+
+    def call(self, x):
+        return tf.where(tf.reduce_max(x) > 10, x - tf.reduce_mean(x, 0), x)
+
+
+def of_rare_classes(y, y_pred):
+    """A mean over the rows of classes from 7 on, which made-up labels never have."""
+    rare = tf.cast(y > 6, tf.float32)
+    losses = keras.losses.sparse_categorical_crossentropy(y, y_pred)
+    return tf.reduce_sum(losses * rare) / (tf.reduce_sum(rare) + 1)
+
+
+def _digits():
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x.astype(np.float32), y
+
+
+@pytest.mark.parametrize(
+    ("middle", "loss", "found"),
+    [
+        (Routed(), "sparse_categorical_crossentropy", "what layers add to the loss"),
+        (Large(), "sparse_categorical_crossentropy", "layer 'large' looks at several rows"),
+        (layers.Dropout(0.5), "sparse_categorical_crossentropy", ""),
+        (layers.BatchNormalization(), _CROSSENTROPY(reduction="sum"), ""),
+        (layers.Dropout(0.5), of_rare_classes, "loss 'of_rare_classes'"),
+        (layers.ReLU(), _CROSSENTROPY(ignore_class=1), ""),
+    ],
+    ids=["in training", "own rows", "Dropout", "statistics", "own labels", "ignore_class"],
+)
+def test_real_rows_show_what_made_up_ones_do_not(middle, loss, found):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((64,))
+    built = keras.Model(inputs, layers.Dense(10, "softmax")(middle(inputs)))
+    built.compile("sgd", loss, metrics=["accuracy"])
+    x, y = _digits()
+    spec = (tf.TensorSpec([None, 64]), tf.TensorSpec([None], tf.int64))
+    before = built.get_weights()
+    told = explained(built, spec, filled_up((x[5:], y[5:])))
+    assert [found in clause for clause in told] == [True] * bool(found), told
+    np.testing.assert_array_equal(
+        np.concatenate([np.ravel(w) for w in before]),
+        np.concatenate([np.ravel(w) for w in built.get_weights()]),
+    )
+
+
+def test_few_rows_are_taken_again():
+    x, y = filled_up((np.arange(6.0).reshape(3, 2), np.arange(3)))
+    assert len(x) == len(y) == ROWS
+    np.testing.assert_array_equal(y, [0, 1, 2, 0, 1, 2, 0, 1])
+    assert filled_up(None) is None
+    assert filled_up((np.zeros((0, 2)), np.zeros(0))) is None

@@ -1,15 +1,17 @@
 """What sees the rows of a batch together, so that parts of it give other numbers.
 
 A contrastive loss compares rows with each other, and a sum over rows is no mean: on parts of a
-batch neither is that of one device. It is tried on a few made-up rows: what all of them give must
-be the mean of what their two parts give, each by its rows. A layer of the user's own must make of
-a part the same rows as of all (``coupling_layers``). What cannot be tried is left alone.
+batch neither is that of one device. It is tried before the first step, on a few of the user's own
+rows where they can be had, and on made-up ones: what all of them give must be the mean of what
+their two parts give, each by its rows. Losses, metrics, layers and what they add are tried one by
+one, so that they can be named, and then the whole model. What cannot be tried is left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ from tfdist.training import (
     coupling_layers,
     coupling_steps,
     early_variables,
+    loss_masks,
     moved_state,
     own_steps,
+    randomness,
 )
 from tfdist.training.keras_api import (
     compiled_loss,
@@ -32,7 +36,6 @@ from tfdist.training.keras_api import (
     function_of,
     layers_in,
     loss_anew,
-    mask_of,
     metrics_by_output,
     other_compiled_loss,
 )
@@ -45,35 +48,67 @@ from tfdist.training.losses import (
     own_functions,
 )
 
-_ROWS, _FIRST = 4, 3  # Parts of 3 rows and 1: of equal parts a mean of means would pass.
+#: Rows that are tried, in parts of 6 and 2: of equal parts a mean of means would pass.
+ROWS, _FIRST = 8, 6
 _SLICES = slice(0, _FIRST), slice(_FIRST, None)
 _TOLERANCE = 1e-3
 _UNKNOWN_SIZE = 4
 _DRAWS = 4  # Of rows: of some, parts may make up the whole by chance, as where a mask is even.
 _PADDINGS = (-1, -100)  # Labels that a loss may leave out.
+_DRAWS_PADDED = 4
 _OTHER_ROWS = 1000  # Added to a seed: labels that are the outputs have no loss.
 
 
-def coupled(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+def coupled(
+    model: tf.keras.Model, element_spec: tuple[Any, ...], rows: tuple[Any, ...] | None = None
+) -> list[str]:
     """Returns the losses and metrics of ``model`` that look at several rows, as a user knows them.
 
     Args:
         model: compiled; its state stays as it is.
         element_spec: of a batch, (x[, y[, sample_weight]]).
+        rows: ROWS of the user's own in the same structure, where they can be had.
     """
     found = []
-    seeds = range(_DRAWS + len(_PADDINGS))
-    for seed in seeds:
+    if len(element_spec) > 1:
         with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
-            found += _losses(model, element_spec, seed)
-    with contextlib.suppress(Exception):
-        outputs = _outputs_measured(model, element_spec)
-        for seed in seeds:
-            with contextlib.suppress(Exception):
-                found += _metrics(model, outputs, element_spec, seed)
+            for x, y, y_pred in _tries(model, model.output, element_spec, rows):
+                with contextlib.suppress(Exception):
+                    found += _losses(model, x, y, y_pred)
+        with contextlib.suppress(Exception):
+            outputs = _outputs_measured(model, element_spec)
+            for _, y, y_pred in _tries(model, outputs, element_spec, rows):
+                with contextlib.suppress(Exception):
+                    found += _metrics(model, y, y_pred)
     with contextlib.suppress(Exception):
         found += _added(model, element_spec)
     return list(dict.fromkeys(found))
+
+
+def filled_up(rows: Any) -> Any:
+    """Returns ROWS rows, of fewer some again, as tensors; None of none."""
+    if rows is None or not len(tf.nest.flatten(rows)[0]):
+        return None
+    numbers = np.arange(ROWS) % len(tf.nest.flatten(rows)[0])
+    return tf.nest.map_structure(lambda rows: tf.gather(rows, numbers), rows)
+
+
+def _tries(
+    model: tf.keras.Model, outputs: Any, element_spec: tuple[Any, ...], rows: Any
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields inputs, labels and outputs: of the user's own rows, and made-up ones.
+
+    Args:
+        outputs: real or symbolic ones of the model; of None nothing is tried.
+    """
+    if outputs is None:
+        return
+    if rows is not None:
+        with coupling_layers.state_kept(model):
+            y_pred = model(rows[0], training=False)
+        yield rows[0], rows[1], y_pred
+    for seed in range(_DRAWS + _DRAWS_PADDED):
+        yield _made_up(element_spec[0], seed=seed), *_made_up_results(outputs, element_spec, seed)
 
 
 def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
@@ -112,17 +147,25 @@ def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> fro
     return frozenset()
 
 
-def explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
-    """Returns a clause for each thing of ``model`` that couples rows."""
-    found = [_no_mean(name) for name in coupled(model, element_spec)] + [
-        f"layer '{name}' looks at several rows of a batch, which are divided here, so its outputs "
-        "are not those of one device"
-        for name in coupling_layers_of(model, element_spec)
-    ]
-    if not found:
-        with contextlib.suppress(Exception):  # Whatever a user's model does with made-up rows.
-            found = _of_whole_model(model, element_spec)
+def explained(
+    model: tf.keras.Model, element_spec: tuple[Any, ...], rows: tuple[Any, ...] | None = None
+) -> list[str]:
+    """Returns a clause for each thing of ``model`` that couples rows; arguments: of ``coupled``."""
+    found = [_no_mean(name) for name in coupled(model, element_spec, rows)]
+    found += [_looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
+    tried = [_made_up(element_spec[0]), *(_made_up(s, seed=_OTHER_ROWS) for s in element_spec[1:2])]
+    for batch in (rows, tried):
+        if batch is not None and not found:
+            with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
+                found = _of_whole_model(model, *batch)
     return found
+
+
+def _looks_at_rows(layer: str) -> str:
+    return (
+        f"layer '{layer}' looks at several rows of a batch, which are divided here, so its outputs "
+        "are not those of one device"
+    )
 
 
 def _no_mean(name: str) -> str:
@@ -135,12 +178,8 @@ def _no_mean(name: str) -> str:
 # What is tried -----------------------------------------------------------------------------------
 
 
-def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> list[str]:
-    if len(element_spec) < 2 or getattr(model, "output", None) is None:
-        return []
-    y, y_pred = _made_up_results(model.output, element_spec, seed)
+def _losses(model: tf.keras.Model, x: Any, y: Any, y_pred: Any) -> list[str]:
     if has_own_compute_loss(model):
-        x = _made_up(element_spec[0], seed=seed)
         with _without_metrics(model):
             couples = _couples(
                 lambda *part: compute_loss(model, *part, None, training=True), x, y, y_pred
@@ -149,19 +188,16 @@ def _losses(model: tf.keras.Model, element_spec: tuple[Any, ...], seed: int) -> 
     return [
         f"loss '{name_of(loss)}'"
         for loss, truth, prediction in _pairs(model, y, y_pred)
-        if _leaves_out_a_class(loss)
-        or (not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction))
+        if not is_keras_own(loss) and _couples(getattr(loss, "call", loss), truth, prediction)
     ]
 
 
 def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> Any:
     """Returns outputs of ``model``, symbolic ones too, whose compiled metrics are made by now.
 
-    None where there are no labels; and of a class of the user's own with steps of its own, which
-    may show other metrics, and must find none that it has not made.
+    None for a class of the user's own with steps of its own, which may show other metrics, and must
+    find none that it has not made.
     """
-    if len(element_spec) < 2:
-        return None
     early_variables.make_known_metrics(model, element_spec)
     symbolic = getattr(model, "output", None)
     if symbolic is not None or not early_variables.steps_are_keras_own(model):
@@ -172,16 +208,10 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
     return outputs
 
 
-def _metrics(
-    model: tf.keras.Model, outputs: Any, element_spec: tuple[Any, ...], seed: int
-) -> list[str]:
-    if outputs is None:
-        return []
+def _metrics(model: tf.keras.Model, y: Any, y_pred: Any) -> list[str]:
     by_output = metrics_by_output(model)
-    flat = tf.nest.flatten(outputs)
-    if not by_output and len(flat) == 1:
+    if not by_output and len(tf.nest.flatten(y_pred)) == 1:
         by_output = [compiled_metrics(model)]
-    y, y_pred = _made_up_results(outputs, element_spec, seed)
     each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
     return [
         f"metric '{metric.name}'"
@@ -212,57 +242,102 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
     return not np.allclose(np.array(fresh.result()), expected, rtol=_TOLERANCE, equal_nan=True)
 
 
-def _leaves_out_a_class(loss: Any) -> bool:
-    """Whether a loss of Keras' own is a mean over the rows of all classes but one."""
-    config = loss.get_config() if isinstance(loss, tf.keras.losses.Loss) else {}
-    return is_keras_own(loss) and config.get("ignore_class") is not None
-
-
-def _of_whole_model(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+def _of_whole_model(
+    model: tf.keras.Model, x: Any, y: Any = None, sample_weight: Any = None
+) -> list[str]:
     """Returns a clause where outputs or losses of rows are others beside other rows.
 
     What is between layers, in a class of the user's own, or a regularizer of activity: all that
-    cannot be tried by itself. Layers run as in inference, where nothing is drawn.
+    cannot be tried by itself. Layers run as in training but for those that draw, and for
+    BatchNormalization, whose statistics are the engine's; where something draws all the same, as in
+    inference.
     """
-    if len(element_spec) < 2 or "train_step" in own_steps.own_steps(model):
+    if "train_step" in own_steps.own_steps(model):
         return []
-    x, y = _made_up(element_spec[0]), _made_up(element_spec[1], seed=_OTHER_ROWS)
+    stilled = [i for layer in randomness.drawing_layers(model) for i in layers_in(layer)]
+    stilled += [i for i in layers_in(model) if isinstance(i, tf.keras.layers.BatchNormalization)]
+    loud = [layer for layer in layers_in(model) if all(layer is not i for i in stilled)]
     most = coupling_layers.tolerance_of(model)
-
-    def forward(x: Any, y: Any) -> tuple[list[Any], Any, Any]:
-        y_pred = model(x, training=False)
-        if any(mask_of(output) is not None for output in tf.nest.flatten(y_pred)):
-            raise ValueError("a loss that counts by a mask is shared by the mask")
-        added = tf.add_n([tf.cast(loss, tf.float32) for loss in model.losses] or [tf.zeros([])])
-        with _without_metrics(model):
-            whole = compute_loss(model, x, y, y_pred, None, training=False)
-        return tf.nest.flatten(y_pred), added, tf.cast(whole, tf.float32) - added
-
-    with coupling_layers.state_kept(model):
-        each = [forward(*part) for part in _parts(x, y)]
-        again = forward(*next(iter(_parts(x, y))))
-    outputs, added, losses = zip(*each, strict=True)
-    pairs = list(zip(*outputs, strict=True))
-    repeated = zip(outputs[0], again[0], strict=True)
-    if _differ([added[0], again[1], again[1]], most) or any(
-        coupling_layers.difference(a, b, slice(None)) > most for a, b in repeated
-    ):
+    for in_training in (loud, []):
+        forward = _Forward(model, in_training, (x, y, sample_weight))
+        whole, again = forward.of(slice(None)), forward.of(slice(None))
+        if not _part(whole.values, again.values, slice(None), most):
+            break
+    else:
         return []  # It draws random numbers.
+    parts = [forward.of(rows, counted=whole.counted) for rows in _SLICES]
     if any(
-        coupling_layers.difference(whole, part, rows) > most
-        for whole, *parts in pairs
+        _part(whole.outputs, part.outputs, rows, most)
         for part, rows in zip(parts, _SLICES, strict=True)
     ):
+        seeing = coupling_layers.parted(model, x, _SLICES, loud)
+        if seeing:
+            return [_looks_at_rows(layer.name) for layer in seeing[:1]]
         return [
             "the model looks at several rows of a batch, which are divided here, so its outputs "
             "are not those of one device"
         ]
-    if _differ(list(added), most):
+    if _differ([seen.added for seen in (whole, *parts)], most):
         return [_no_mean("what layers add to the loss (add_loss, activity_regularizer)")]
-    if is_sum(model):
-        rows = _ROWS, _FIRST, _ROWS - _FIRST
-        losses = [loss / count for loss, count in zip(losses, rows, strict=True)]
-    return [_no_mean("the compiled loss")] if _differ(list(losses), most) else []
+    losses = [seen.loss for seen in (whole, *parts)]
+    return [_no_mean("the compiled loss")] if _differ(losses, most) else []
+
+
+def _part(wholes: Sequence[Any], of_parts: Sequence[Any], rows: slice, most: float) -> bool:
+    """Whether tensors of these rows are others than those rows of the tensors of all."""
+    pairs = zip(wholes, of_parts, strict=True)
+    return any(coupling_layers.difference(*pair, rows) > most for pair in pairs)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a forward pass of some rows gives: outputs, what layers add, the mean loss of rows."""
+
+    outputs: list[tf.Tensor]
+    added: tf.Tensor
+    loss: tf.Tensor
+    counted: list[tf.Tensor | None]
+
+    @property
+    def values(self) -> list[tf.Tensor]:
+        return [*self.outputs, tf.reshape(self.added, [-1])]
+
+
+class _Forward:
+    """Takes rows of a batch through a model and its loss, as a replica takes its share.
+
+    Args:
+        in_training: layers that run so.
+        batch: (x, y, sample_weight) of ROWS rows.
+    """
+
+    def __init__(self, model: tf.keras.Model, in_training: Sequence[Any], batch: tuple):
+        self._model = model
+        self._batch = batch
+        self._walk = coupling_layers.Walk(model, in_training)
+
+    def of(self, rows: slice, counted: Sequence[Any] | None = None) -> _Seen:
+        """Returns what these rows give; ``counted``: what the losses of all rows count."""
+        model = self._model
+        cut = tf.nest.map_structure(lambda t: None if t is None else t[rows], self._batch)
+        x, y, weight = cut
+        y_pred = self._walk.run(x, lambda layer, call, outputs: outputs)
+        outputs = tf.nest.flatten(y_pred)
+        added = tf.add_n([tf.cast(loss, tf.float32) for loss in model.losses] or [tf.zeros([])])
+        if not has_own_compute_loss(model) and not is_sum(model):
+            masks, labels = loss_masks.found(model, y, y_pred)
+            if counted is None:
+                counted = loss_masks.counted(masks, y_pred, lambda tensor, _: tensor)
+            else:
+                share = tf.constant([len(range(ROWS)[rows]), ROWS], tf.int64)
+                weight = loss_masks.as_weights(masks, y_pred, weight, share, counted)
+                y, y_pred = labels, loss_masks.without_masks(y_pred)
+        with _without_metrics(model):
+            loss = compute_loss(model, x, y, y_pred, weight, training=True)
+        loss = tf.cast(loss, tf.float32) - added
+        if is_sum(model):
+            loss /= len(range(ROWS)[rows])
+        return _Seen(outputs, added, loss, list(counted or ()))
 
 
 def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -347,7 +422,7 @@ def _differ(values: list[Any], most: float = _TOLERANCE) -> bool:
         most: what they may differ by, as a part of the larger.
     """
     whole, first, second = (float(tf.reduce_mean(value)) for value in values)
-    joined = (_FIRST * first + (_ROWS - _FIRST) * second) / _ROWS
+    joined = (_FIRST * first + (ROWS - _FIRST) * second) / ROWS
     if not np.isfinite([whole, joined]).all():
         return False
     return abs(whole - joined) > most * max(abs(whole), abs(joined), 1e-6)
@@ -358,7 +433,7 @@ def _made_up_results(outputs: Any, element_spec: tuple[Any, ...], seed: int) -> 
     outputs = _made_up(outputs, probabilities=True, seed=seed)
     labels = _made_up(element_spec[1], seed=seed + _OTHER_ROWS)
     if seed >= _DRAWS:
-        padding = _PADDINGS[seed - _DRAWS]
+        padding = _PADDINGS[seed % len(_PADDINGS)]
         labels = tf.nest.map_structure(
             lambda leaf: tf.where(leaf == 0, padding, leaf) if _is_signed(leaf) else leaf, labels
         )
@@ -374,7 +449,7 @@ def _made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
 
     def rows(leaf: Any) -> tf.Tensor:
-        shape = [_ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
+        shape = [ROWS, *(size or _UNKNOWN_SIZE for size in leaf.shape[1:])]
         dtype = tf.as_dtype(leaf.dtype)
         if not dtype.is_floating:
             numbers = rng.integers(0, 2, shape)

@@ -153,6 +153,17 @@ class Feed:
         limit = (steps - 1) * self.global_batch_size + tail
         return replace(self, limit=min(limit, self.num_records))
 
+    def first_rows(self, count: int) -> Any:
+        """Returns the first records as one batch, without shares; None where they are read once.
+
+        Fewer than ``count`` where there are not so many.
+        """
+        if self.records.is_sequential:
+            return None
+        rows = min(count, self.num_records if self.held is None else self.records.num_records)
+        batches = self.records.batches(0, rows, rows, shuffle=False, seed=self.seed, epoch=0)
+        return next(iter(batches))
+
     def in_record_order(self) -> Feed:
         """Returns the same records unshuffled, as evaluation and prediction read them."""
         return replace(self, shuffle=False)

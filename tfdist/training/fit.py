@@ -20,6 +20,7 @@ from tfdist.training import (
     data_wait,
     early_variables,
     keras_api,
+    loss_masks,
     moved_state,
     tracing,
 )
@@ -105,6 +106,8 @@ class Runs:
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
         if self._is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
+            if self._divides and self._tried != self._binding.times_compiled:
+                self._try_given(x, options)
             self._begin_slots()
             given = (x, options.get("validation_data"))
             with self._explaining_data(*given, class_weight=options.get("class_weight")):
@@ -168,6 +171,19 @@ class Runs:
 
     def _is_plain_keras(self, x: Any) -> bool:
         return not self._collective.shares_batches and not isinstance(x, Feed)
+
+    def _try_given(self, x: Any, options: dict) -> None:
+        """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
+        if isinstance(x, tf.data.Dataset):
+            self._try_rows(peeked(x)[1], lambda count: None)
+        elif not is_given_in_batches(x):
+            arrays = self._arrays(x, dict(options))
+            spec = tf.nest.map_structure(
+                lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
+            )
+            self._try_rows(
+                spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
+            )
 
     def _needs_feed(self, options: dict) -> bool:
         """Whether a fit asks for more than Keras can do with its own kinds of data."""
@@ -387,7 +403,7 @@ class Runs:
             if validation_data is not None:
                 validation = self._validation_feed(validation_data)
                 steps = validation.steps_per_epoch
-                evaluated = validation.evaluated(is_masked=keras_api.masks_its_outputs(model))
+                evaluated = validation.evaluated(is_masked=loss_masks.can_be(model))
                 batches = self._batches(evaluated, 0, 1)
                 options["validation_data"] = keras_api.repeatable(batches, steps)
                 options["validation_steps"] = steps
@@ -457,7 +473,7 @@ class Runs:
         notices = self._notices(verbose)
         with self._reading(feed) as watch, tracing.closing(notices):
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
-            is_masked = keras_api.masks_its_outputs(self._model)
+            is_masked = loss_masks.can_be(self._model)
             batches = self._batches(feed.evaluated(is_masked=is_masked), 0, 1)
             early_variables.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
@@ -490,25 +506,8 @@ class Runs:
         keras_api.check_executions(model, feed.steps_per_epoch)
         if self._check is not None:
             self._check(model)
-        compilation = self._binding.times_compiled
-        if self._divides and self._tried != compilation:
-            moved = self._binding.moved = coupling.moved_by(model, feed.records.element_spec)
-            moved_state.refuse_without_way(moved)
-            alike = coupling.looked_up_alike(model, feed.records.element_spec)
-            self._binding.alike_look_ups = alike
-            if begun_at is None:
-                # On all processes: what a user's layer or loss does may need them all.
-                by_microbatch = (
-                    not self._collective.shares_batches
-                    or self._binding.options.accumulate_steps > 1
-                )
-                found = [
-                    *coupling.explained(model, feed.records.element_spec),
-                    *moved_state.explained(moved, by_microbatch=by_microbatch),
-                ]
-                if found and self._collective.is_chief:
-                    print(f"tfdist: warning: {'; '.join(found)}", flush=True)
-            self._tried = compilation
+        if self._divides and self._tried != self._binding.times_compiled:
+            self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
         keepers = keepers_among(callbacks)
         restores = any(keeper.resume for keeper in keepers)
         in_parts = bool(keepers) and keepers[0].meet(self._binding)
@@ -519,6 +518,36 @@ class Runs:
             if self._collective.is_chief and begun_at is None:
                 print(f"tfdist: {self._scaling.describe()}", flush=True)
         return start
+
+    def _try_rows(
+        self, element_spec: Any, first_rows: Callable[[int], Any], *, tells: bool = True
+    ) -> None:
+        """Tries what couples the rows of a batch, of which a line warns; see ``coupling``.
+
+        Args:
+            element_spec: of a batch.
+            first_rows: returns that many rows of the data, or fewer, or None.
+            tells: whether this process has not been told in the same fit.
+        """
+        model = self._model
+        moved = self._binding.moved = coupling.moved_by(model, element_spec)
+        moved_state.refuse_without_way(moved)
+        self._binding.alike_look_ups = coupling.looked_up_alike(model, element_spec)
+        if tells:
+            # On all processes: what a user's layer or loss does may need them all.
+            by_microbatch = (
+                not self._collective.shares_batches or self._binding.options.accumulate_steps > 1
+            )
+            rows = None
+            with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
+                rows = coupling.filled_up(first_rows(coupling.ROWS))
+            found = [
+                *coupling.explained(model, element_spec, rows),
+                *moved_state.explained(moved, by_microbatch=by_microbatch),
+            ]
+            if found and self._collective.is_chief:
+                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+        self._tried = self._binding.times_compiled
 
     def _begin_slots(self) -> None:
         """Makes ready for steps that Keras' own loops take: slots may lie on the host."""

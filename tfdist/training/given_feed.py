@@ -13,6 +13,8 @@ from tfdist.records.reading.graph_checks import check
 from tfdist.training.feed import Feed, in_batch_order
 from tfdist.training.same_batches import Seen
 
+_ENDLESS = 2**62
+
 
 @dataclass(frozen=True)
 class GivenRecords:
@@ -41,6 +43,9 @@ class GivenBatches:
     def __init__(self, dataset: tf.data.Dataset):
         self.dataset = dataset
 
+    def first(self) -> Any:
+        """Returns the first batch where that changes nothing of what is read, else None."""
+
     def read(self, first: int, count: int) -> tf.data.Dataset:
         """Returns ``count`` batches from number ``first`` on."""
         # Keras begins one of known length twice: what a pass draws would be drawn twice.
@@ -61,6 +66,15 @@ class GivenStream(GivenBatches):
         super().__init__(dataset)
         self._next = begun_at
         self._iterator: Any = None
+
+    def first(self) -> Any:
+        if self._iterator is None and self.dataset.cardinality() != 0:
+            of_all = iter(lasting(self.dataset))
+            first = of_all.get_next()
+            others = tf.data.Dataset.range(_ENDLESS).map(lambda _: of_all.get_next())
+            self.dataset = tf.data.Dataset.from_tensors(first).concatenate(others)
+            return first
+        return None
 
     def read(self, first: int, count: int) -> tf.data.Dataset:
         if self._iterator is None:
@@ -145,6 +159,10 @@ class GivenFeed(Feed):
             shared=self.shared,
             is_bare=self.is_bare,
         )
+
+    def first_rows(self, count: int) -> Any:
+        batch = self.batches.first()
+        return tf.nest.map_structure(lambda tensor: tensor[:count], batch)
 
     def in_order_of_records(self, local: Sequence[Any]) -> Any:
         whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *local)
