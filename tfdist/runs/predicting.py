@@ -193,8 +193,9 @@ def _training_data(weights: Path, trained_on: str | None) -> str | None:
     from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
     if trained_on is not None:
-        is_split = (Path(trained_on).parent / MANIFEST_NAME).is_file()
-        folder = os.path.dirname(trained_on) if is_split else trained_on
+        above = Path(trained_on).parent
+        is_split = not os.path.isdir(trained_on) and (above / MANIFEST_NAME).is_file()
+        folder = str(above) if is_split else trained_on
         load_manifest(folder)
         return folder
     with contextlib.suppress(DataError):
@@ -219,9 +220,10 @@ def _as_shards(
     """
     from tfdist.records.buckets.cache import scratch_folder
     from tfdist.records.format.manifest import load_manifest
-    from tfdist.records.writing.as_trained import is_raw, write_as_trained
+    from tfdist.records.writing.as_trained import find_raw, write_as_trained
 
-    if not is_raw(data):
+    raw = find_raw(data)
+    if raw is None:
         yield data, None
         return
     if training is None:
@@ -237,7 +239,7 @@ def _as_shards(
             mend="Leave it out, or give shards: `tfdist shard SOURCE OUT`",
         )
     with scratch_folder() as folder:
-        keys = write_as_trained(Path(data), load_manifest(training).schema, folder / "shards")
+        keys = write_as_trained(raw, load_manifest(training).schema, folder / "shards")
         names = folder / "names.json"
         names.write_text(json.dumps(list(keys.values)))
         yield str(folder / "shards"), {"column": keys.column, "file": str(names)}

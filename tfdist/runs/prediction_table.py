@@ -31,7 +31,7 @@ def check_dimensions(dimensions: Mapping[str, int | None]) -> None:
     if larger:
         raise ModelError(
             "an output in a table must be a number, or a row of them, for each record",
-            received=f"{larger[0]}, of {dimensions[larger[0]]} dimensions",
+            received=f"output '{larger[0]}', of {dimensions[larger[0]]} dimensions",
             mend="Write a file .npz, which holds outputs of any shape",
         )
 
@@ -78,7 +78,7 @@ def columns_of(
     for name, rows in outputs.items():
         of_output = _parts(rows.reshape(len(rows), -1), losses.get(name), classes.get(name))
         for part, values in of_output:
-            own = part if name == ALONE else f"{name}_{part}".removesuffix("_value")
+            own = part if name == ALONE else f"{name}_{part}".replace(f"{name}_value", name)
             if own in columns:
                 raise ModelError(
                     "each column of predictions must have a name of its own",
@@ -97,7 +97,8 @@ def _parts(
 
     kind, width = _kind_of(loss), rows.shape[1]
     is_binary, is_categorical = "binary" in kind, "categorical" in kind
-    if getattr(loss, "from_logits", False):
+    # The losses of Keras 2 have no attribute that says so.
+    if kind and isinstance(loss, tf.keras.losses.Loss) and loss.get_config().get("from_logits"):
         rows = (tf.nn.sigmoid if is_binary else tf.nn.softmax)(rows).numpy()
     if is_binary and width == 1:
         rows = np.concatenate([1 - rows, rows], axis=1)

@@ -40,13 +40,18 @@ class Keys:
     values: Sequence[str | int]
 
 
-def is_raw(data: str | Path) -> bool:
-    """Whether ``data`` is what a user has, and no shards: a file, or a folder without any."""
-    if url_of(data) is not None:
-        return False
+def find_raw(data: str | Path) -> Path | None:
+    """Returns a file, or a folder without shards; None of shards.
+
+    Raises:
+        DataError: there is nothing.
+    """
     path = Path(data)
-    is_split = (path.parent / MANIFEST_NAME).is_file()
-    return path.is_file() or (not is_split and holds_only_others(path))
+    # A split is no folder, and shards may be behind a URL.
+    may_be_shards = url_of(data) is not None or (path.parent / MANIFEST_NAME).is_file()
+    if not path.exists() and not may_be_shards:
+        raise _nothing_known(f"{path}, which does not exist")
+    return path if path.is_file() or (not may_be_shards and holds_only_others(path)) else None
 
 
 def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
@@ -92,11 +97,8 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
 def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[str]]:
     images = all_images(source)
     if not images:
-        raise DataError(
-            f"data to predict must be a split of shards, a photo, a folder of photos, or {NAMES}",
-            received=f"{source}{'' if source.is_file() else ', without a photo'}",
-            mend=f"Write shards of anything else: `tfdist shard {source} NEW_FOLDER`",
-        )
+        where = "" if source.is_file() else ", without a photo"
+        raise _nothing_known(f"{source}{where}")
     if len(inputs) > 1 or not inputs[0].is_image:
         raise _others(f"images in {source}", inputs)
     trained = inputs[0]
@@ -129,11 +131,11 @@ def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[s
 
 
 def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
-    if any(feature.columns is None for feature in inputs):
+    if not all(map(_columns, inputs)):
         raise _others(f"the table {source}", inputs)
     table = read_table(source)
     mask = [feature for feature in inputs if feature.name == MISSING]
-    needed = [name for f in inputs if f not in mask for name in f.columns]
+    needed = [name for f in inputs if f not in mask for name in _columns(f)]
     lacking = [name for name in needed if name not in table.names]
     if lacking:
         raise DataError(
@@ -161,12 +163,18 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
     features, columns = {f.name: f for f in found.schema.features}, {}
     for trained in inputs:
         own = features.get(trained.name)
-        if own is None or set(own.columns) != set(trained.columns):
+        if own is None or set(_columns(own)) != set(_columns(trained)):
             raise _other_kinds(source, trained, own)
         columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
         _check_same(source, own, trained)
     schema = Schema(tuple(_read_as(features[f.name], f) for f in inputs))
     return Columns(found.kind, schema, columns)
+
+
+def _columns(feature: Feature) -> tuple[str, ...]:
+    """Returns the columns of a table that a feature is made of; none of anything else."""
+    is_alone = feature.encoding == "bytes" or feature.is_ragged  # Text and lists.
+    return feature.columns or ((feature.name,) if is_alone else ())
 
 
 def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Column:
@@ -181,7 +189,7 @@ def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Co
                 mend=f"Choose among {listed(trained.classes, _SHOWN)}",
             )
         return np.array([numbers[name] for name in found.classes], np.int64)[values]
-    if len(trained.columns) > 1:
+    if len(_columns(trained)) > 1:
         return values[:, [found.columns.index(name) for name in trained.columns]]
     return values
 
@@ -205,21 +213,27 @@ def _check_same(source: Path, found: Feature, trained: Feature) -> None:
 
 
 def _other_kinds(source: Path, trained: Feature, found: Feature | None) -> DataError:
-    have = () if found is None else found.columns
-    wrong = [name for name in trained.columns if name not in have] or list(have)
+    have = () if found is None else _columns(found)
+    wrong = set(_columns(trained)).symmetric_difference(have)
     return DataError(
         f"each column of {source} must hold values of the kind that it held in the training",
-        received=f"no or other values in {listed(wrong, _SHOWN)}",
+        received=f"none, or of another kind, in {listed(sorted(wrong), _SHOWN)}",
         mend="Mend these columns: numbers stay numbers, and dates dates",
     )
 
 
-def _others(what: str, inputs: Sequence[Feature]) -> DataError:
-    taken = ", ".join(
-        f"{'an image' if f.is_image else 'columns of a table' if f.columns else 'an array'} "
-        f"'{f.name}'"
-        for f in inputs
+def _nothing_known(received: str) -> DataError:
+    return DataError(
+        f"data to predict must be a split of shards, a photo, a folder of photos, or {NAMES}",
+        received=received,
+        mend="Of arrays and texts write shards first: `tfdist shard SOURCE NEW_FOLDER`",
     )
+
+
+def _others(what: str, inputs: Sequence[Feature]) -> DataError:
+    columns = [name for feature in inputs for name in _columns(feature)]
+    names = [f"the image '{f.name}'" if f.is_image else f"'{f.name}'" for f in inputs]
+    taken = f"a table with the columns {listed(columns, _SHOWN)}" if columns else listed(names)
     return DataError(
         f"the model must be given what it was trained on, {taken}",
         received=what,
