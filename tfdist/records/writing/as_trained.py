@@ -16,8 +16,6 @@ from tfdist.records.format.manifest import MANIFEST_NAME, holds_only_others
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import listed
 from tfdist.records.writing.column_shards import write_columns
-from tfdist.records.writing.images.files import ImageFiles, read_headers
-from tfdist.records.writing.images.folders import image_feature
 from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
@@ -95,6 +93,9 @@ def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
 
 
 def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[str]]:
+    from tfdist.records.writing.images.files import ImageFiles, read_headers
+    from tfdist.records.writing.images.folders import image_feature
+
     images = all_images(source)
     if not images:
         where = "" if source.is_file() else ", without a photo"
