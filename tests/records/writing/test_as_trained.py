@@ -129,13 +129,15 @@ def test_tables_that_are_others_are_told(table, tmp_path, text, message):
 
 def test_missing_values_are_told_to_the_model_as_in_the_training(tmp_path):
     old = tmp_path / "old.csv"
-    old.write_text("a,b,y\n1,,0\n,2,1\n3,4,0\n")
-    schema = write(old, tmp_path / "data", split="train=1", num_shards=1, missing="mask").schema
-    text = "b,a\n,1\n5,6\n"
+    old.write_text("a,c,b,y\n1,x,,0\n,z,2,1\n3,z,4,0\n")
+    how = {"split": "train=1", "num_shards": 1, "missing": "mask", "categories": "c"}
+    schema = write(old, tmp_path / "data", **how).schema
+    text = "b,a,c\n,1,z\n5,6,x\n"
     write_as_trained(_new(tmp_path, text), schema, tmp_path / "new")
     found = _rows(tmp_path / "new")
     np.testing.assert_array_equal(found["features"], [[1, 0], [6, 5]])
-    np.testing.assert_array_equal(found["missing"], [[0, 1], [0, 0]])
+    assert found["c"].numpy().tolist() == [1, 0]
+    np.testing.assert_array_equal(found["missing"], [[0, 0, 1], [0, 0, 0]])
 
 
 def test_shards_are_told_from_what_is_none(table, tmp_path):

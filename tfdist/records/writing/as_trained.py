@@ -135,8 +135,9 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
     if not all(map(_columns, inputs)):
         raise _others(f"the table {source}", inputs)
     table = read_table(source)
-    mask = [feature for feature in inputs if feature.name == MISSING]
-    needed = [name for f in inputs if f not in mask for name in _columns(f)]
+    mask = [f for f in inputs if (f.name, f.dtype) == (MISSING, "uint8")]
+    # In the order in which the training packed them: those of a mask are all, in theirs.
+    needed = [name for feature in mask or inputs for name in _columns(feature)]
     lacking = [name for name in needed if name not in table.names]
     if lacking:
         raise DataError(
@@ -164,7 +165,7 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
     features, columns = {f.name: f for f in found.schema.features}, {}
     for trained in inputs:
         own = features.get(trained.name)
-        if own is None or set(_columns(own)) != set(_columns(trained)):
+        if own is None or _columns(own) != _columns(trained):
             raise _other_kinds(source, trained, own)
         columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
         _check_same(source, own, trained)
@@ -179,7 +180,7 @@ def _columns(feature: Feature) -> tuple[str, ...]:
 
 
 def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Column:
-    """Returns the values of a feature in the places, and with the numbers, of the training."""
+    """Returns the values of a feature, categories with the numbers of the training."""
     if trained.classes is not None:
         numbers = {name: number for number, name in enumerate(trained.classes)}
         unknown = [name for name in found.classes if name not in numbers]
@@ -190,8 +191,6 @@ def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Co
                 mend=f"Choose among {listed(trained.classes, _SHOWN)}",
             )
         return np.array([numbers[name] for name in found.classes], np.int64)[values]
-    if len(_columns(trained)) > 1:
-        return values[:, [found.columns.index(name) for name in trained.columns]]
     return values
 
 
