@@ -104,7 +104,7 @@ def test_two_ranks_do_as_one_was_asked_and_tell_programs(train, tmp_path):
     best = told[-1]["metrics"]["best"]
     assert best == {"epoch": 1 + accuracies.index(max(accuracies)), "val_accuracy": max(accuracies)}
     assert {path.name for path in folder.iterdir()} == {*FILES, "best.keras"}
-    assert "a callback ended it after epoch 2 of 5" in done.stderr
+    assert "early stopping by val_loss ended it after epoch 2 of 5" in done.stderr
 
 
 def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import ModelError, OptionError, TfdistError
-from tfdist.runs import predict_rank
+from tfdist.errors import DataError, ModelError, OptionError, TfdistError
+from tfdist.runs import predict_rank, predicting
 from tfdist.training import model_path
 
 pytestmark = pytest.mark.timeout(180)
@@ -21,6 +25,12 @@ from tensorflow import keras
 
 def model_fn():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="scores")])
+    model.compile("sgd", "mse")
+    return model
+
+def of_images():
+    x = keras.Input((8,))
+    model = keras.Model(x, keras.layers.Reshape((2, 4, 1), name="square")(x))
     model.compile("sgd", "mse")
     return model
 
@@ -40,6 +50,7 @@ def folder(tmp_path_factory) -> Path:
     tfdist.records.write(rows, folder / "data", split="train=1,test=1", num_shards=2)
     (folder / "model.py").write_text(_MODEL)
     model_path.load(f"{folder / 'model.py'}:model_fn")().save(folder / "model.keras")
+    model_path.load(f"{folder / 'model.py'}:two_outputs")().save(folder / "two.keras")
     (folder / "text.keras").write_text("no model")
     return folder
 
@@ -61,6 +72,74 @@ def test_two_ranks_predict_what_one_device_does(asked, folder):
     assert found.outputs == {"predictions": (expected.shape, "float32")}
     (loaded,) = found.load().values()
     np.testing.assert_allclose(loaded, expected, atol=1e-6)
+
+
+def test_a_table_of_two_ranks_has_each_record_in_its_row(asked, folder):
+    """Of a table whose columns stand in another order, on shards that are gone afterwards."""
+    rng = np.random.default_rng(0)
+    names = [f"c{number}" for number in range(8)]
+    rows = rng.normal(size=(23, 8)).round(3)
+    for file, order, columns in (("old.csv", 1, names), ("new.csv", -1, names[::-1])):
+        label = ["label"] * (order == 1)
+        lines = [",".join([*columns, *label])]
+        lines += [",".join([*map(str, row[::order]), *(["1.5"] * len(label))]) for row in rows]
+        (folder / file).write_text("\n".join(lines))
+    tfdist.records.write(folder / "old.csv", folder / "of_table", split="train=1")
+    found = tfdist.predict(
+        **{**asked, "model": "model.py:two_outputs", "weights": "two.keras", "data": "new.csv"},
+        output="found.csv",
+        strategy="horovod",
+        workers=2,
+        global_batch_size=6,
+        trained_on="of_table",
+    )
+    model = keras.models.load_model(folder / "two.keras")
+    one, two = model.predict(rows.astype(np.float32), verbose=0)
+    with (folder / "found.csv").open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == ["row", "of_1", "of_2_0", "of_2_1"]
+    assert [int(line[0]) for line in lines] == list(range(23))
+    values = np.array([line[1:] for line in lines], float)
+    np.testing.assert_allclose(values, np.concatenate([one, two], axis=1), atol=1e-6)
+    with pytest.raises(OptionError, match="with pandas"):
+        found.load()
+
+
+def test_photos_and_a_table_that_shards_tell_of(asked, folder, monkeypatch):
+    """The shards of the training are those that config.json beside the weights names."""
+    started = {}
+
+    def run(program, config, where, take):
+        started.update(config)
+        assert os.path.isfile(f"{config['data']}/manifest.json")
+
+    monkeypatch.setattr(predicting.ranks, "run", run)
+    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(folder / "photo.png")
+    run_folder = folder / "run"
+    run_folder.mkdir()
+    (run_folder / "model.keras").write_bytes((folder / "model.keras").read_bytes())
+    settings = dict.fromkeys(("model", "splits", "strategy", "output", "seed"), "")
+    settings |= {"global_batch_size": 1, "data": "photos", "working_folder": str(folder)}
+    (run_folder / "config.json").write_text(json.dumps(settings))
+    images = (np.zeros((4, 8, 8, 1), np.uint8), np.arange(4))
+    tfdist.records.write(images, folder / "photos", split="train=1")
+    asked |= {"data": "photo.png", "weights": "run/model.keras", "output": "never.csv"}
+    with pytest.raises(DataError, match=r"must be given what it was trained on, 'x'.*photo\.png"):
+        tfdist.predict(**asked)  # Those are arrays.
+    shutil.rmtree(folder / "photos")
+    (folder / "raw" / "one").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "raw" / "one" / "a.png")
+    tfdist.records.write(folder / "raw", folder / "photos", split="train=1")
+    tfdist.predict(**asked)
+    assert started["trained_on"] == str(folder / "photos")
+    assert not os.path.exists(started["data"])
+
+
+def test_an_output_of_images_is_refused_for_a_table_before_weights_are_read(asked, folder):
+    asked |= {"model": "model.py:of_images", "weights": "text.keras"}
+    with pytest.raises(TfdistError, match=r"found output 'square', of 4 dimensions.*\.npz"):
+        tfdist.predict(**asked, output="square.csv", strategy="single")
+    assert not (folder / "square.csv").exists()
 
 
 def test_several_outputs_for_one_array_are_refused_before_weights_are_read(asked, folder):
@@ -87,8 +166,8 @@ def test_a_predict_step_of_ones_own_may_give_one_output_of_several():
 
     x = keras.Input((8,))
     outputs = [keras.layers.Dense(n, name=f"of_{n}")(x) for n in (1, 2)]
-    assert predict_rank._known_outputs(keras.Model(x, outputs)) == ["of_1", "of_2"]
-    assert predict_rank._known_outputs(Own(x, outputs)) == []
+    assert predict_rank._known_outputs(keras.Model(x, outputs)) == {"of_1": 2, "of_2": 2}
+    assert predict_rank._known_outputs(Own(x, outputs)) == {}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +176,11 @@ def test_a_predict_step_of_ones_own_may_give_one_output_of_several():
         ({"strategy": "mirrored", "options": {"device": 2}}, OptionError, "but found 'device'"),
         ({"model": "nowhere.py:model_fn"}, ModelError, "no file nowhere.py"),
         ({"weights": "nowhere.keras"}, OptionError, "nowhere.keras, which is none"),
-        ({"output": "found.csv"}, OptionError, "must end with .npz or .npy"),
+        ({"output": "found.txt"}, OptionError, r"must end with .* \.jsonl or \.parquet"),
+        ({"data": "none.jpg"}, DataError, r"a photo, .*none\.jpg, which does not exist"),
+        ({"data": "model.py"}, DataError, "Name them: --trained-on DIR"),
+        ({"data": "model.py", "trained_on": "data"}, DataError, r"a photo, .* found model\.py\."),
+        ({"trained_on": "nowhere"}, DataError, "no folder nowhere"),
         ({"output": "model.py/found.npz"}, OptionError, "in a folder that exists"),
         ({"workers": 0}, OptionError, "workers must be"),
         ({"global_batch_size": 0}, OptionError, "global_batch_size must be"),

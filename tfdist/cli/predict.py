@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from tfdist.cli import voice
+from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import data_option, model_option, where_options
+from tfdist.cli.process_options import model_option, where_options
 from tfdist.runs.predicting import Predictions, carry_out
 from tfdist.runs.ranks import Where
 
@@ -19,6 +19,8 @@ Examples:
       --data data/digits/test --output predictions.npz
   tfdist predict --model model.py:model_fn --weights runs/digits/best.keras
       --data data/digits/test --output predictions.npy --strategy horovod --workers 2
+  tfdist predict --model model.py:model_fn --weights runs/photos/model.keras
+      --data photo.jpg --output photo.csv
 """
 
 
@@ -32,14 +34,28 @@ Examples:
     type=click.Path(path_type=Path),
     help="Of the trained model: a .keras, .h5 or .weights.h5 file.",
 )
-@data_option
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR|FILE",
+    shell_complete=completion.data,
+    help="A split of shards; or what is not labelled: a photo, a folder of photos, or a table.",
+)
 @click.option(
     "--output",
     required=True,
-    metavar="FILE.npz|FILE.npy",
+    metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A new file: .npz has the array predictions, or each of several outputs by its name; "
-    ".npy has the only one.",
+    help="A new file: .csv, .jsonl and .parquet have a row for each record, with its name, and its "
+    "class and the probability of that, or the values; .npz has the array predictions, or each of "
+    "several outputs by its name; .npy has the only one.",
+)
+@click.option(
+    "--trained-on",
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="The shards that the model was trained on: photos and tables are read as they are, and "
+    "classes have their names.  [default: those that config.json beside --weights names]",
 )
 @click.option(
     "--global-batch-size",
@@ -55,13 +71,15 @@ def command(
     weights: Path,
     data: str,
     output: Path,
+    trained_on: str | None,
     global_batch_size: int,
     overwrite: bool,
 ) -> None:
     """Writes the outputs of a trained model for each record, in the order of the records.
 
     The weights are read into the model that --model makes: code in the file of a model does not
-    run. DIR is one split of shards, as data/digits/test. Each number is that of one device.
+    run. DIR is one split of shards, as data/digits/test, or a folder of photos; FILE is a photo or
+    a table. Each number is that of one device.
     """
     with stdout().status("predicting") as status:
 
@@ -78,6 +96,7 @@ def command(
             output=output,
             global_batch_size=global_batch_size,
             overwrite=overwrite,
+            trained_on=trained_on,
             on_event=take,
         )
     if found is not None:

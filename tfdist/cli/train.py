@@ -143,7 +143,9 @@ def _print_results(run: Run, config: dict[str, Any]) -> None:
     if not run.has_trained:
         click.echo(f"nothing left to train: all {summary['epochs']} epochs were done")
     elif summary["epochs"] < config["epochs"]:
-        click.echo(f"a callback ended it after epoch {summary['epochs']} of {config['epochs']}")
+        stopped_by = summary.get("stopped_by")
+        cause = f"early stopping by {stopped_by}" if stopped_by else "a callback"
+        click.echo(f"{cause} ended it after epoch {summary['epochs']} of {config['epochs']}")
     parts = {part: summary[part] for part in ("train", "validation", "test") if summary[part]}
     names = list(dict.fromkeys(name for metrics in parts.values() for name in metrics))
     table = Table("strategy", "workers", "replicas", "samples/s", "s/epoch", "data", *names)

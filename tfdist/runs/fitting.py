@@ -46,10 +46,12 @@ class Fitted:
     Attributes:
         best: the best epoch and its number; None where none was asked for, or none was finite.
         diverged: the row of the epoch that ended it, whose loss is no finite number.
+        stopped_by: the number that early stopping has ended it for; None where it has not.
     """
 
     best: dict[str, Any] | None
     diverged: dict[str, float] | None
+    stopped_by: str | None
 
 
 class Fitting:
@@ -154,7 +156,7 @@ class Fitting:
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.
-        return Fitted(wished.best, rows.diverged)
+        return Fitted(wished.best, rows.diverged, wished.stopped_by)
 
     def _dataset(self, split: str) -> TrainingData:
         return feeding.dataset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -111,8 +112,11 @@ def _better(option: str, monitor: str) -> str:
     for mode, endings in (("min", _LOWER), ("max", _HIGHER)):
         if name.endswith(endings):
             return mode
+    near = difflib.get_close_matches(name.removeprefix("val_"), (*_LOWER, *_HIGHER), n=1)
+    prefix = "val_" if name.startswith("val_") else ""
+    hint = f"Did you mean '{prefix}{near[0]}'? If not, write" if near else "Write"
     raise OptionError(
         f"{option} must say whether less or more of a number is better",
         received=f"{monitor!r}, which can be either",
-        mend=f"Write {monitor},mode=max, or mode=min",
+        mend=f"{hint} {monitor},mode=max, or mode=min",
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,8 +16,9 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import ModelError
 from tfdist.launch.events import emit
-from tfdist.runs import ranks
+from tfdist.runs import prediction_table, ranks
 from tfdist.runs.files import replacing
+from tfdist.runs.predicting import TABLES
 from tfdist.training import model_path
 
 tf = import_tensorflow()
@@ -47,13 +50,17 @@ def predict(config: dict[str, Any]) -> None:
             config["data"], global_batch_size=config["global_batch_size"], training=False
         )
         build_now(model, data)
-        _refuse_for_one_array(Path(config["output"]), _known_outputs(model))
+        path = Path(config["output"])
+        _check_fits(path, _known_outputs(model))
         _load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = _Progress(data.steps_per_epoch)
         outputs = _named(model, model.predict(data, verbose=0, callbacks=[progress]))
         if strategy.topology.is_chief:
-            _write(Path(config["output"]), outputs)
+            if path.suffix in TABLES:
+                prediction_table.write_table(path, _columns(config, model, outputs))
+            else:
+                _write(path, outputs)
             told = {name: [list(rows.shape), rows.dtype.name] for name, rows in outputs.items()}
             emit({"event": "predicted", "outputs": told})
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
@@ -88,11 +95,46 @@ def _is_of_weights(record: logging.LogRecord) -> bool:
     return "loading for optimizer" not in record.getMessage()
 
 
-def _known_outputs(model: Any) -> list[str]:
-    """Returns the names of what a model will predict; none where only its own code tells."""
+def _known_outputs(model: Any) -> dict[str, int | None]:
+    """Returns the dimensions of what a model will predict; nothing where only its own code tells.
+
+    Returns:
+        By the name of the output; None where they are unknown.
+    """
     from tfdist.training.own_steps import own_steps
 
-    return [] if "predict_step" in own_steps(model) else _output_names(model)
+    names = [] if "predict_step" in own_steps(model) else _output_names(model)
+    shapes = [tensor.shape for tensor in tf.nest.flatten(getattr(model, "outputs", None) or [])]
+    return {name: len(shape) for name, shape in zip(names, shapes, strict=False)}
+
+
+def _columns(
+    config: dict[str, Any], model: Any, outputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the columns of the table that ``outputs`` are written as."""
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.records.reading.opening import find_split
+    from tfdist.training.keras_api import compiled_losses
+
+    _, split, manifest = find_split(Path(config["data"]))
+    shards = manifest.splits[split].shards
+    schemas = [manifest.schema]
+    if config["trained_on"] is not None:
+        schemas.append(load_manifest(config["trained_on"]).schema)
+    counts = [shard.records for shard in shards]
+    keys = {
+        "shard": np.repeat([shard.file for shard in shards], counts),
+        "record": np.concatenate([np.arange(count) for count in counts]),
+    }
+    if config["keys"] is not None:
+        names = json.loads(Path(config["keys"]["file"]).read_text())
+        keys = {config["keys"]["column"]: names}
+    losses = compiled_losses(model)
+    if not isinstance(losses, Mapping):
+        each = losses if isinstance(losses, (list, tuple)) else [losses] * len(outputs)
+        losses = dict(zip(outputs, each, strict=False))
+    classes = prediction_table.classes_of(schemas, list(outputs))
+    return prediction_table.columns_of(keys, outputs, losses, classes)
 
 
 def _output_names(model: Any) -> list[str]:
@@ -105,7 +147,7 @@ def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     if isinstance(outputs, dict):
         return {name: np.asarray(rows) for name, rows in outputs.items()}
     if not isinstance(outputs, (list, tuple)):
-        return {"predictions": np.asarray(outputs)}
+        return {prediction_table.ALONE: np.asarray(outputs)}
     flat = list(outputs)
     names = _output_names(model)
     if len(names) != len(flat):
@@ -113,14 +155,16 @@ def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(rows) for name, rows in zip(names, flat, strict=True)}
 
 
-def _refuse_for_one_array(path: Path, names: list[str]) -> None:
+def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:
     """Raises:
-    ModelError: there are several outputs for one array.
+    ModelError: there are several outputs for one array, or one that no table can hold.
     """
-    if path.suffix == ".npy" and len(names) > 1:
+    if path.suffix in TABLES:
+        prediction_table.check_dimensions(outputs)
+    if path.suffix == ".npy" and len(outputs) > 1:
         raise ModelError(
             "a file .npy must hold one output",
-            received=f"{len(names)}: {', '.join(names)}",
+            received=f"{len(outputs)}: {', '.join(outputs)}",
             mend=f"Write --output {path.with_suffix('.npz')}, which holds all by name",
         )
 
@@ -132,7 +176,7 @@ def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
         ModelError: there are several outputs for one array, which only the model's call told.
         WriteError: the disk is full, or the folder cannot be written.
     """
-    _refuse_for_one_array(path, list(outputs))
+    _check_fits(path, {name: rows.ndim for name, rows in outputs.items()})
     with replacing(path) as temporary, temporary.open("wb") as file:
         if path.suffix == ".npy":
             np.save(file, next(iter(outputs.values())), allow_pickle=False)

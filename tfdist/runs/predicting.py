@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import DataError, OptionError, package_missing
+from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
+from tfdist.runs.files import read_config
 from tfdist.runs.ranks import Where
 from tfdist.training import model_path
 from tfdist.training.options import check_count
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 RANK = "tfdist.runs.predict_rank"
-_SUFFIXES = (".npz", ".npy")
+#: Suffixes of files with a row for each record.
+TABLES = (".csv", ".jsonl", ".parquet")
+_SUFFIXES = (".npz", ".npy", *TABLES)
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,19 @@ class Predictions:
     outputs: dict[str, tuple[tuple[int, ...], str]]
 
     def load(self) -> dict[str, np.ndarray]:
-        """Returns name -> rows, one for each record, in their order."""
+        """Returns name -> rows, one for each record, in their order.
+
+        Raises:
+            OptionError: the file is a table.
+        """
         import numpy as np
+
+        if self.output.suffix in TABLES:
+            raise OptionError(
+                "load must be of a file .npz or .npy",
+                received=str(self.output),
+                mend="Read it as a table, such as with pandas",
+            )
 
         found = np.load(self.output, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -60,6 +77,7 @@ def predict(
     stall_timeout_s: float = 300.0,
     global_batch_size: int = 256,
     overwrite: bool = False,
+    trained_on: str | os.PathLike | None = None,
 ) -> Predictions | None:
     """Writes a trained model's outputs for each record: what ``tfdist predict`` does.
 
@@ -69,9 +87,11 @@ def predict(
     Args:
         model: as in ``tfdist.train``; it makes the model that the weights are read into.
         weights: of the trained model: a .keras, .h5 or .weights.h5 file.
-        data: one split of shards, as "data/digits/test".
-        output: a new file: .npz has the array "predictions", or each of several outputs by its
-            name; .npy has the only one.
+        data: one split of shards, as "data/digits/test"; or what is not labelled: a photo, a
+            folder of photos, or a table (.csv, .tsv, .jsonl, .parquet, .arrow or .feather).
+        output: a new file: .csv, .jsonl and .parquet have a row for each record, with its name, and
+            its class and the probability of that, or the values; .npz has the array "predictions",
+            or each of several outputs by its name; .npy has the only one.
         strategy: a registered name, or "auto".
         options: of the strategy.
         workers: number of processes; None is the strategy's own default.
@@ -82,6 +102,8 @@ def predict(
         stall_timeout_s: longest silence of a running job.
         global_batch_size: records in one step, over all replicas.
         overwrite: replace ``output`` when all is predicted.
+        trained_on: the shards that the model was trained on, which tell how photos and tables are
+            read, and the names of classes; None: those that config.json beside the weights names.
 
     Returns:
         What was written; None on a rank that srun or mpirun has started, unless it is the chief.
@@ -112,6 +134,7 @@ def predict(
         output=Path(output),
         global_batch_size=global_batch_size,
         overwrite=overwrite,
+        trained_on=None if trained_on is None else os.fspath(trained_on),
     )
 
 
@@ -124,6 +147,7 @@ def carry_out(
     output: Path,
     global_batch_size: int,
     overwrite: bool,
+    trained_on: str | None = None,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
 ) -> Predictions | None:
     """Predicts on ``where``; see ``predict`` for what it returns and raises.
@@ -133,26 +157,92 @@ def carry_out(
     """
     model_path.check(model)
     _check(weights, output, overwrite=overwrite)
-    config = {
-        "model": model,
-        "weights": os.path.abspath(weights),
-        "data": data,
-        "output": os.path.abspath(output),
-        "strategy": where.strategy,
-        "options": where.options,
-        "global_batch_size": global_batch_size,
-    }
-    outputs: dict[str, tuple[tuple[int, ...], str]] = {}
+    training = _training_data(weights, trained_on)
+    with _as_shards(data, training, where) as (shards, keys):
+        config = {
+            "model": model,
+            "weights": os.path.abspath(weights),
+            "data": shards,
+            "keys": keys,
+            "trained_on": training,
+            "output": os.path.abspath(output),
+            "strategy": where.strategy,
+            "options": where.options,
+            "global_batch_size": global_batch_size,
+        }
+        outputs: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def take(rank: int, event: dict[str, Any]) -> None:
-        if event["event"] == "predicted":
-            outputs.update(
-                (name, (tuple(shape), dtype)) for name, (shape, dtype) in event["outputs"].items()
-            )
-        on_event(rank, event)
+        def take(rank: int, event: dict[str, Any]) -> None:
+            for name, (shape, dtype) in event.get("outputs", {}).items():
+                outputs[name] = (tuple(shape), dtype)
+            on_event(rank, event)
 
-    ranks.run(RANK, config, where, take)
+        ranks.run(RANK, config, where, take)
     return Predictions(output, outputs) if where.is_chief else None
+
+
+def _training_data(weights: Path, trained_on: str | None) -> str | None:
+    """Returns the shards that the model was trained on; None where nothing tells.
+
+    Args:
+        trained_on: where they are; None: where the config.json beside the weights says.
+
+    Raises:
+        DataError: ``trained_on`` is no folder of shards.
+    """
+    from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
+
+    if trained_on is not None:
+        above = Path(trained_on).parent
+        is_split = not os.path.isdir(trained_on) and (above / MANIFEST_NAME).is_file()
+        folder = str(above) if is_split else trained_on
+        load_manifest(folder)
+        return folder
+    with contextlib.suppress(DataError):
+        config = read_config(weights.with_name("config.json"))
+        if url_of(config["data"]) is None:  # All of a URL would be fetched.
+            folder = os.path.join(config.get("working_folder") or "", config["data"])
+            load_manifest(folder)
+            return folder
+    return None
+
+
+@contextlib.contextmanager
+def _as_shards(
+    data: str, training: str | None, where: Where
+) -> Iterator[tuple[str, dict[str, str] | None]]:
+    """Gives the shards to predict on, and where names of their records are written, if anywhere.
+
+    Photos and tables are written as shards, which are removed at the end.
+
+    Raises:
+        DataError: they are not what the model was trained on, or nothing tells what that was.
+    """
+    from tfdist.records.buckets.cache import scratch_folder
+    from tfdist.records.format.manifest import load_manifest
+    from tfdist.records.writing.as_trained import find_raw, write_as_trained
+
+    raw = find_raw(data)
+    if raw is None:
+        yield data, None
+        return
+    if training is None:
+        raise DataError(
+            "photos and tables must be read as in the training, which its shards tell",
+            received="no config.json beside the weights that names such shards here",
+            mend="Name them: --trained-on DIR",
+        )
+    if where.hosts is not None:
+        raise OptionError(
+            "photos and tables must be predicted on this machine, where shards are made of them",
+            received=f"--hosts {where.hosts}",
+            mend="Leave it out, or give shards: `tfdist shard SOURCE OUT`",
+        )
+    with scratch_folder() as folder:
+        keys = write_as_trained(raw, load_manifest(training).schema, folder / "shards")
+        names = folder / "names.json"
+        names.write_text(json.dumps(list(keys.values)))
+        yield str(folder / "shards"), {"column": keys.column, "file": str(names)}
 
 
 def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
@@ -166,7 +256,13 @@ def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
             mend="Give the model.keras in the output of a training",
         )
     if output.suffix not in _SUFFIXES:
-        raise OptionError(f"--output must end with {' or '.join(_SUFFIXES)}", received=str(output))
+        known = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
+        raise OptionError(f"--output must end with {known}", received=str(output))
+    if output.suffix == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise package_missing("pyarrow", "parquet files", "tables", error) from None
     if not output.absolute().parent.is_dir():
         raise OptionError(
             "--output must lie in a folder that exists",

@@ -178,6 +178,8 @@ def train(config: dict[str, Any]) -> None:
         if strategy.topology.is_chief:
             summary = _summary(config, strategy, metric_names(fitting.model), report, test)
             summary["best"] = fitted.best
+            if fitted.stopped_by is not None:
+                summary["stopped_by"] = fitted.stopped_by
             if config.get("limit_steps") is not None:
                 summary["limit_steps"] = config["limit_steps"]
             write_json(folder.metrics, summary)

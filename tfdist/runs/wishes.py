@@ -39,6 +39,15 @@ class Callbacks:
             return None
         return {"epoch": self.keeper.best_epoch, self.monitor: self.keeper.best}
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The number that Keras' early stopping has ended the training for; None: it has not."""
+        import tensorflow as tf
+
+        kind = tf.keras.callbacks.EarlyStopping
+        found = [each for each in (*self.of_user, *self.watching) if isinstance(each, kind)]
+        return next((each.monitor for each in found if each.stopped_epoch), None)
+
 
 def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
     """Returns the function of the model, with the learning rate that was asked for."""

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records import explain_read_error, open_records, read, write
+from tfdist.records.reading.augmentation import augment
 from tfdist.records.reading.record_fn import seeds_of
 from tfdist.records.reading.source import order_seed
 
@@ -140,6 +141,8 @@ def test_images_of_several_sizes_get_one(tmp_path):
     assert sorted(x[:, 0, 0, 0].numpy()) == [0, 1, 2, 3]
     with pytest.raises(DataError, match=r"one known shape .* shape \(None, None, 3\) of x"):
         open_records(tmp_path / "data", record_fn=lambda x, y: (x, y))
+    with pytest.raises(DataError, match=r"read in one size.*adopt DIR --resize HxW"):
+        open_records(tmp_path / "data", record_fn=augment("flip"))
 
 
 def test_weights_dicts_and_a_function_of_a_class():

@@ -12,4 +12,4 @@ with tfdist.strategy("auto") as strategy:
     keep = tfdist.Checkpoints("runs/script", resume=True)  # a second run goes on where this ends
     model.fit(train, epochs=5, validation_data=validation, callbacks=[keep], verbose=2)
     model.evaluate(test, verbose=2)
-    strategy.save(model, "digits.keras")  # an ordinary Keras file: loads without tfdist
+    strategy.save(model, "digits.keras")  # loads without tfdist, in Keras 2

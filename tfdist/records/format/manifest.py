@@ -313,13 +313,13 @@ def load_manifest(folder: str | Path) -> Manifest:
 
 def _how_to_write(folder: Path) -> str:
     """Returns how to get shards where there are none; never into what holds data of the user's."""
-    if folder.is_file() or _has_only_others(folder):
+    if folder.is_file() or holds_only_others(folder):
         return f"Write shards of it into a new folder: `tfdist shard {folder} NEW_FOLDER`"
     is_free = not folder.exists() or not any(folder.iterdir())
     return f"Write shards with `tfdist shard SOURCE {folder if is_free else 'NEW_FOLDER'}`"
 
 
-def _has_only_others(folder: Path) -> bool:
+def holds_only_others(folder: Path) -> bool:
     """Whether a folder holds something, and nothing that tfdist wrote."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return bool(names) and not any(".tfrecord" in name or name == MANIFEST_NAME for name in names)

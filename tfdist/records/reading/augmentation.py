@@ -58,6 +58,7 @@ def augment(presets: str | Sequence[str]) -> Callable[..., Any]:
             image = _PRESETS[name](image, numbers)
         return (image if key is None else {**x, key: image}, *labels)
 
+    record_fn.keeps_sizes = True
     return record_fn
 
 

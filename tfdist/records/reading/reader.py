@@ -124,7 +124,9 @@ def open_records(
     """
     if cache not in (True, False, "auto"):
         raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
-    opened = open_source(source, batched, any_size=record_fn is not None)
+    # An augmentation of tfdist's own does not bring images to one size.
+    any_size = record_fn is not None and not getattr(record_fn, "keeps_sizes", False)
+    opened = open_source(source, batched, any_size=any_size)
     if padding is not None:
         is_apart = opened.is_sequential or opened.readers is not None
         check_can_pad(opened.schema, is_apart=is_apart)

@@ -50,7 +50,10 @@ def write_columns(
         raise DataError(
             "data to stratify must have one label of class ids", received="no class ids"
         )
-    rows = _divide(columns, options.shares, options.seed, class_ids if options.stratify else None)
+    rows = columns.splits
+    if not options.in_order:
+        by_class = class_ids if options.stratify else None
+        rows = _divide(columns, options.shares, options.seed, by_class)
     if partition is None:
         counts = _num_shards(columns, rows, options.num_shards)
         _check_enough(rows, next(iter(counts.values())))

@@ -30,6 +30,7 @@ class WriteOptions:
         workers: None: one for each core where records hold files of images, else 1.
         partition: how the records of the first split are dealt to clients; None: they are not.
         as_read: returns a schema with the readings of images that are asked for.
+        in_order: whether the records of a split stay in the order of the source.
         opened: called with the columns of the source before anything is written; None prints what
             is to be told of it.
     """
@@ -45,6 +46,7 @@ class WriteOptions:
     progress: Progress | None
     opened: Callable[[Columns], None] | None
     as_read: Callable[[Schema], Schema]
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot hold."""

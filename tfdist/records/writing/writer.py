@@ -197,7 +197,7 @@ def write(
     )
     with on_this_machine(source, out) as (here, folder):
         folder = folder.resolve()
-        _check_free(folder, here)
+        _check_free(folder, here, overwrite=overwrite)
         shards = find_shards(here)
         if shards is not None:
             _check_apart(folder, shards.folder)
@@ -342,12 +342,15 @@ def _check_clients(
     return dealt
 
 
-def _check_free(out: Path, source: Any) -> None:
+def _check_free(out: Path, source: Any, *, overwrite: bool) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(
             "shards must be written to a new or empty folder",
             received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
-            mend="Choose another folder",
+            mend="Remove it yourself, or choose another folder: --overwrite gives up what a run "
+            "that was ended has kept, and never what is finished"
+            if overwrite
+            else "Remove it, or choose another folder",
         )
     if isinstance(source, str | os.PathLike):
         _check_apart(out, Path(source))

@@ -75,7 +75,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
     kept = faults.kept()
     images, headers = [images[n] for n in kept], [headers[n] for n in kept]
     resizing = None if options.written_size is None else Resizing(options.written_size, options.fit)
-    feature = _image_feature("image", "input", images, headers, resizing)
+    feature = image_feature("image", "input", images, headers, resizing)
     found: dict[str, tuple[Feature, Column]] = {
         "image": (feature, ImageFiles([i.path for i in images], headers, resizing))
     }
@@ -89,7 +89,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         column = masks.column(kept, resizing=resizing)
         of_masks = [masks.headers[n] for n in kept]
         found[image_masks.NAME] = (
-            _image_feature(image_masks.NAME, "label", images, of_masks, resizing),
+            image_feature(image_masks.NAME, "label", images, of_masks, resizing),
             column,
         )
     schema = Schema(tuple(feature for feature, _ in found.values()))
@@ -204,13 +204,14 @@ class _Faults:
         ]
 
 
-def _image_feature(
+def image_feature(
     name: str,
     role: str,
     images: Sequence[FoundImage],
     headers: Sequence[Header],
     resizing: Resizing | None,
 ) -> Feature:
+    """Returns the feature of files of images. Raises DataError for those of 8 bits and of 16."""
     dtypes = {header.dtype: number for number, header in enumerate(headers)}
     if len(dtypes) > 1:
         shown = ", ".join(f"{images[n].path} {headers[n]}" for n in sorted(dtypes.values()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.errors import DataError
-from tfdist.records.format.files import open_regular
+from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
 
@@ -97,6 +97,20 @@ def find_images(folder: Path, *, loose: bool = False) -> Listing:
             mend=_MEND,
         )
     return listing
+
+
+def all_images(place: Path) -> list[FoundImage]:
+    """Returns an image, or those anywhere in a folder by their names, whatever they are of."""
+    paths = [place] if place.is_file() else _files_in(place)
+    root = place.parent if place.is_file() else place
+    return [FoundImage(p, _name(root, p), None, None) for p in paths if _is_image(p)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found = (Path(at) / name for at, _, names in walk(folder) for name in names)
+    hidden = (".", "__MACOSX")
+    seen = [p for p in found if not any(n.startswith(hidden) for n in p.relative_to(folder).parts)]
+    return sorted(seen)
 
 
 def _are_texts(folder: Path, listing: Listing) -> bool:

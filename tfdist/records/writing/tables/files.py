@@ -36,10 +36,11 @@ def from_table_file(path: Path, asked: Asked | None = None) -> Columns:
     """Returns the records of a table in a file: see ``records.columns_of_table``."""
     from tfdist.records.writing.tables.records import columns_of_table
 
-    return columns_of_table(_read(path), asked or Asked(), last_is_label=True)
+    return columns_of_table(read_table(path), asked or Asked(), last_is_label=True)
 
 
-def _read(path: Path) -> Table:
+def read_table(path: Path) -> Table:
+    """Returns the rows of a file that ``kind_of_file`` knows. Raises DataError."""
     kind = kind_of_file(path)
     assert kind is not None, path
     if kind in ("csv", "tsv"):

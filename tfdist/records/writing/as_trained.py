@@ -1,0 +1,241 @@
+"""New photos and tables, without labels, as shards that are read as those of a training are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.errors import DataError
+from tfdist.records.buckets.urls import url_of
+from tfdist.records.format.columns import Column, Columns
+from tfdist.records.format.manifest import MANIFEST_NAME, holds_only_others
+from tfdist.records.format.schema import Feature, Schema
+from tfdist.records.wording import listed
+from tfdist.records.writing.column_shards import write_columns
+from tfdist.records.writing.images.search import all_images
+from tfdist.records.writing.options import WriteOptions, cores
+from tfdist.records.writing.roles import WEIGHT, Asked
+from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
+from tfdist.records.writing.tables.records import MISSING, columns_of_table
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the records are called.
+
+    Attributes:
+        column: what such a name is: "file" or "row".
+        values: of each record.
+    """
+
+    column: str
+    values: Sequence[str | int]
+
+
+def find_raw(data: str | Path) -> Path | None:
+    """Returns a file, or a folder without shards; None of shards.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    path = Path(data)
+    # A split is no folder, and shards may be behind a URL.
+    may_be_shards = url_of(data) is not None or (path.parent / MANIFEST_NAME).is_file()
+    if not path.exists() and not may_be_shards:
+        raise _nothing_known(f"{path}, which does not exist")
+    return path if path.is_file() or (not may_be_shards and holds_only_others(path)) else None
+
+
+def write_as_trained(source: Path, trained_on: Schema, out: Path) -> Keys:
+    """Writes photos, or the rows of a table, as one split in their order.
+
+    A photo gets the size and the colours, and a column the place and the numbers of its categories,
+    that they had in the training. Labels are not needed, and other columns are left aside.
+
+    Args:
+        source: a photo, a folder with photos in it, or a table.
+        trained_on: what the records of the training were.
+        out: a folder that does not exist.
+
+    Raises:
+        DataError: the source is none of these, or not what the model was trained on.
+    """
+    inputs = trained_on.of_role("input")
+    if source.is_file() and kind_of_file(source) is not None:
+        columns = _of_table(source, inputs)
+        keys = Keys("row", range(columns.num_records))
+    else:
+        columns, names = _of_images(source, inputs)
+        keys = Keys("file", names)
+    options = WriteOptions(
+        shares=None,
+        num_shards=None,
+        stratify=False,
+        seed=0,
+        compression="none",
+        workers=None,
+        clients=None,
+        partition=None,
+        progress=None,
+        opened=lambda _: None,
+        as_read=lambda schema: schema.checked(),
+        in_order=True,
+    )
+    rows = {"new": np.arange(columns.num_records)}
+    write_columns(replace(columns, splits=rows), out, options, None)
+    return keys
+
+
+def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[str]]:
+    from tfdist.records.writing.images.files import ImageFiles, read_headers
+    from tfdist.records.writing.images.folders import image_feature
+
+    images = all_images(source)
+    if not images:
+        where = "" if source.is_file() else ", without a photo"
+        raise _nothing_known(f"{source}{where}")
+    if len(inputs) > 1 or not inputs[0].is_image:
+        raise _others(f"images in {source}", inputs)
+    trained = inputs[0]
+    if None in trained.read_shape:
+        raise DataError(
+            "the shards of a training on images must say the size that these are read in",
+            received=f"'{trained.name}', whose sizes differ from record to record",
+            mend="Say the one that the model takes: `tfdist adopt DIR --resize HxW`",
+        )
+    paths = [image.path for image in images]
+    headers = read_headers(paths, decode=True, workers=cores())
+    bad = [f"{path}: {why}" for path, why in zip(paths, headers, strict=True) if type(why) is str]
+    if bad:
+        raise DataError(
+            "every image must be one that can be read",
+            received=f"{len(bad):,} that cannot: {listed(bad, _SHOWN)}",
+            mend="Repair or remove them",
+        )
+    found = image_feature(trained.name, "input", images, headers, None)
+    *size, channels = trained.read_shape
+    feature = replace(
+        found,
+        shape=(*found.shape[:2], channels),
+        reading=replace(trained.reading, size=tuple(size), upright=found.reading.upright),
+    )
+    _check_same(source, feature, trained)
+    column = ImageFiles(paths, headers)
+    names = [os.fsencode(image.name).decode(errors="replace") for image in images]
+    return Columns("folder", Schema((feature,)), {trained.name: column}), names
+
+
+def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
+    if not all(map(_columns, inputs)):
+        raise _others(f"the table {source}", inputs)
+    table = read_table(source)
+    mask = [f for f in inputs if (f.name, f.dtype) == (MISSING, "uint8")]
+    # In the order in which the training packed them: those of a mask are all, in theirs.
+    needed = [name for feature in mask or inputs for name in _columns(feature)]
+    lacking = [name for name in needed if name not in table.names]
+    if lacking:
+        raise DataError(
+            f"{source} must have the columns that the model was trained on",
+            received=f"no column {listed(lacking, _SHOWN)}, and the columns "
+            f"{listed(table.names, _SHOWN)}",
+            mend="Add them, or rename those that are meant",
+        )
+    asked = Asked(
+        label=(),
+        inputs=needed,
+        drop=[WEIGHT] if WEIGHT in table.names and WEIGHT not in needed else None,
+        categories=[feature.name for feature in inputs if feature.classes is not None],
+        text=[f.name for f in inputs if f.encoding == "bytes" and f.shape == ()],
+        missing="mask" if mask else None,
+    )
+    try:
+        found = columns_of_table(table, asked, last_is_label=False)
+    except DataError as error:
+        raise DataError(
+            error.rule,
+            received=error.received,
+            mend="Mend the table: each column must hold what it held in the training",
+        ) from None
+    features, columns = {f.name: f for f in found.schema.features}, {}
+    for trained in inputs:
+        own = features.get(trained.name)
+        if own is None or _columns(own) != _columns(trained):
+            raise _other_kinds(source, trained, own)
+        columns[trained.name] = _as_in(source, trained, own, found.columns[own.name])
+        _check_same(source, own, trained)
+    schema = Schema(tuple(_read_as(features[f.name], f) for f in inputs))
+    return Columns(found.kind, schema, columns)
+
+
+def _columns(feature: Feature) -> tuple[str, ...]:
+    """Returns the columns of a table that a feature is made of; none of anything else."""
+    is_alone = feature.encoding == "bytes" or feature.is_ragged  # Text and lists.
+    return feature.columns or ((feature.name,) if is_alone else ())
+
+
+def _as_in(source: Path, trained: Feature, found: Feature, values: Column) -> Column:
+    """Returns the values of a feature, categories with the numbers of the training."""
+    if trained.classes is not None:
+        numbers = {name: number for number, name in enumerate(trained.classes)}
+        unknown = [name for name in found.classes if name not in numbers]
+        if unknown:
+            raise DataError(
+                f"the column '{trained.name}' of {source} must hold categories of the training",
+                received=listed(map(repr, unknown), _SHOWN),
+                mend=f"Choose among {listed(trained.classes, _SHOWN)}",
+            )
+        return np.array([numbers[name] for name in found.classes], np.int64)[values]
+    return values
+
+
+def _read_as(found: Feature, trained: Feature) -> Feature:
+    reading = trained.reading
+    if found.is_ragged:
+        reading = replace(reading, length=trained.read_shape[0])
+    return replace(found, classes=trained.classes, columns=trained.columns, reading=reading)
+
+
+def _check_same(source: Path, found: Feature, trained: Feature) -> None:
+    sizes = found.shape == trained.shape or found.is_image
+    if found.dtype != trained.dtype or not sizes:
+        raise DataError(
+            f"'{trained.name}' of {source} must be what the model was trained on, "
+            f"{trained.dtype} {trained.shown_shape}",
+            received=f"{found.dtype} {found.shown_shape}",
+            mend="Convert it first",
+        )
+
+
+def _other_kinds(source: Path, trained: Feature, found: Feature | None) -> DataError:
+    have = () if found is None else _columns(found)
+    wrong = set(_columns(trained)).symmetric_difference(have)
+    return DataError(
+        f"each column of {source} must hold values of the kind that it held in the training",
+        received=f"none, or of another kind, in {listed(sorted(wrong), _SHOWN)}",
+        mend="Mend these columns: numbers stay numbers, and dates dates",
+    )
+
+
+def _nothing_known(received: str) -> DataError:
+    return DataError(
+        f"data to predict must be a split of shards, a photo, a folder of photos, or {NAMES}",
+        received=received,
+        mend="Of arrays and texts write shards first: `tfdist shard SOURCE NEW_FOLDER`",
+    )
+
+
+def _others(what: str, inputs: Sequence[Feature]) -> DataError:
+    columns = [name for feature in inputs for name in _columns(feature)]
+    names = [f"the image '{f.name}'" if f.is_image else f"'{f.name}'" for f in inputs]
+    taken = f"a table with the columns {listed(columns, _SHOWN)}" if columns else listed(names)
+    return DataError(
+        f"the model must be given what it was trained on, {taken}",
+        received=what,
+        mend="Give such data, or shards of it",
+    )
