@@ -466,18 +466,36 @@ def clipped_tables_of_words_and_of_positions(strategy, folder):
 
 
 @scenario("mesh", "mesh_of_workers")
-def a_masked_output_is_refused(strategy, folder):
+def a_mask_of_the_output(strategy, folder):
+    """Ranks have unlike numbers of words, and one of them none of some batches."""
+
     def model_fn():
         inputs = keras.Input((5,), dtype="int32")
         x = layers.Dense(16, "tanh")(layers.Embedding(11, 16, mask_zero=True)(inputs))
         model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
         return model
 
-    words = RNG.integers(0, 11, (24, 5)).astype(np.int32)
-    feed = strategy.dataset((words, words % 3), global_batch_size=12)
-    with pytest.raises(ModelError, match="outputs of a mesh with replicas must carry no mask"):
-        strategy.build(model_fn).fit(feed, verbose=0)
+    words = RNG.integers(1, 11, (49, 5)).astype(np.int32)
+    words[::2, 2:], words[40:44] = 0, 0
+    fit_both(strategy, *pair(strategy, model_fn), (words, words % 3))
+
+
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+
+    def model_fn():
+        inputs = keras.Input((5,), dtype="int32")
+        x = layers.Dense(16, "tanh")(layers.Embedding(11, 16)(inputs))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
+    labels = np.where(words < 4, -1, words % 3)
+    labels[41:44], labels[44:] = -1, 1  # A rank may have none of a batch.
+    fit_both(strategy, *pair(strategy, model_fn), (words, labels))
 
 
 @scenario("stages_of_workers", "mesh_of_workers")

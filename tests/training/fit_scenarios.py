@@ -1018,3 +1018,38 @@ def a_compiled_model_is_taken_as_it_is(strategy, folder):
         np.testing.assert_array_equal(ours, theirs)
     assert model.optimizer.momentum == 0.9
     assert len(model.fit(*data(), epochs=2, verbose=0).history["accuracy"]) == 2
+
+
+@scenario
+def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
+    """Which is a mean over the others; some replicas have none of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(45, 6)).astype(np.float32)
+    y = rng.integers(0, 3, 45)
+    y[::2] = y[3:9] = -1
+    weights = rng.uniform(0.3, 2, 45).astype(np.float32)
+    leaves_out = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+
+    def model_fn():
+        inputs = keras.Input((6,))
+        hidden = layers.Dense(8, "tanh")(inputs)
+        outputs = {"b": layers.Dense(3, name="b")(hidden), "a": layers.Dense(1, name="a")(hidden)}
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), {"a": "mse", "b": leaves_out})
+        return model
+
+    labels = {"a": x[:, :1], "b": y}
+    model, reference = equals_one_device(strategy, model_fn, (x, labels))
+    in_order = strategy.dataset((x, labels), global_batch_size=8, training=False)
+    found = model.evaluate(in_order, verbose=0, return_dict=True)
+    expected = reference.evaluate(x, labels, batch_size=8, verbose=0, return_dict=True)
+    assert_same_results(found, expected)
+    equals_one_device(strategy, model_fn, (x, labels, weights))
+    of_first = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+
+    def without_the_first():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), of_first)
+        return model
+
+    equals_one_device(strategy, without_the_first, (x, np.maximum(y, 0)[:, None]))

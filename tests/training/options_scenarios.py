@@ -163,6 +163,8 @@ def microbatches_of_sums(strategy, folder):
 def microbatches_of_masks_and_sparse_gradients(strategy, folder):
     three = given(strategy, accumulate_steps=3)
     equals_one_device(three, lambda: tagger(blocks=1), words())
+    leaves_out = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+    equals_one_device(three, lambda: mlp(loss=leaves_out), data())
 
 
 @scenario("mirrored", "horovod")

@@ -25,8 +25,6 @@ ASKS_ALL = {"all_gather", "all_reduce", "allgather", "allreduce", "_allgather", 
 # Of the largest output. Another order of summation is 1e-6 of it in float32; what is computed in
 # 16 bits is rounded more coarsely on the way.
 _TOLERANCE = 1e-3
-#: What Keras 2 makes of an operation in a Functional model.
-_OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
 _OF_16_BITS = {"bfloat16": 0.05, "float16": 0.01}
 
 
@@ -141,12 +139,8 @@ class Walk:
 
     @contextlib.contextmanager
     def _calls_replaced(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
-        # An operation between layers has its call on the instance; others of those are tfdist's.
-        layers = [
-            layer
-            for layer in layers_in(self._model)
-            if "call" not in vars(layer) or type(layer).__name__ in _OPERATIONS
-        ]
+        layers = layers_in(self._model)
+        # Of an operation between layers, and where tfdist has put another one.
         before = {id(layer): vars(layer)["call"] for layer in layers if "call" in vars(layer)}
         for layer in layers:
             layer.call = self._replaced(layer, layer.call, taken)
@@ -154,10 +148,9 @@ class Walk:
             yield
         finally:
             for layer in layers:
+                del layer.call
                 if id(layer) in before:
                     layer.call = before[id(layer)]
-                else:
-                    del layer.call
 
     def _replaced(
         self, layer: Any, call: Callable, taken: Callable[[Any, int, Any], Any]

@@ -91,6 +91,7 @@ class Runs:
         self._check = check
         self._divides = divides
         self._tried: int | None = None  # Compilation whose losses divide, or are warned of.
+        self._checks_rows = True
         self._keras_fit = model.fit
         self._keras_evaluate = model.evaluate
         self._keras_predict = model.predict
@@ -104,6 +105,7 @@ class Runs:
             return self._fit(x, by_name(tf.keras.Model.fit, args) | options)
 
     def _fit(self, x: Any, options: dict) -> tf.keras.callbacks.History:
+        self._checks_rows = bool(options.pop("check_rows", True))
         if self._is_plain_keras(x) and not self._needs_feed(options):
             check_given_labels(self._model, x, options)
             if self._divides and self._tried != self._binding.times_compiled:
@@ -533,7 +535,7 @@ class Runs:
         moved = self._binding.moved = coupling.moved_by(model, element_spec)
         moved_state.refuse_without_way(moved)
         self._binding.alike_look_ups = coupling.looked_up_alike(model, element_spec)
-        if tells:
+        if tells and self._checks_rows:
             # On all processes: what a user's layer or loss does may need them all.
             by_microbatch = (
                 not self._collective.shares_batches or self._binding.options.accumulate_steps > 1

@@ -298,6 +298,7 @@ class MeshSteps:
         self._segments = segments
         self._regularizers = WeightRegularizers(model, state)
         # Drawn from the seed that tf.keras.utils.set_random_seed sets, like Keras' own.
+        self._waited_for = tf.Variable(0.0, trainable=False)
         self._seed = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int64) + ranks.process
         # Conversion is plain Python; only the user's loss and metrics may need AutoGraph.
         self.train = tf.function(self._train, autograph=False)
@@ -332,7 +333,7 @@ class MeshSteps:
         return self._program(x, training, num_rows, Ranks(self._ranks, told))
 
     def _evaluate(self, program: Program, x: Any, y: Any, weight: Any) -> dict[str, tf.Tensor]:
-        y_preds = []
+        y_preds, shared = [], []
         ranks = program.context.ranks
 
         def loss(y_pred: Any, activity: list[tf.Tensor]) -> tf.Tensor:
@@ -340,6 +341,7 @@ class MeshSteps:
             labels, weights = y, weight
             if ranks is not None:
                 labels, y_pred, weights = self._of_rank(y, y_pred, weight, ranks)
+                shared.extend(w for w in tf.nest.flatten(weights) if w is not None)
             if not program.num_rows:
                 return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
@@ -351,6 +353,8 @@ class MeshSteps:
 
         program.run(loss)
         if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
+            for of_none in shared:  # Other ranks wait for the sums in it, which nothing else reads.
+                self._waited_for.assign(tf.cast(tf.reduce_sum(of_none), tf.float32))
             return self._model.get_metrics_result()
         return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
 
