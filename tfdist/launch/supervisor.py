@@ -199,6 +199,7 @@ class _Watch:
                     self._on_line(None, stream, text)
                 continue
             self._alive.add(rank)
+            self._stopped_s.pop(rank, None)
             if event is None:
                 self._remember(rank, line)
                 self._on_line(rank, stream, line)
@@ -227,6 +228,7 @@ class _Watch:
         # Those that have left are silent for good; those that meet anew report no step.
         now = time.monotonic()
         self._forgiven.clear()
+        self._stopped_s.clear()
         self._heard_at = {r: now for r in self._heard_at if self._membership.is_member(r)}
         self._on_event(0, event)
 
