@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api as autograph
 
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context, has_batch
@@ -24,6 +22,7 @@ from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.training import keras_api, losses
+from tfdist.training.autograph import with_autograph
 from tfdist.training.collective import Collective
 from tfdist.training.logits import changed
 
@@ -216,11 +215,6 @@ def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
         )
 
 
-def _with_autograph(function: Callable) -> Callable:
-    """Returns ``function`` as Keras' own train function would call it: a user may write ``if``."""
-    return autograph.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
-
-
 class WeightRegularizers:
     """The regularizers of a model's weights, on slices.
 
@@ -359,7 +353,7 @@ class MeshSteps:
             if not program.num_rows:
                 return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
-            compiled_loss = _with_autograph(self._model.compiled_loss)
+            compiled_loss = with_autograph(self._model.compiled_loss)
             total = compiled_loss(y, y_pred, weights, regularization_losses=added)
             if ranks is not None:
                 total *= tf.cast(ranks.part, total.dtype)
@@ -368,7 +362,7 @@ class MeshSteps:
         program.run(loss)
         if not program.num_rows:  # Of no rows, a user's own mean would be NaN.
             return self._model.get_metrics_result()
-        return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
+        return with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
 
     def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
         program = self._of_share(x, y, told, training=True)
