@@ -387,8 +387,10 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     try:
         yield guard
     finally:
-        _end(guard)
-        own.close()  # Again, should the guard have been killed.
+        try:
+            _end(guard)
+        finally:  # Another Ctrl-C may come meanwhile.
+            own.close()  # Again, should the guard have been killed.
 
 
 def _end(guard: subprocess.Popen) -> None:
