@@ -277,6 +277,10 @@ def test_only_damaged_ones_are_an_error(broken):
         path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="only damaged ones, ckpt-10, ckpt-8, ckpt-6"):
         fit(Checkpoints(broken, resume=True))
+    elsewhere = Checkpoints(broken, resume=True)
+    elsewhere.call("s3://bucket/run/checkpoints")
+    with pytest.raises(CheckpointError, match="Remove s3://bucket/run/checkpoints and train"):
+        fit(elsewhere)
 
 
 def test_options():
