@@ -7,6 +7,9 @@ of tfdist's own is an ``assert``, never one of these.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 # Characters of each of the three parts of a message.
 _LONGEST_PART = 1200
 
@@ -94,6 +97,33 @@ def _on_one_line(text: str) -> str:
     line = " ".join(part.strip() for part in text.splitlines())
     shown = "".join(letter if letter.isprintable() else "?" for letter in line)
     return shown if len(shown) <= _LONGEST_PART else f"{shown[:_LONGEST_PART]}…"
+
+
+class KeyTwiceError(ValueError):
+    """A key that an object of JSON has twice, of which Python would take the last."""
+
+
+def read_json(text: str | bytes, *, keys_once: bool = False) -> Any:
+    """Returns what a text that others have written holds as JSON.
+
+    Args:
+        keys_once: whether to refuse an object that has a key twice.
+
+    Raises:
+        ValueError: it is not JSON, or nested without end. KeyTwiceError: see ``keys_once``.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_with_each_key_once if keys_once else None)
+    except RecursionError:
+        raise ValueError("too many levels") from None
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyTwiceError(f"'{next(name for name in names if names.count(name) > 1)}' twice")
+    return found
 
 
 def cannot_write(path: object, error: BaseException) -> WriteError:

@@ -253,6 +253,34 @@ def test_a_job_takes_the_settings_of_tfdist_train(tmp_path):
     assert (stopping.monitor, stopping.patience) == ("val_loss", 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "key", "found"),
+    [
+        ("bucket-by-length", True, "bucket_by_length", True),
+        ("bucket-by-length", "true", "bucket_by_length", True),
+        ("bucket-by-length", False, "bucket_by_length", False),
+        ("bucket-by-length", [16, 32], "bucket_by_length", [16, 32]),
+        ("bucket-by-length", "16", "bucket_by_length", [16]),
+        ("augment", ["crop", "flip"], "augment", ["crop", "flip"]),
+        ("augment", "crop,flip", "augment", "crop,flip"),
+        ("class-weight", {"0": 1.0, "1": 2}, "class_weight", {"0": 1.0, "1": 2}),
+        ("class-weight", "0=1,1=2", "class_weight", "0=1,1=2"),
+        ("early-stopping", {"monitor": "loss"}, "early_stopping", {"monitor": "loss"}),
+        ("strategy-options", {"sync_batch_norm": False}, "strategy_options", None),
+        ("strategy-options", '{"sync_batch_norm": false}', "strategy_options", None),
+    ],
+)
+def test_values_that_are_no_text_come_as_python_writes_them(name, value, key, found):
+    """As SageMaker's training toolkit does."""
+    options = job.parse(["--model", "a.py:b", "--pad-to", "batch", f"--{name}", str(value)])
+    assert getattr(options, key) == ({"sync_batch_norm": False} if found is None else found)
+
+
+def test_lengths_that_are_none_are_named():
+    with pytest.raises(OptionError, match=r"lengths as 32,64, but is 'yes'"):
+        job.parse(["--model", "a.py:b", "--bucket-by-length", "yes"])
+
+
 def test_a_model_that_cannot_be_kept_is_refused_before_it_is_trained(tmp_path):
     (tmp_path / "own.py").write_text(_WITHOUT_CALL)
     with pytest.raises(ModelError, match="the model of a job must have a call"):

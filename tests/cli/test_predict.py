@@ -119,7 +119,10 @@ def test_weights_of_another_model_are_one_line(predict, tmp_path):
     wider = keras.Sequential([keras.Input((8,)), keras.layers.Dense(17), keras.layers.Dense(3)])
     wider.save(tmp_path / "wider.keras")
     (tmp_path / "text.keras").write_text("no model")
-    for weights in ("wider.keras", "text.keras", "none.keras"):
+    flipped = bytearray((tmp_path / "model.keras").read_bytes())
+    flipped[len(flipped) // 2] ^= 8
+    (tmp_path / "flipped.keras").write_bytes(flipped)
+    for weights in ("wider.keras", "text.keras", "none.keras", "flipped.keras"):
         done = predict("--output", "found.npz", "--strategy", "single", weights=weights)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1, done.stderr

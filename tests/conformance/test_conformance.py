@@ -195,7 +195,7 @@ ROWS = (
     ),
     Row(
         strategy="horovod",
-        options={"stall_timeout_s": 20, "shard": "optimizer"},
+        options={"stall_timeout_s": 100, "shard": "optimizer"},
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",
@@ -213,7 +213,7 @@ ROWS = (
     ),
     Row(
         strategy="horovod",
-        options={"stall_timeout_s": 20},
+        options={"stall_timeout_s": 100},
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",
@@ -221,7 +221,7 @@ ROWS = (
     ),
     Row(
         strategy="horovod",
-        options={"stall_timeout_s": 20, "shard": "weights"},
+        options={"stall_timeout_s": 100, "shard": "weights"},
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",
@@ -380,7 +380,7 @@ ROWS += (
     ),
     Row(
         strategy="horovod",
-        options={"stall_timeout_s": 20},
+        options={"stall_timeout_s": 100},
         launcher=_launched("horovod", workers=2),
         num_replicas=2,
         batches="two_processes",

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfdist.launch import scratch
+from tfdist.launch import local, scratch, supervisor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -86,6 +86,33 @@ def test_nothing_is_left_whoever_is_killed(traces, own_folder, who):
     while any(folder.exists() for folder in folders) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [folder for folder in folders if folder.exists()] == []
+
+
+def test_what_another_ctrl_c_interrupts_leaves_nothing(traces, own_folder, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted_end(guard: subprocess.Popen) -> None:
+        supervisor._kill_tree(guard)
+        interrupt()
+
+    monkeypatch.setattr(supervisor, "_end", interrupted_end)
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run(local.job([sys.executable, "-c", code, traces.token]), on_line=interrupt)
+    traces.wait_for(0)
+    assert list(own_folder.iterdir()) == []
+
+
+def test_what_keras_leaves_of_a_save_that_failed_goes(own_folder):
+    job = scratch.Scratch()
+    (Path(job.paths[0]) / "tmpabc" / "assets").mkdir(parents=True)
+    mine = Path(job.paths[0]) / "tmpmine" / "assets"
+    mine.mkdir(parents=True)
+    (mine / "kept").touch()
+    job.close()
+    assert [path.name for path in Path(job.paths[0]).iterdir()] == ["tmpmine"]
+    assert (mine / "kept").exists()
 
 
 def test_a_users_own_files_stay(traces, own_folder):

@@ -200,6 +200,20 @@ def test_a_stopped_rank_is_named_though_all_fall_silent_at_once(traces):
     assert traces.alive() == []
 
 
+def test_a_stopped_rank_is_silent_however_loud_the_others_are(traces):
+    """They may poll for it, or go on."""
+    code = RANK + (
+        "from tfdist.launch.events import emit; emit({'event': 'ready'})\n"
+        "if rank == 1: os.kill(os.getpid(), 19)\n"
+        "while True: print('on'); emit({'event': 'step', 'step': 1}); time.sleep(0.05)"
+    )
+    job = tf_cluster.job(python(code, traces.token), workers=2, stall_timeout_s=3)
+    words = r"every 3 s, but found silence of rank 1, .*last heard of \(ready\), and is stopped"
+    with pytest.raises(LaunchError, match=words):
+        Sink().run(job)
+    assert traces.alive() == []
+
+
 def test_what_takes_long_is_waited_for_longer(traces):
     """The import, the first step, the writing of a checkpoint: but not without end."""
     code = (

@@ -82,6 +82,19 @@ def test_tfdist_tells_of_a_failure_and_of_a_host_in_events():
     assert "must be reachable by ssh, but found b" in str(told[2].no_host)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("me@node1: Permission denied (publickey).", "node1, of which ssh says: Permission denied"),
+        ("Host key verification failed.", "one, of which ssh says: Host key verification failed"),
+    ],
+)
+def test_a_host_that_does_not_let_us_in_is_named(line, words):
+    verdict = MpiVerdict()
+    assert verdict.take(line) == []
+    assert words in str(verdict.no_host)
+
+
 def test_a_host_that_ssh_does_not_find_is_named_and_the_rest_is_not_repeated():
     verdict = MpiVerdict()
     lines = [

@@ -63,9 +63,19 @@ def test_what_cannot_be(given, words, split):
         class_weights(given, split)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [('{"0": 1, "0": 2}', "'0' twice"), ("0=1,0=2", "class 0 twice")]
+)
+def test_a_class_that_is_told_twice_is_refused(text, words, split, tmp_path):
+    (tmp_path / "twice.json").write_text(text)
+    given = str(tmp_path / "twice.json") if text[0] == "{" else text
+    with pytest.raises(OptionError, match=words):
+        class_weights(given, split)
+
+
 def test_a_file_nested_without_end_is_unreadable(split, tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(TfdistError, match=r"of which reading says: maximum recursion depth"):
+    with pytest.raises(TfdistError, match=r"of which reading says: too many levels"):
         class_weights(str(tmp_path / "deep.json"), split)
 
 

@@ -17,7 +17,7 @@ import pytest
 import s3fs
 
 import tfdist
-from tfdist.errors import DataError, InUseError, ModelError, OptionError, WriteError
+from tfdist.errors import DataError, InUseError, ModelError, OptionError, TfdistError, WriteError
 from tfdist.export.models import open_model
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
@@ -328,6 +328,11 @@ def test_a_killed_training_goes_on_from_the_bucket_alone(project, monkeypatch):
     found = there()
     assert json.loads(found["config.json"])["output"] == URL
     assert found["model.keras"] == run.model_path.read_bytes()
+    for name in (name for name in found if name.endswith(".index")):
+        Store(URL).write(name, b"damaged")
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(project / "a third machine"))
+    with pytest.raises(TfdistError, match=f"damaged ones, .* Remove {URL}/checkpoints and train"):
+        tfdist.train(*asked, URL, resume=True, verbose=False, **options | {"epochs": 7})
     names = {"config.json", "history.csv", "metrics.json", "model.keras", "curves.png"}
     assert names < set(found)
     with pytest.raises(OptionError, match="Add --resume"):

@@ -30,7 +30,7 @@ def model_fn():
 
 def other(strategy, **options):
     """Returns a strategy with other options in the same job."""
-    made = tfdist.strategy("horovod", stall_timeout_s=20, **options)
+    made = tfdist.strategy("horovod", stall_timeout_s=100, **options)
     made.start()
     return made
 

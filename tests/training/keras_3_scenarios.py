@@ -57,6 +57,21 @@ def check_refused(strategy: Any, model_fn: Callable[[], keras.Model], words: str
 
 
 @scenario
+def ctc_leaves_replicas_without_rows_out(strategy, folder):
+    """TensorFlow's fails on them; an epoch's last batch has one row."""
+
+    def model_fn() -> keras.Model:
+        model = keras.Sequential([keras.Input((6, 3)), layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.CTC())
+        return model
+
+    rng = np.random.default_rng(1)
+    data = rng.normal(size=(13, 6, 3)).astype(np.float32), rng.integers(1, 4, (13, 2))
+    report = tfdist.verify(model_fn, data, strategy, steps=4, global_batch_size=12)
+    assert report is None or report.exact, report
+
+
+@scenario
 def losses_of_layers_stay_with_their_replica(strategy, folder):
     """Replicas wait for each other in BatchNormalization, when half of the losses are added."""
     check_exact(strategy, lambda: mlp(layers.BatchNormalization))

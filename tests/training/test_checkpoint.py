@@ -277,6 +277,10 @@ def test_only_damaged_ones_are_an_error(broken):
         path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="only damaged ones, ckpt-10, ckpt-8, ckpt-6"):
         fit(Checkpoints(broken, resume=True))
+    elsewhere = Checkpoints(broken, resume=True)
+    elsewhere.call("s3://bucket/run/checkpoints")
+    with pytest.raises(CheckpointError, match="Remove s3://bucket/run/checkpoints and train"):
+        fit(elsewhere)
 
 
 def test_options():
@@ -413,7 +417,7 @@ def test_a_killed_script_goes_on_to_the_same_weights(tmp_path):
     """Under tfdist launch; tests/faults has what tfdist train makes of it, on every strategy."""
     launch = ("-m", "tfdist", "launch", "--strategy", "horovod", "--workers", "2", "--")
     script = (sys.executable, str(Path(__file__).with_name("killed_fit.py")))
-    options = json.dumps({"stall_timeout_s": 20})
+    options = json.dumps({"stall_timeout_s": 100})
 
     def run(mode):
         return subprocess.run(

@@ -15,8 +15,8 @@ SCENARIOS = "data_error_scenarios.py"
 JOBS = {
     "single": Job("single", only_named=True),
     "mirrored": Job("mirrored", {"devices": 2}),
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2),
-    "multi_worker": Job("multi_worker", {"stall_timeout_s": 30}, ranks=2, only_named=True),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2),
+    "multi_worker": Job("multi_worker", {"stall_timeout_s": 100}, ranks=2, only_named=True),
 }
 
 

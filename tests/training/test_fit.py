@@ -10,7 +10,7 @@ JOBS = {
     "single": Job("single", only_named=True),
     "mirrored": Job("mirrored", {"devices": 2}),
     # What two processes must agree on, and what each has of its own.
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2, only_named=True),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2, only_named=True),
 }
 
 

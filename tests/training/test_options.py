@@ -18,7 +18,7 @@ SCENARIOS = "options_scenarios.py"
 JOBS = {
     "single": Job("single", only_named=True),
     "mirrored": Job("mirrored", {"devices": 2}),
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2, only_named=True),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2, only_named=True),
     "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }
 _STEP = {"precision", "accumulate_steps", "recompute", "sync_batch_norm", "shard", "offload"}

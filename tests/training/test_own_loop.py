@@ -49,6 +49,23 @@ def test_one_device_runs_the_body_as_it_is():
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_body_may_ask_if(eagerly):
+    def doubled(batch):
+        x, y = batch
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+        if loss > 0:
+            loss = 2.0 * loss
+        return {"loss": loss}
+
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(new_model)
+        model.run_eagerly = eagerly
+        data = strategy.dataset((X, Y), global_batch_size=4)
+        history = strategy.run(doubled, data, model=model, verbose=0)
+    assert history.history["loss"] == [18.0]
+
+
 def test_a_body_takes_a_batch():
     with tfdist.strategy("single") as strategy:
         model = strategy.build(new_model)

@@ -7,7 +7,7 @@ from scenario_plugin import Job
 SCENARIOS = "own_steps_scenarios.py"
 JOBS = {
     "mirrored": Job("mirrored", {"devices": 2}),
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2),
     "multi_worker": Job("multi_worker", ranks=2),
 }
 

@@ -22,7 +22,7 @@ SCENARIOS = "shard_scenarios.py"
 #: What is the same on every engine is tried on the quickest.
 JOBS = {
     "mirrored": Job("mirrored", {"devices": 2}),
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2, only_named=True),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2, only_named=True),
     "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }
 

@@ -9,7 +9,7 @@ from scenario_plugin import Job
 
 SCENARIOS = "shard_weights_scenarios.py"
 JOBS = {
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2),
     "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }
 

@@ -16,7 +16,7 @@ from tfdist.training import checkpoint_files
 SCENARIOS = "shared_checkpoints_scenarios.py"
 JOBS = {
     "mirrored": Job("mirrored", {"devices": 2}),
-    "horovod": Job("horovod", {"stall_timeout_s": 20}, ranks=2),
+    "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2),
     "multi_worker": Job("multi_worker", ranks=2),
 }
 

@@ -6,14 +6,13 @@ it is fitted (Amdahl 1967: a part of each step that more instances do not shorte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfdist.aws.instances import CarbonTable, Instance
-from tfdist.errors import DataError, OptionError, package_missing
+from tfdist.errors import DataError, OptionError, package_missing, read_json
 
 # Of Horovod on two ranks of a small convnet, the least that tfdist's benchmarks allow.
 DEFAULT_EFFICIENCY = 0.88
@@ -136,13 +135,13 @@ def read_measurement(path: Path) -> float:
         DataError: neither of them.
     """
     try:
-        value: Any = json.loads(path.read_text())
+        value: Any = read_json(path.read_text())
         if isinstance(value, dict):
             return float(value["samples_per_s"])
         # The first epoch also traces the step.
         speeds = sorted(row["samples_per_s"] for row in value[1:] or value)
         return float(speeds[len(speeds) // 2])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(
             "a measurement must be metrics.json of `tfdist train`, or history.json of a training "
             "job",

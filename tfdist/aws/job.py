@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
+import ast
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
 from tfdist.compat import import_tensorflow, refuse_keras_3
-from tfdist.errors import DataError, DivergedError, ModelError, OptionError
+from tfdist.errors import DataError, DivergedError, ModelError, OptionError, read_json
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
@@ -38,16 +39,16 @@ def parser() -> Parser:
     add = hyperparameters.add_argument
     add("--model", required=True, metavar="FILE.py:NAME", help="a function that returns a model")
     add("--strategy", default="auto", help=f"{', '.join(REGISTRY)}, or auto")
-    add("--strategy-options", type=json.loads, default={}, metavar="JSON")
+    add("--strategy-options", type=_listed, default={}, metavar="JSON")
     add("--epochs", type=int, default=5)
     add("--global-batch-size", type=int, default=128, help="records of a step, over all replicas")
     add("--seed", type=int, default=0)
     add("--lr", type=float, help="the learning rate in place of the model's own")
-    add("--augment", metavar="NAME,...", help="changes images, as tfdist.augment")
+    add("--augment", type=_listed, metavar="NAME,...", help="changes images, as tfdist.augment")
     add("--pad-to", type=_length, metavar="batch|N", help="pads to a batch's longest record")
     add("--bucket-by-length", type=_lengths, default=False, metavar="true|32,64,...")
-    add("--class-weight", metavar="balanced|0=1.0,1=2.0", help="what a class counts in the loss")
-    add("--early-stopping", metavar="NUMBER,...", help="as val_loss,patience=3")
+    add("--class-weight", type=_listed, metavar="balanced|0=1.0,1=2.0", help="what a class counts")
+    add("--early-stopping", type=_listed, metavar="NUMBER,...", help="as val_loss,patience=3")
     add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
     add("--warmup-epochs", type=float, default=0.0)
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
@@ -60,10 +61,29 @@ def _length(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+def _value(text: str) -> Any:
+    """Returns what SageMaker was given: it writes true, lists and dicts as Python does."""
+    with contextlib.suppress(ValueError):
+        return read_json(text)
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(text)
+    return text
+
+
+def _listed(text: str) -> Any:
+    """Returns a list or a dict, or the text itself."""
+    value = _value(text)
+    return value if isinstance(value, (list, dict)) else text
+
+
 def _lengths(text: str) -> bool | list[int]:
-    if text in ("true", "false"):
-        return text == "true"
-    return [int(part) for part in text.split(",")]
+    value = _value(text)
+    if isinstance(value, bool):
+        return value
+    lengths = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(type(length) is int for length in lengths):
+        raise argparse.ArgumentTypeError(f"must be true, or lengths as 32,64, but is {text!r}")
+    return lengths
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

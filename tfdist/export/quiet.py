@@ -40,6 +40,10 @@ def quiet() -> Iterator[IO[bytes]]:
             yield log
         finally:
             sys.stderr = before
+            for handler in logging.root.handlers:
+                # Python makes one with the first line of any logger, which may have come here.
+                if isinstance(handler, logging.StreamHandler) and handler.stream is terminal:
+                    handler.setStream(before)
             os.dup2(kept, 2)
             os.close(kept)
             logger.setLevel(level)

@@ -8,7 +8,6 @@ functions touch files. A SavedModel's functions are graphs, which may do all tha
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import h5py
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, read_json
 
 # A description of a model is text: more than this is no description.
 _MOST_BYTES = 1 << 28
@@ -178,8 +177,8 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 def _in_description(text: bytes) -> Iterator[str]:
     try:
-        description = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        description = read_json(text)
+    except ValueError as error:
         raise ModelError(
             "the description of a model's layers must be JSON",
             received=f"an error: {str(error)[:200]}",

@@ -14,7 +14,7 @@ from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 from tfdist.strategies import Spec, check_takes_keras, names_of, spec_of
 from tfdist.strategies.spec import REPLICAS
-from tfdist.topology import Topology
+from tfdist.topology import Topology, deadlines
 
 # What a ``Spec`` calls a launcher -> what builds its job.
 _LAUNCHERS = {"mpi": mpi.job, "gloo": gloo.job, "tasks": tf_cluster.job}
@@ -95,6 +95,7 @@ def job_for(
     """
     spec = _AUTO if strategy == "auto" else spec_of(strategy, options)
     timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
+    environ = {**os.environ, **deadlines.told(**timeouts)}
     if ps is not None and not spec.has_servers:
         with_servers = " or ".join(names_of(lambda spec: spec.has_servers))
         raise OptionError(
@@ -110,6 +111,7 @@ def job_for(
             min_workers=min_workers,
             max_workers=max_workers,
             host_discovery=host_discovery,
+            environ=environ,
             **timeouts,
         )
     place = standing(workers, hosts, controller)
@@ -120,13 +122,12 @@ def job_for(
                 f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
                 "give --workers 1 for a training of its own in each process",
             )
-        environ = os.environ
         if spec.has_servers:
             environ = tf_cluster.beside_servers(environ, place, ps or 1)
         return local.job(command, rank=place.rank, environ=environ, **timeouts)
     if not spec.launchers:
         _refuse_several(strategy, workers, hosts, controller)
-        environ = os.environ if workers is None else topology.alone(os.environ)
+        environ = environ if workers is None else topology.alone(environ)
         return local.job(command, environ=environ, **timeouts)
     if controller is not None and not spec.has_controllers:
         raise _no_controller(strategy, controller)
@@ -135,7 +136,9 @@ def job_for(
         raise unknown_choice("controller", name, list(spec.launchers))
     workers = 2 if workers is None else workers
     servers = {"ps": ps or 1} if spec.has_servers else {}
-    return _LAUNCHERS[name](command, workers=workers, on_hosts=hosts, **servers, **timeouts)
+    return _LAUNCHERS[name](
+        command, workers=workers, on_hosts=hosts, environ=environ, **servers, **timeouts
+    )
 
 
 #: It chooses inside one process.

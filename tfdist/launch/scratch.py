@@ -23,6 +23,8 @@ _PREFIX = "tfdist-job-"
 _MEMORY_PREFIX = "tfdist-memory-"
 # Named by autograph, Open MPI, tfdist.
 _OURS = ("__autograph_generated_file*", "ompi.*", "tfdist-*")
+# Where Keras writes a model first. When that fails they stay, and are empty.
+_OF_KERAS = ("tmp*/assets", "tmp*")
 _MEMORY = "/dev/shm"
 # In each folder, and locked for as long as anything of the job lives.
 _LOCK = "tfdist-lock"
@@ -80,6 +82,10 @@ def remove(paths: Iterable[str]) -> None:
             for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
                 with contextlib.suppress(OSError):
                     os.remove(path) if not os.path.isdir(path) else shutil.rmtree(path)
+        for pattern in _OF_KERAS:
+            for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
+                with contextlib.suppress(OSError):  # Not empty: the user's.
+                    os.rmdir(path)
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -137,6 +137,8 @@ class _Watch:
         self._looked_at = self._output_at = self._started_at
         self._starved: dict[int, Starvation] = defaultdict(Starvation)
         self._forgiven: dict[int, float] = defaultdict(float)
+        #: Rank -> for how many seconds it has been seen to be stopped.
+        self._stopped_s: dict[int, float] = {}
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -154,7 +156,7 @@ class _Watch:
                         selector.unregister(key.fileobj)
                 if not ready and guard.poll() is not None:
                     break  # a process that the guard could not end may hold the pipes open
-                self._forgive(guard.pid)
+                self._look(guard.pid)
                 self._check_deadlines()
         self._take(self._sorter.close())
         for text in self._verdict.close():
@@ -197,6 +199,7 @@ class _Watch:
                     self._on_line(None, stream, text)
                 continue
             self._alive.add(rank)
+            self._stopped_s.pop(rank, None)
             if event is None:
                 self._remember(rank, line)
                 self._on_line(rank, stream, line)
@@ -225,27 +228,35 @@ class _Watch:
         # Those that have left are silent for good; those that meet anew report no step.
         now = time.monotonic()
         self._forgiven.clear()
+        self._stopped_s.clear()
         self._heard_at = {r: now for r in self._heard_at if self._membership.is_member(r)}
         self._on_event(0, event)
 
     def _remember(self, rank: int | None, line: str) -> None:
         self._last.setdefault(rank, deque(maxlen=_LAST_LINES)).append(line)
 
-    def _forgive(self, guard: int) -> None:
-        """Does not count as silence what is none of the ranks' own doing.
-
-        That is when they wanted a core and others had it, and when this process did not run. The
-        processes between it and the ranks are woken when somebody has stopped them.
-        """
+    def _look(self, guard: int) -> None:
+        """Looks for ranks that are stopped, and where all are silent at what keeps them."""
         now = time.monotonic()
         passed = now - self._looked_at
         if passed < _LOOK_S:
             return
         self._looked_at = now
-        if now - self._output_at < _LOOK_S:
-            return
-        self._wake(guard)
         paused = max(0.0, passed - 2 * _LOOK_S)
+        stopped = self._stopped(r for r, at in self._heard_at.items() if now - at > _LOOK_S)
+        self._stopped_s = {
+            rank: self._stopped_s.get(rank, 0.0) + passed - paused for rank in stopped
+        }
+        if now - self._output_at >= _LOOK_S:
+            self._wake(guard)
+            self._forgive(guard, now, passed, paused)
+
+    def _forgive(self, guard: int, now: float, passed: float, paused: float) -> None:
+        """Does not count as silence what is none of the ranks' own doing.
+
+        That is when they wanted a core and others had it, and when this process did not run. The
+        processes between it and the ranks have been woken, should somebody have stopped them.
+        """
         lost = paused + min(passed - paused, self._starved[_OF_ALL].since_last([guard]))
         if len(self._alive) < self._job.world_size:
             self._started_at += lost
@@ -285,7 +296,9 @@ class _Watch:
         if self._job.stall_timeout_s is not None and self._heard_at:
             limits = {rank: self._patience(rank) for rank in self._heard_at}
             silent = {r: now - at - self._forgiven[r] for r, at in self._heard_at.items()}
-            if all(seconds > limits[rank] for rank, seconds in silent.items()):
+            # The others of a rank that is stopped may poll, or have much to say, for ever.
+            over = any(s > limits[rank] for rank, s in self._stopped_s.items())
+            if over or all(seconds > limits[rank] for rank, seconds in silent.items()):
                 raise self._stalled(now, min(limits.values()))
 
     def _patience(self, rank: int) -> float:
@@ -294,8 +307,8 @@ class _Watch:
         return self._job.stall_timeout_s + more
 
     def _stalled(self, now: float, limit: float) -> LaunchError:
-        oldest = min(self._heard_at.values())
-        stopped = self._stopped()
+        stopped = self._stopped(self._started)
+        oldest = min(self._heard_at[rank] for rank in self._stopped_s or self._heard_at)
         # Ranks work in step: those that fell silent first hold the others up.
         first = stopped or sorted(
             rank for rank, at in self._heard_at.items() if at - oldest < 2 * _TICK_S
@@ -321,18 +334,21 @@ class _Watch:
             place += f" in {epoch}{step}"
         return f"{place} ({self._last_event[rank]['event']})"
 
-    def _stopped(self) -> list[int]:
-        """Returns the ranks of this host one of whose processes is stopped."""
+    def _stopped(self, ranks: Iterable[int]) -> list[int]:
+        """Returns those of the ranks on this host one of whose processes is stopped."""
         import psutil  # here, because few jobs stall
 
         found = []
-        for rank, started in sorted(self._started.items()):
+        for rank in sorted(ranks):
+            started = self._started.get(rank, {})
             if started.get("host") != os.uname().nodename:
                 continue
             with contextlib.suppress(psutil.Error):
                 own = psutil.Process(started["pid"])
-                states = [process.status() for process in (own, *own.children(recursive=True))]
-                if psutil.STATUS_STOPPED in states:
+                if any(
+                    process.status() == psutil.STATUS_STOPPED and not _is_launchers(process)
+                    for process in (own, *own.children(recursive=True))
+                ):
                     found.append(rank)
         return found
 
@@ -371,8 +387,10 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     try:
         yield guard
     finally:
-        _end(guard)
-        own.close()  # Again, should the guard have been killed.
+        try:
+            _end(guard)
+        finally:  # Another Ctrl-C may come meanwhile.
+            own.close()  # Again, should the guard have been killed.
 
 
 def _end(guard: subprocess.Popen) -> None:

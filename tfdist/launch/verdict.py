@@ -38,7 +38,10 @@ class MpiVerdict:
         (re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly()"), 0),
     )
     # ssh's own words, and what mpirun says of it in twenty lines.
-    _NO_HOST = re.compile(r"^ssh: (?:Could not resolve hostname|connect to host) (\S+?)[: ](.*)")
+    _NO_HOST = re.compile(
+        r"^(?:ssh: (?:Could not resolve hostname|connect to host) (\S+?)[: ]|"
+        r"(?:\S+@)?([^\s:@]+): (?=Permission denied \()|(?=Host key verification failed))(.*)"
+    )
     _NO_DAEMON = "ORTE was unable to reliably start one or more daemons"
     # Says no more than the message that follows it.
     _PREAMBLE = "Primary job terminated normally, but"
@@ -52,7 +55,9 @@ class MpiVerdict:
     def take(self, line: str) -> list[str]:
         """Takes one line of mpirun's own; returns the lines that a user should still see."""
         if found := self._NO_HOST.match(line):
-            self.no_host = self.no_host or _unreachable(found[1], found[2].strip(": "))
+            self.no_host = self.no_host or _unreachable(
+                found[1] or found[2] or "one", found[3].strip(": ")
+            )
             return []
         if not line.startswith("-----"):
             if self._block is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, read_json
 
 if TYPE_CHECKING:
     from tfdist.records.format.manifest import Manifest
@@ -50,7 +49,12 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
         return {str(c): records / (len(counts) * n) for c, n in sorted(counts.items())}
     features = manifest.schema.features
     names = next((f.classes for f in features if f.role == "label" and f.classes), None) or ()
-    found = {_class(key, names): _weight(key, value) for key, value in _pairs(given).items()}
+    found: dict[int, float] = {}
+    for key, value in _pairs(given):
+        number = _class(key, names)
+        if number in found:
+            raise _unreadable(f"class {key} twice")
+        found[number] = _weight(key, value)
     unknown = [c for c in found if counts and c not in counts and c >= (len(names) or max(counts))]
     if unknown or not found:
         known = f"0 to {(len(names) or max(counts) + 1) - 1}" if counts else "whole numbers"
@@ -69,21 +73,21 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
     return {str(number): weight for number, weight in sorted(found.items())}
 
 
-def _pairs(given: str | Mapping[Any, Any]) -> dict[Any, Any]:
+def _pairs(given: str | Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     if isinstance(given, Mapping):
-        return dict(given)
+        return list(given.items())
     if not isinstance(given, str):
         raise _unreadable(given)
     if "=" in given and not Path(given).is_file():
         parts = [part.partition("=") for part in given.split(",")]
-        return {key.strip(): value for key, _, value in parts}
+        return [(key.strip(), value) for key, _, value in parts]
     try:
-        read = json.loads(Path(given).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        read = read_json(Path(given).read_text(), keys_once=True)
+    except (OSError, ValueError) as error:
         raise _unreadable(f"{given!r}, of which reading says: {error}") from None
     if not isinstance(read, dict):
         raise _unreadable(f"{given!r}, a file of something else")
-    return read
+    return list(read.items())
 
 
 def _class(key: Any, names: tuple[str, ...]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, cannot_write
+from tfdist.errors import DataError, cannot_write, read_json
 
 _COLUMNS = {"epoch", "seconds", "samples_per_s"}
 # What a config.json has at least, of any version of tfdist train.
@@ -26,8 +26,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         _check_regular(path)
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
     if not isinstance(config, dict) or not config.keys() >= _SETTINGS:
         raise _damaged(path, "no settings of a training")

@@ -79,7 +79,7 @@ def _load(model: Any, path: str) -> None:
     try:
         check_reads_no_others(Path(path))
         model.load_weights(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"--weights must be those of model '{model.name}', in a file that Keras wrote "
             "(.keras, .h5 or .weights.h5)",

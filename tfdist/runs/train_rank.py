@@ -161,6 +161,8 @@ def train(config: dict[str, Any]) -> None:
         wait = DataWait()
         report = _Report(folder, strategy, wait, **fitting.for_rows)
         checkpoints = fitting.checkpoints(folder.checkpoints, resume=config["resume"])
+        if "url" in config:
+            checkpoints.call(f"{config['url']}/{folder.checkpoints.name}")
         checkpoints.enclose_writing(lambda: _keeping(folder, checkpoints, report, strategy))
         faults = _faults(config, strategy, checkpoints, fitting.feed.callback_steps)
         fitted = fitting.fit(

@@ -306,6 +306,8 @@ def _carried_out(
         file = MetricsFile(config["metrics_file"], config["output"])
         progress.listeners.append(file.take)
     with tracked(config, progress) as last:
+        if url := url_of(config["output"]):
+            config = config | {"url": url}
         config = config | {"output": str(folder.path)}
         ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
         if progress.diverged is not None:

@@ -30,7 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import InUseError, OptionError, TfdistError, WriteError
+from tfdist.errors import InUseError, OptionError, TfdistError, WriteError, read_json
 from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import WRITABLE
@@ -200,10 +200,10 @@ class Uploads:
         except MissingObjectError:
             return None
         try:
-            mark = _Mark(**json.loads(text))
+            mark = _Mark(**read_json(text))
             is_known = mark.stage == "" or (mark.stage.startswith(_STAGE) and "/" not in mark.stage)
             return mark if is_known and mark.beat >= 0 else None
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError):
             return None
 
     def _write_mark(self) -> None:

@@ -69,7 +69,7 @@ def meet_and_stay(place: Topology, *, timeout_s: float) -> dict[int, socket.sock
             f"every task of a cluster must come up within {timeout_s:g} s",
             received=f"rank {place.rank} waiting for {listed}",
             mend="Start the missing tasks with the same cluster in TF_CONFIG, or raise "
-            "start_timeout_s",
+            "--start-timeout (in Python start_timeout_s)",
         )
     for line in lines.values():
         line.settimeout(None)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, read_json
 from tfdist.topology import aws, elastic, slurm
 from tfdist.topology.values import whole
 
@@ -174,7 +174,7 @@ def _from_addresses(
 
 # In the order of ranks. An evaluator stands beside the cluster and takes no part in the steps.
 ROLES = ("chief", "worker", "ps")
-_NO_CONFIG = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+_NO_CONFIG = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 def tf_config(tasks: Sequence[tuple[str, str]], rank: int) -> str:
@@ -195,7 +195,7 @@ def tf_config(tasks: Sequence[tuple[str, str]], rank: int) -> str:
 def is_evaluator(environ: Mapping[str, str]) -> bool:
     """Whether TF_CONFIG calls this process the evaluator of its cluster."""
     try:
-        return json.loads(environ["TF_CONFIG"])["task"]["type"] == "evaluator"
+        return read_json(environ["TF_CONFIG"])["task"]["type"] == "evaluator"
     except _NO_CONFIG:
         return False  # ``from_environ`` says what is wrong.
 
@@ -209,7 +209,7 @@ def _from_tf_config(text: str) -> Topology:
             "TF_CONFIG",
         )
     try:
-        config = json.loads(text)
+        config = read_json(text)
         cluster = config["cluster"]
         tasks = [(role, address) for role in ROLES for address in cluster.get(role, [])]
         if not all(isinstance(address, str) for _, address in tasks):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, read_json
 
 _SHOWN_CHARACTERS = 200
 
@@ -30,8 +29,8 @@ def parsed_json(environ: Mapping[str, str], name: str) -> Any:
         OptionError: it is not JSON.
     """
     try:
-        return json.loads(environ[name])
-    except (ValueError, RecursionError) as error:
+        return read_json(environ[name])
+    except ValueError as error:
         raise wrong(f"{name} must hold JSON", environ, name) from error
 
 

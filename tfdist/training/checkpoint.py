@@ -94,6 +94,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         url = url_of(directory)
         self._bucket = url and BucketCheckpoints(url)
         self.directory = self._bucket.folder if self._bucket else Path(directory)
+        self._told_as = url
         self.resume = resume
         self.start = Start()
         self._enclosing: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
@@ -179,6 +180,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def enclose_writing(self, enclosing: Callable[[], contextlib.AbstractContextManager]) -> None:
         """Has each checkpoint be written within the context that ``enclosing`` returns."""
         self._enclosing = enclosing
+
+    def call(self, place: str) -> None:
+        """Calls their folder ``place`` in errors, as where the caller takes what is in it."""
+        self._told_as = place
 
     def move(self, directory: Path) -> None:
         """Goes on in another folder, into which the caller has moved what was in this one."""
@@ -442,7 +447,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
     @property
     def _place(self) -> str:
         """Where the checkpoints are, as the user has named it."""
-        return self._bucket.url if self._bucket else str(self.directory)
+        return self._told_as or str(self.directory)
 
     @property
     def newest(self) -> Path | None:

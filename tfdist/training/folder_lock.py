@@ -18,7 +18,7 @@ import weakref
 from datetime import datetime
 from pathlib import Path
 
-from tfdist.errors import InUseError, cannot_write
+from tfdist.errors import InUseError, cannot_write, read_json
 
 _POLL_S = 0.1
 _MOST_BYTES = 4096
@@ -95,9 +95,9 @@ class FolderLock:
 
     def _taken(self, descriptor: int) -> InUseError:
         try:
-            who = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+            who = read_json(os.pread(descriptor, _MOST_BYTES, 0))
             named = f"process {who['process']} on {who['host']} since {who['since']}"
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError):
             named = "another training"  # It has not signed yet.
         finally:
             os.close(descriptor)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.topology import deadlines
 
 SHARDS = ("none", "optimizer", "weights")
 OFFLOADS = ("none", "optimizer", "activations")
@@ -197,6 +198,18 @@ def check_deadline(option: str, value: object) -> None:
     """
     if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
         raise OptionError(f"{option} must be a number of seconds, at least 1", received=repr(value))
+
+
+def deadline(option: str, value: float | None) -> float:
+    """Returns seconds that a rank waits: those given, else those of the command that started it.
+
+    Raises:
+        OptionError: see ``check_deadline``.
+    """
+    if value is None:
+        return deadlines.heard(os.environ, option)
+    check_deadline(option, value)
+    return value
 
 
 def check_precision(precision: str | None) -> None:

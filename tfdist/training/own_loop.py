@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api, own_steps
+from tfdist.training.autograph import with_autograph
 from tfdist.training.binding import Binding, Engine, binding_of
 from tfdist.training.elastic import ElasticCollective
 from tfdist.training.feed import Feed
@@ -28,10 +29,11 @@ def run(
         build_now(model, data)
     binding = binding_of(model, needed_by="strategy.run")
     _check(step, binding, strategy_name)
+    body = step if model.run_eagerly else with_autograph(step)
     if binding.own_steps is None:
-        taken = {"train_step": _as_step(step)} | keras_api.on_results(lambda logs: logs)
+        taken = {"train_step": _as_step(body)} | keras_api.on_results(lambda logs: logs)
     else:
-        taken = binding.own_steps.taking(step)
+        taken = binding.own_steps.taking(body)
     # One body is traced once, however often it runs.
     of = (step, binding.times_compiled)
     known, traced = binding.traced_body

@@ -43,6 +43,9 @@ from tfdist.training.recompute import Recomputation
 from tfdist.training.sharded_update import ShardedUpdate
 from tfdist.training.sharded_weights import ShardedWeights
 
+# What Keras calls a loss of its own that cannot be taken of no rows.
+_NEED_ROWS = ("ctc",)
+
 
 class SharedSteps:
     """``train_step``, ``test_step`` and ``predict_step`` of a model on several replicas.
@@ -197,11 +200,12 @@ class SharedSteps:
             return keras_api.compute_loss(model, x, y, y_pred, sample_weight, training=training)
 
         compiled = tf.nest.flatten(keras_api.compiled_losses(model))
-        if not is_own and _are_keras_own(compiled, model.compute_loss):
+        needs_rows = any(losses.name_of(part) in _NEED_ROWS for part in compiled)
+        if not is_own and not needs_rows and _are_keras_own(compiled, model.compute_loss):
             return loss()
         early_variables.make_loss(model, y_pred)  # Variables cannot be made within a branch.
         dtype = full_type(_dtype_of(y_pred))
-        # Of no rows, a user's own mean would be NaN.
+        # Of no rows, a user's own mean would be NaN, and CTC is an error.
         return tf.cond(share[0] > 0, lambda: tf.cast(loss(), dtype), lambda: tf.zeros([], dtype))
 
     def _counted_by_all(self, x: Any, y: Any, share: tf.Tensor) -> list[Any] | None:

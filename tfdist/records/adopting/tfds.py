@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfdist.errors import read_json
 from tfdist.records.format.schema import RAW_DTYPES
 
 FEATURES_NAME = "features.json"
@@ -77,8 +77,8 @@ def read_folder(folder: Path) -> Folder:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -86,7 +86,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _root(value: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value.get("content"), str):  # Of the years before 2022.
         try:
-            return {"featuresDict": json.loads(value["content"])}
+            return {"featuresDict": read_json(value["content"])}
         except ValueError:
             return {}
     return value

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from tfdist.errors import DataError, OptionError, cannot_write
+from tfdist.errors import DataError, OptionError, cannot_write, read_json
 from tfdist.records.buckets.paths import possible
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import url_of
@@ -152,8 +151,8 @@ def check_free(url: str) -> None:
 def _files_of(manifest: bytes, split: str | None) -> dict[str, _Wanted]:
     """Returns size and checksum of each shard; of a manifest that is none, nothing: its reader
     says what is wrong with it."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        splits = json.loads(manifest)["splits"]
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        splits = read_json(manifest)["splits"]
         chosen = splits.values() if split is None or split not in splits else [splits[split]]
         shards = [shard for info in chosen for shard in info["shards"]]
         return {
@@ -206,8 +205,8 @@ def _fetch_offsets(url: str, folder: Path, manifest: bytes) -> None:
     said.
     """
     path = folder / _OFFSETS
-    with contextlib.suppress(DataError, ValueError, TypeError, KeyError, RecursionError):
-        said = json.loads(manifest)
+    with contextlib.suppress(DataError, ValueError, TypeError, KeyError):
+        said = read_json(manifest)
         if said["layout"] is None and said["compression"] == "none" and not path.is_file():
             _fetch(Store(url), folder, _OFFSETS, None, lambda _: None)
 

@@ -10,6 +10,10 @@ from pathlib import Path
 from tfdist.errors import DataError
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CHUNK_BYTES = 1 << 20
+# Tables are packed to a twentieth; a bomb to a thousandth, the most that gzip can.
+_LARGEST_RATIO = 200
+_NEVER_TOO_LARGE_BYTES = 1 << 30
 
 
 def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -28,12 +32,32 @@ def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns the bytes of a file, unpacked where it is called .gz."""
+    """Returns the bytes of a file, unpacked where it is called .gz.
+
+    Raises:
+        DataError: it cannot be read or unpacked, or was made to fill the memory.
+    """
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+        return _unpacked(path) if path.suffix.lower() == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} must be readable", received=f"an error: {error}") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    packed = path.stat().st_size
+    chunks: list[bytes] = []
+    num_bytes = 0
+    with gzip.open(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > max(_NEVER_TOO_LARGE_BYTES, _LARGEST_RATIO * packed):
+                raise DataError(
+                    f"{path} must unpack to at most {_LARGEST_RATIO} times its size, or to 1 GiB",
+                    received=f"more than {num_bytes:,} bytes in {packed:,}",
+                    mend="Unpack it with gunzip if it is one that you trust",
+                )
+    return b"".join(chunks)
 
 
 def decoded(data: bytes, path: Path) -> tuple[str, str | None]:

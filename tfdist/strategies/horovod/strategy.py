@@ -20,7 +20,7 @@ from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
-from tfdist.training.options import check_count, check_deadline
+from tfdist.training.options import check_count, deadline
 
 _OPS = ("average", "adasum")
 _COMPRESSIONS = ("none", "fp16")
@@ -44,7 +44,8 @@ class Horovod(DataParallel):
     Args:
         op: "average", or "adasum" (Maleki et al. 2020, arXiv:2006.02924), which is not exact.
         compression: "none", or "fp16": gradients travel as float16, which is not exact.
-        stall_timeout_s: seconds that a rank waits for the others before the job ends in an error.
+        stall_timeout_s: seconds that a rank waits for the others before the job ends in an error;
+            None takes those of the command that has started it, and more, else 300.
         threads: threads that a rank computes with; None divides the cores among a host's ranks.
         commit_every_steps: in an elastic job, steps between two copies of the training in memory:
             what the loss of a rank can cost.
@@ -60,7 +61,7 @@ class Horovod(DataParallel):
         *,
         op: str = "average",
         compression: str = "none",
-        stall_timeout_s: float = 120,
+        stall_timeout_s: float | None = None,
         threads: int | None = None,
         commit_every_steps: int = 10,
         **shared: Any,
@@ -77,13 +78,12 @@ class Horovod(DataParallel):
                 received="op='adasum', which looks at whole gradients",
                 mend="Leave out op, or the other option",
             )
-        check_deadline("stall_timeout_s", stall_timeout_s)
         if threads is not None:
             check_count("threads", threads)
         check_count("commit_every_steps", commit_every_steps)
         self._op = op
         self._compression = compression
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout_s = deadline("stall_timeout_s", stall_timeout_s)
         self._threads = threads
         self._commit_every_steps = commit_every_steps
         self._hvd: Any = None

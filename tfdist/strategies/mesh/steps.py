@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api as autograph
 
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context, has_batch
@@ -24,6 +22,7 @@ from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.training import keras_api, loss_masks, losses
+from tfdist.training.autograph import with_autograph
 from tfdist.training.collective import Collective
 from tfdist.training.logits import changed
 
@@ -202,11 +201,6 @@ def _padded(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     return tf.concat([tensor, tf.repeat(tensor[-1:], rows, axis=0)], 0) if rows else tensor
 
 
-def _with_autograph(function: Callable) -> Callable:
-    """Returns ``function`` as Keras' own train function would call it: a user may write ``if``."""
-    return autograph.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
-
-
 class WeightRegularizers:
     """The regularizers of a model's weights, on slices.
 
@@ -345,7 +339,7 @@ class MeshSteps:
             if not program.num_rows:
                 return tf.zeros([])
             added = [*self._regularizers.losses(), *activity]
-            compiled_loss = _with_autograph(self._model.compiled_loss)
+            compiled_loss = with_autograph(self._model.compiled_loss)
             total = compiled_loss(labels, y_pred, weights, regularization_losses=added)
             if ranks is not None:
                 total *= tf.cast(ranks.part, total.dtype)
@@ -356,7 +350,7 @@ class MeshSteps:
             for of_none in shared:  # Other ranks wait for the sums in it, which nothing else reads.
                 self._waited_for.assign(tf.cast(tf.reduce_sum(of_none), tf.float32))
             return self._model.get_metrics_result()
-        return _with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
+        return with_autograph(self._model.compute_metrics)(x, y, y_preds[0], weight)
 
     def _of_rank(self, y: Any, y_pred: Any, weight: Any, ranks: Ranks) -> tuple[Any, Any, Any]:
         """Returns labels, outputs and weights whose mean is this rank's part of that over all."""

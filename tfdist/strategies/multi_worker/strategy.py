@@ -14,7 +14,7 @@ from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
 from tfdist.training.collective import Collective
-from tfdist.training.options import check_count, check_deadline
+from tfdist.training.options import check_count, deadline
 
 _COMMUNICATIONS = ("auto", "ring", "nccl")
 
@@ -68,8 +68,10 @@ class MultiWorker(DataParallel):
         communication: "ring" (gRPC), "nccl" (GPUs), or "auto".
         bytes_per_pack: gradients travel in packs of about so many bytes; None leaves it to
             TensorFlow.
-        start_timeout_s: seconds that a worker waits for the others to come up.
-        stall_timeout_s: seconds that a step waits for the others before the job ends in an error.
+        start_timeout_s: seconds that a worker waits for the others to come up; None takes those of
+            the command that has started it, else 120.
+        stall_timeout_s: seconds that a step waits for the others before the job ends in an error;
+            None takes those of the command, and more, else 300.
         threads: threads that a worker computes with; None divides the cores among a host's workers.
         shared: the options of all data-parallel strategies; see ``DataParallel``.
     """
@@ -82,8 +84,8 @@ class MultiWorker(DataParallel):
         *,
         communication: str = "auto",
         bytes_per_pack: int | None = None,
-        start_timeout_s: float = 120,
-        stall_timeout_s: float = 120,
+        start_timeout_s: float | None = None,
+        stall_timeout_s: float | None = None,
         threads: int | None = None,
         **shared: Any,
     ):
@@ -99,12 +101,10 @@ class MultiWorker(DataParallel):
                 "messages are a block's weights each, and whose way TensorFlow chooses",
                 received=f"communication={communication!r}, bytes_per_pack={bytes_per_pack}",
             )
-        check_deadline("start_timeout_s", start_timeout_s)
-        check_deadline("stall_timeout_s", stall_timeout_s)
         self._communication = communication
         self._bytes_per_pack = bytes_per_pack
-        self._start_timeout_s = start_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self._start_timeout_s = deadline("start_timeout_s", start_timeout_s)
+        self._stall_timeout_s = deadline("stall_timeout_s", stall_timeout_s)
         self._threads = threads
         self._collective: Any = None
 

@@ -18,7 +18,7 @@ from tfdist.strategies.base import (
     save_atomically,
 )
 from tfdist.topology import Topology
-from tfdist.training.options import check_count, check_deadline, check_precision
+from tfdist.training.options import check_count, check_precision, deadline
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -45,9 +45,10 @@ class ParameterServer(Strategy):
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         precision: "float32" or "mixed_bfloat16": what the layers that model_fn makes compute in.
             Weights stay float32. None leaves Keras' own policy.
-        start_timeout_s: seconds that a task waits for the others to come up.
+        start_timeout_s: seconds that a task waits for the others to come up; None takes those of
+            the command that has started it, else 120.
         stall_timeout_s: seconds that a task may be silent, and a step may take, before the job ends
-            in an error.
+            in an error; None takes those of the command, and more, else 300.
         threads: threads that a task computes with; None divides the cores among a host's tasks.
     """
 
@@ -61,8 +62,8 @@ class ParameterServer(Strategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
         precision: str | None = None,
-        start_timeout_s: float = 120,
-        stall_timeout_s: float = 120,
+        start_timeout_s: float | None = None,
+        stall_timeout_s: float | None = None,
         threads: int | None = None,
     ):
         from tfdist.training.scaling import Scaling
@@ -81,11 +82,9 @@ class ParameterServer(Strategy):
         for option, value in (("min_shard_bytes", min_shard_bytes), ("threads", threads)):
             if value is not None:
                 check_count(option, value)
-        check_deadline("start_timeout_s", start_timeout_s)
-        check_deadline("stall_timeout_s", stall_timeout_s)
         self._min_shard_bytes = min_shard_bytes
-        self._start_timeout_s = start_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self._start_timeout_s = deadline("start_timeout_s", start_timeout_s)
+        self._stall_timeout_s = deadline("stall_timeout_s", stall_timeout_s)
         self._threads = threads
         self._cluster: Cluster | None = None
         self._steps: list[AsynchronousSteps] = []

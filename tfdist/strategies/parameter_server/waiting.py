@@ -98,7 +98,7 @@ class Watch:
                 self._end(
                     f"a step must end within {limit:g} s",
                     f"that {what} takes longer, with all tasks there",
-                    "Raise stall_timeout_s if a step is meant to take so long",
+                    "Raise --stall-timeout (stall_timeout_s) if a step is meant to take so long",
                 )
         return future.result()
 

@@ -96,6 +96,13 @@ def test_a_column_is_of_a_kind_that_95_percent_of_it_have():
     assert cells.notes == ("is text, though 90% of its values are numbers: one is 'x'",)
 
 
+@pytest.mark.parametrize("odd", ["1,234.50", "-12,345", "1.234.567,8", "1 234,5"])
+def test_marks_between_thousands_are_told(odd):
+    (note,) = find_kind(Written([odd, odd, "7"])).notes
+    assert note.startswith(f"is text, though values such as '{odd}' are numbers with marks")
+    assert find_kind(Written(["1,2", "192.168.100.200", "1,23,4"])).notes == ()
+
+
 def test_text_by_order_keeps_words_for_nothing():
     cells = find_kind(Written(("NA", "", "None", "1")), is_text=True)
     assert (cells.kind, cells.missing.tolist()) == ("text", [False, True, False, False])

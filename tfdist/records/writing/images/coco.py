@@ -5,7 +5,6 @@ The format is that of https://cocodataset.org/#format-data.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, read_json
 from tfdist.records.format.splits import split_of_word
 from tfdist.records.wording import listed
 
@@ -72,8 +71,8 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
     found, wrong = Annotations(), []
     for path in paths:
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            value = read_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise DataError(f"{path} must be a JSON file", received=f"an error: {error}") from None
         if not is_coco(value):
             raise DataError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, read_json
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
 
@@ -126,8 +125,8 @@ def _holds_coco(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     try:
-        return coco.is_coco(json.loads(path.read_text(encoding="utf-8-sig")))
-    except (ValueError, RecursionError):
+        return coco.is_coco(read_json(path.read_text(encoding="utf-8-sig")))
+    except ValueError:
         return False
 
 
@@ -177,8 +176,8 @@ def _json_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int]
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = read_json(line)
+        except ValueError as error:
             wrong.append(f"line {number} ({error})")
             continue
         if not isinstance(row, dict):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, KeyTwiceError, read_json
 from tfdist.records.wording import listed
 from tfdist.records.writing.tables.table import Complaint, Table, Values
 from tfdist.records.writing.text_files import read_text
@@ -21,10 +21,6 @@ AS_JSON_LINES = (
     "Save it as JSON lines: pandas.read_json(file).to_json('rows.jsonl', orient='records', "
     "lines=True)"
 )
-
-
-class _TwiceError(Exception):
-    """A key that an object has twice, of which Python would take the last."""
 
 
 def read_json_lines(path: Path) -> Table:
@@ -42,16 +38,15 @@ def read_json_lines(path: Path) -> Table:
     bad: list[Complaint] = []
     names: dict[str, None] = {}
     is_nested = False
-    decoder = json.JSONDecoder(object_pairs_hook=_with_each_key_once)
     # Not splitlines: what Unicode calls a line's end may stand within a string.
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
         try:
-            found = decoder.decode(content)
+            found = read_json(content, keys_once=True)
             flat, twice = _flattened(found) if isinstance(found, dict) else ({}, [])
-        except _TwiceError as error:
-            bad.append(Complaint(line, f"'{error}' twice", _ONCE))
+        except KeyTwiceError as error:
+            bad.append(Complaint(line, str(error), _ONCE))
             continue
         except (ValueError, RecursionError) as error:
             bad.append(Complaint(line, f"an error ({error})", _MUST))
@@ -90,8 +85,8 @@ def _refuse_array(path: Path, text: str) -> None:
     if not text.lstrip().startswith("["):
         return
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = read_json(text)
+    except ValueError:
         return  # Told line by line.
     if all(isinstance(item, dict) for item in found):
         raise DataError(
@@ -99,14 +94,6 @@ def _refuse_array(path: Path, text: str) -> None:
             received=f"one array of {len(found):,} objects",
             mend=AS_JSON_LINES,
         )
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
-    return found
 
 
 def _flattened(item: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

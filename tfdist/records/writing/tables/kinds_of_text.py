@@ -32,6 +32,7 @@ _LOOKED_AT = 1000
 _DTYPES = {NUMBER: np.float64, BOOLEAN: bool, DATE: np.int64}
 _WORDS = {NUMBER: "numbers", DATE: "dates"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
 
 _LIKE_CODES = (
     "has numbers that begin with 0, which is lost: if they are codes, say --text or --categories",
@@ -76,6 +77,13 @@ def kind_of_texts(column: Written) -> Cells:
             )
         elif kind == DATE and values.count(None) == len(values):
             note += found  # Why they are no dates.
+    marked = [text for text in sample if _THOUSANDS.fullmatch(text)]
+    numbers = sum(_number(text) is not None for text in sample)
+    if not note and marked and len(marked) + numbers >= len(sample) * _NEARLY:
+        note = (
+            f"is text, though values such as '{marked[0]:.{SHOWN}}' are numbers with marks between "
+            "thousands: take these out to have numbers",
+        )
     return Cells(TEXT, objects(texts), missing, notes=note)
 
 
