@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.training.coupling import ROWS, coupled, explained, filled_up
+from tfdist.training.coupling import coupled, explained
+from tfdist.training.coupling_rows import ROWS, filled_up
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))

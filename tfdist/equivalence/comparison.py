@@ -66,9 +66,8 @@ def compare_once(
         report = replace(report, losses=losses)
     elif report.exact:
         return report
-    element_spec = feed.on_one_device().epochs(0, 1).element_spec
     by_nature = chosen_approximations(reference, strategy)
-    others = known_causes(reference, element_spec)
+    others = known_causes(reference, feed.on_one_device().epochs(0, 1))
     return replace(report, by_nature=by_nature, causes=(*by_nature, *others))
 
 

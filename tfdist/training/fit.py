@@ -29,6 +29,7 @@ from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks, for_process, have_stopped
 from tfdist.training.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoint_state import ORDER, DataState, Start
+from tfdist.training.coupling_rows import ROWS, filled_up
 from tfdist.training.data_errors import (
     check_free_lengths,
     check_given_labels,
@@ -542,7 +543,7 @@ class Runs:
             )
             rows = None
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
-                rows = coupling.filled_up(first_rows(coupling.ROWS))
+                rows = filled_up(first_rows(ROWS))
             found = [
                 *coupling.explained(model, element_spec, rows),
                 *moved_state.explained(moved, by_microbatch=by_microbatch),
