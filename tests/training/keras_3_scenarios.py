@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -218,6 +219,38 @@ def a_resumed_fit_draws_what_the_unbroken_one_did(strategy, folder):
     for expected, before, found in zip(unbroken, broken, resumed, strict=True):
         np.testing.assert_array_equal(found, expected)
         assert np.any(before != expected)
+
+
+@scenario
+def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
+    loss = partial(keras.losses.SparseCategoricalCrossentropy, ignore_class=1)
+    check_exact(strategy, partial(mlp, loss=loss))
+
+
+@scenario
+def what_is_tried_on_real_rows(strategy, folder):
+    class Routed(layers.Layer):
+        """Adds to the loss in training alone."""
+
+        def call(self, x, training=None):
+            if training:
+                self.add_loss(tf.square(tf.reduce_mean(x)) * 9)
+            return x
+
+    feed = strategy.dataset((X, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+
+    def told(*more: Any) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            strategy.build(lambda: mlp(*more)).fit(feed, verbose=0)
+        return out.getvalue()
+
+    quiet = (layers.BatchNormalization, partial(layers.Dropout, 0.5))
+    assert "warning" not in told(*quiet)
+    assert "what layers add to the loss" in told(*quiet, Routed)
+    model = strategy.build(lambda: mlp(Routed))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        model.fit(feed, verbose=0, check_rows=False)
+    assert "warning" not in out.getvalue()
 
 
 @scenario

@@ -86,12 +86,16 @@ def as_weights(
     if len(tf.nest.flatten(sample_weight)) == len(masks):
         given = tf.nest.flatten(sample_weight)
     weights = []
-    for mask, count, weight in zip(masks, all_counted, given, strict=True):
+    outputs = tf.nest.flatten(y_pred)
+    for output, mask, count, weight in zip(outputs, masks, all_counted, given, strict=True):
         if mask is None:
             weights.append(weight)
             continue
         positions = tf.reduce_prod(tf.shape(mask)[1:]) * tf.cast(share[1], tf.int32)
-        own = tf.cast(mask, count.dtype) * tf.cast(positions, count.dtype) / count
+        # A batch that counts nowhere leaves weights as they are; of a mask, Keras 2 makes them NaN.
+        is_nan = not keras_api.IS_KERAS_3 and keras_api.mask_of(output) is not None
+        divide = tf.divide if is_nan else tf.math.divide_no_nan
+        own = tf.cast(mask, count.dtype) * divide(tf.cast(positions, count.dtype), count)
         if weight is not None:
             own *= _like(own, tf.cast(weight, own.dtype))
         weights.append(own)

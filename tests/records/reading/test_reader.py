@@ -163,7 +163,10 @@ def test_weights_of_each_output():
     assert {name: leaf.dtype for name, leaf in batch.items()} == dict.fromkeys("ab", tf.float32)
     np.testing.assert_array_equal(batch["a"], np.arange(7))
     with pytest.raises(DataError, match="one number a record"):
-        open_records((X, labels, weights | {"b": X}))
+        open_records((X, labels, weights | {"a": X}))
+    of_labels = open_records((X, labels, weights | {"b": X}))
+    (_, _, batch), *_ = of_labels.batches(0, NUM, 7, shuffle=False, seed=0, epoch=0)
+    np.testing.assert_allclose(batch["b"], X[:7], rtol=1e-6)
 
 
 def test_a_dataset_of_unknown_length_is_counted():

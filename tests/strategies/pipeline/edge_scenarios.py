@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,25 @@ def one_microbatch_has_the_statistics_of_the_batch(strategy: Any, folder: Path) 
         model, plain = both(other, make)
         assert train(other, model, plain, 7) < 1e-5, recompute
         assert largest(model.get_weights(), plain.get_weights()) < 1e-5, recompute
+
+
+@scenario
+def arrays_are_tried_as_datasets_are(strategy, folder):
+    """Keras takes them itself: what couples rows is told all the same, and once."""
+
+    def spread(y, y_pred):
+        return tf.math.reduce_std(y_pred)
+
+    def coupled():
+        model = model_fn()
+        model.compile("sgd", model.loss, metrics=[spread])
+        return model
+
+    told = []
+    for make in (model_fn, coupled):
+        model = strategy.build(make)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            model.fit(X, Y, batch_size=8, verbose=0)
+            model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), verbose=0)
+        told.append(out.getvalue().count("metric 'spread' is no mean over the rows"))
+    assert told == [0, 1]

@@ -183,7 +183,7 @@ class ArraySource(Source):
         if lengths[0] == 0:
             raise DataError("data must have at least one record", received="empty arrays")
         if len(arrays) == 3:
-            arrays = (*arrays[:2], tf.nest.map_structure(_to_weights, arrays[2]))
+            arrays = (*arrays[:2], _to_weights(*arrays[1:]))
         self.arrays = arrays
         self.num_records = lengths[0]
         some = np.linspace(0, self.num_records - 1, _COMPARED_ROWS).astype(np.int64)
@@ -234,14 +234,22 @@ def _to_array(value: Any) -> np.ndarray:
     return array
 
 
-def _to_weights(array: np.ndarray) -> np.ndarray:
-    """Returns the weights of records, float32 [records]; a model of several outputs may have some
-    for each."""
-    if array.ndim != 1:
-        raise DataError(
-            "a sample weight must be one number a record", received=f"shape {array.shape}"
-        )
-    return array.astype(np.float32)
+def _to_weights(labels: Any, weights: Any) -> Any:
+    """Returns weights as float32: of records [records], or of their labels, as of each word.
+
+    A model of several outputs may have some for each.
+    """
+    of_labels, flat = tf.nest.flatten(labels), tf.nest.flatten(weights)
+    is_each = len(flat) == len(of_labels)
+    for number, array in enumerate(flat):
+        weighed = of_labels[number : number + 1] if is_each else of_labels
+        shapes = [label.shape[: array.ndim] for label in weighed]
+        if array.ndim != 1 and array.shape not in shapes:
+            raise DataError(
+                "a sample weight must be one number a record, or one for each of its labels",
+                received=f"shape {array.shape}",
+            )
+    return tf.nest.map_structure(lambda array: array.astype(np.float32), weights)
 
 
 class DatasetSource(Source):
