@@ -12,7 +12,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 import tfdist
-from tfdist.errors import DataError, LaunchError, OptionError
+from tfdist.errors import DataError, LaunchError, ModelError, OptionError
 from tfdist.records.reading.stored import Stored
 
 layers = keras.layers
@@ -63,6 +63,26 @@ def the_maps_of_a_dataset_run_once_for_each_record_over_all_ranks(strategy, fold
         reference.train_on_batch(*batch)
     for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@scenario
+def what_a_callback_sets_on_one_rank_alone_is_named(strategy, folder):
+    """A learning rate of its own would have the ranks part, and so would a weight."""
+
+    class Rate(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and not strategy.topology.is_chief:
+                self.model.optimizer.learning_rate = 0.5
+
+    class Weight(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if not strategy.topology.is_chief:
+                self.model.layers[0].kernel.assign(self.model.layers[0].kernel * 1.5)
+
+    feed = strategy.dataset((X[:24], Y[:24]), global_batch_size=8)
+    for callback, epoch, what in ((Rate(), 2, "learning_rate"), (Weight(), 1, "weight 'dense")):
+        with pytest.raises(ModelError, match=f"one learning rate.*{what}.*after epoch {epoch}"):
+            strategy.build(model_fn).fit(feed, epochs=3, callbacks=[callback], verbose=0)
 
 
 @scenario

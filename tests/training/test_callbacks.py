@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.single import Alone
+from tfdist.training.binding import Binding
 from tfdist.training.callbacks import JobCallbacks
 
 keras = tf.keras
@@ -29,7 +30,7 @@ def test_those_that_watch_a_silent_fit_hear_of_its_batches():
     """Keras asks whether anyone wants to before they join."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    chain = JobCallbacks([], Alone(), model=model, epochs=1, steps=2)
+    chain = JobCallbacks([], Binding(model, Alone()), model=model, epochs=1, steps=2)
     watcher = Heard()
     chain.watch_with([watcher])
     x, y = np.ones((4, 2)), np.ones((4, 1))

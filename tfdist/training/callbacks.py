@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.training import alike
+from tfdist.training.binding import Binding
 from tfdist.training.checkpoint import keepers_among
 from tfdist.training.chief_only import is_on_chief
 from tfdist.training.collective import Collective
@@ -189,9 +191,10 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
     (TerminateOnNaN, a limit of time) stops it at the epoch's end: the others cannot know before.
     """
 
-    def __init__(self, callbacks: list[Any], collective: Collective, **options: Any):
+    def __init__(self, callbacks: list[Any], binding: Binding, **options: Any):
         super().__init__(callbacks, **options)
-        self._collective = collective
+        self._binding = binding
+        self._collective = binding.collective
         self._begun = False
         self._stop_wanted = False
         self._epoch_begun: int | None = None
@@ -266,7 +269,10 @@ class JobCallbacks(tf.keras.callbacks.CallbackList):
             super().on_epoch_end(epoch, logs)
             self._stop_wanted = self._stop_wanted or self.model.stop_training
         with self._collective.waiting(f"the end of epoch {epoch + 1}"):
-            self.model.stop_training = any(self._collective.gather(self._stop_wanted))
+            own = self._stop_wanted, *alike.state_of(self._binding)
+            wanted, *state = zip(*self._collective.gather(own), strict=True)
+        self.model.stop_training = any(wanted)
+        alike.check(*state, epoch)
         if self._survival is not None:
             self._survival.epoch_done(epoch, self.model.stop_training)
 

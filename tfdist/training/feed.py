@@ -158,7 +158,7 @@ class Feed:
 
         Fewer than ``count`` where there are not so many.
         """
-        if self.records.is_sequential:
+        if not self.records.can_be_looked_at:
             return None
         rows = min(count, self.num_records if self.held is None else self.records.num_records)
         batches = self.records.batches(0, rows, rows, shuffle=False, seed=self.seed, epoch=0)

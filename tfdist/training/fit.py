@@ -612,7 +612,7 @@ class Runs:
             own.append(self._scale)
         return JobCallbacks(
             [*own, *for_process(callbacks, self._collective, **divided)],
-            self._collective,
+            self._binding,
             add_progbar=verbose != 0 and not self._membership.shows_bar_by_callback,
             model=self._model,
             verbose=verbose,

@@ -430,6 +430,13 @@ class Records:
         batches = tf.data.Dataset.zip((batches, longest)).map(self._lengths.padded)
         return self._mapped(batches)
 
+    @property
+    def can_be_looked_at(self) -> bool:
+        """Whether records may be read before a fit reads them: a user's dataset is made once, and
+        what it draws would be drawn twice."""
+        is_stored = self._source.schema is not None or self._source.in_memory
+        return is_stored and not self.is_sequential
+
     def _fits(self, start: int, stop: int) -> bool:
         if self._source.in_memory or self._cache is True:
             return True
