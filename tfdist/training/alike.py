@@ -26,7 +26,7 @@ def state_of(binding: Binding) -> tuple[float | None, dict[str, float]]:
     """
     if binding.collective.num_processes == 1:
         return None, {}
-    rate = float(rate_of_last_step(binding.model.optimizer))
+    rate = float(tf.convert_to_tensor(rate_of_last_step(binding.model.optimizer)))
     if binding.sharded is not None or binding.engine.weights is not None:
         return rate, {}
     weights = [raw(variable) for variable in binding.model.trainable_variables]
