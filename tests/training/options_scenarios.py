@@ -659,3 +659,23 @@ def what_the_way_back_reads_comes_from_the_host(strategy, folder):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ weights) @ weights))
     assert_near([step(x)], [tape.gradient(loss, weights)])
+
+
+@scenario("single")
+def tables_are_divided_into_microbatches(strategy, folder):
+    """Keras takes a DataFrame itself."""
+    import pandas as pd
+
+    x, y, _ = data()
+    two = given(strategy, accumulate_steps=2)
+    table = pd.DataFrame(np.reshape(x, (len(x), -1)))
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((table.shape[1],)), layers.Dense(3, "softmax")])
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    model, reference = pair(two, model_fn)
+    for each in (model, reference):
+        each.fit(table, pd.Series(y), batch_size=8, shuffle=False, verbose=0)
+    assert_near(model.get_weights(), reference.get_weights())

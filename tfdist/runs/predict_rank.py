@@ -105,7 +105,7 @@ def _known_outputs(model: Any) -> dict[str, int | None]:
 
     names = [] if "predict_step" in own_steps(model) else _output_names(model)
     shapes = [tensor.shape for tensor in tf.nest.flatten(getattr(model, "outputs", None) or [])]
-    return {name: len(shape) for name, shape in zip(names, shapes, strict=False)}
+    return {n: tf.TensorShape(shape).rank for n, shape in zip(names, shapes, strict=False)}
 
 
 def _columns(
@@ -119,8 +119,8 @@ def _columns(
     _, split, manifest = find_split(Path(config["data"]))
     shards = manifest.splits[split].shards
     schemas = [manifest.schema]
-    if config["trained_on"] is not None:
-        schemas.append(load_manifest(config["trained_on"]).schema)
+    if config["trained_on"] is not None:  # The numbers of classes are those of the training.
+        schemas.insert(0, load_manifest(config["trained_on"]).schema)
     counts = [shard.records for shard in shards]
     keys = {
         "shard": np.repeat([shard.file for shard in shards], counts),
@@ -133,6 +133,8 @@ def _columns(
     if not isinstance(losses, Mapping):
         each = losses if isinstance(losses, (list, tuple)) else [losses] * len(outputs)
         losses = dict(zip(outputs, each, strict=False))
+    elif len(losses) == len(outputs) == 1:
+        losses = dict(zip(outputs, losses.values(), strict=True))
     classes = prediction_table.classes_of(schemas, list(outputs))
     return prediction_table.columns_of(keys, outputs, losses, classes)
 

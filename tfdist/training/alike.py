@@ -6,7 +6,7 @@ A callback that sets either on one rank alone would have the ranks part, and nob
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -17,23 +17,28 @@ from tfdist.training.keras_api import rate_of_last_step, raw
 # Of the sum of a weight's absolute values: another order of summation is 1e-6 of it, and more on
 # processors of another kind. What one rank alone has set is far more.
 _TOLERANCE = 1e-3
+# Of a learning rate, which a schedule may round otherwise on another processor.
+_ROUNDED = 1e-6
+
+#: Of each weight, whose names may be alike, its name and the sum of its absolute values.
+Sums = Sequence[tuple[str, float]]
 
 
-def state_of(binding: Binding) -> tuple[float | None, dict[str, float]]:
+def state_of(binding: Binding) -> tuple[float | None, Sums]:
     """Returns the learning rate of the last step, and of each weight the sum of absolute values.
 
     Of those that are trained, where all ranks hold them whole; nothing on one rank.
     """
     if binding.collective.num_processes == 1:
-        return None, {}
+        return None, ()
     rate = float(tf.convert_to_tensor(rate_of_last_step(binding.model.optimizer)))
     if binding.sharded is not None or binding.engine.weights is not None:
-        return rate, {}
+        return rate, ()
     weights = [raw(variable) for variable in binding.model.trainable_variables]
-    return rate, {w.name: float(tf.reduce_sum(tf.abs(tf.cast(w, tf.float32)))) for w in weights}
+    return rate, [(w.name, float(tf.reduce_sum(tf.abs(tf.cast(w, tf.float32))))) for w in weights]
 
 
-def check(rates: Sequence[float | None], sums: Sequence[Mapping[str, float]], epoch: int) -> None:
+def check(rates: Sequence[float | None], sums: Sequence[Sums], epoch: int) -> None:
     """Raises:
     ModelError: a rank has another learning rate than the first one, or another weight.
 
@@ -42,14 +47,16 @@ def check(rates: Sequence[float | None], sums: Sequence[Mapping[str, float]], ep
         sums: of each rank.
     """
     for rank, (rate, own) in enumerate(zip(rates, sums, strict=True)):
-        is_known = rate is not None and rates[0] is not None
-        if is_known and rate != rates[0] and not math.isnan(rate):
+        if None not in (rate, rates[0]) and not _is_close(rate, rates[0], _ROUNDED):
             raise _parted(f"learning_rate {rate} on rank {rank} and {rates[0]} on rank 0", epoch)
-        for name, first in sums[0].items():
-            here = own.get(name, first)
-            largest = max(abs(first), abs(here))
-            if math.isfinite(largest) and abs(first - here) > _TOLERANCE * largest:
+        for (name, first), (_, here) in zip(sums[0], own, strict=False):
+            if not _is_close(first, here, _TOLERANCE):
                 raise _parted(f"other values of weight '{name}' on rank {rank} than on 0", epoch)
+
+
+def _is_close(one: float, other: float, most: float) -> bool:
+    """Whether they differ by less than a part of them; what is no number is told of elsewhere."""
+    return not math.isfinite(one + other) or math.isclose(one, other, rel_tol=most)
 
 
 def _parted(received: str, epoch: int) -> ModelError:

@@ -119,16 +119,25 @@ def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> fro
 
 
 def explained(
-    model: tf.keras.Model, element_spec: tuple[Any, ...], rows: tuple[Any, ...] | None = None
+    model: tf.keras.Model,
+    element_spec: tuple[Any, ...],
+    rows: tuple[Any, ...] | None = None,
+    *,
+    gradients: bool = True,
 ) -> list[str]:
-    """Returns a clause for each thing of ``model`` that couples rows; arguments: of ``coupled``."""
+    """Returns a clause for each thing of ``model`` that couples rows.
+
+    Args:
+        model, element_spec, rows: of ``coupled``.
+        gradients: whether to look at those of the whole model, for which activations are kept.
+    """
     found = [no_mean(name) for name in coupled(model, element_spec, rows)]
     found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
     x, y = made_up(element_spec[0]), made_up(element_spec[1:2], seed=OTHER_ROWS)
     for batch in (rows, (x, *y)):
         if batch is not None and not found:
             with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
-                found = clauses_of(model, *batch)
+                found = clauses_of(model, *batch, gradients=gradients)
     return found
 
 

@@ -44,7 +44,12 @@ def no_mean(name: str) -> str:
 
 
 def clauses_of(
-    model: tf.keras.Model, x: Any, y: Any = None, sample_weight: Any = None
+    model: tf.keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    gradients: bool = True,
 ) -> list[str]:
     """Returns a clause where outputs or losses of rows are others beside other rows.
 
@@ -60,7 +65,7 @@ def clauses_of(
     loud = [layer for layer in layers_in(model) if all(layer is not i for i in stilled)]
     most = coupling_layers.tolerance_of(model)
     for in_training in (loud, []):
-        forward = _Forward(model, in_training, (x, y, sample_weight))
+        forward = _Forward(model, in_training, (x, y, sample_weight), gradients)
         whole, again = forward.of(slice(None)), forward.of(slice(None))
         if not _part(whole.values, again.values, slice(None), most):
             break
@@ -127,16 +132,22 @@ class _Forward:
     Args:
         in_training: layers that run so.
         batch: (x, y, sample_weight) of ROWS rows.
+        gradients: whether to take those of the losses.
     """
 
-    def __init__(self, model: tf.keras.Model, in_training: Sequence[Any], batch: tuple):
+    def __init__(
+        self, model: tf.keras.Model, in_training: Sequence[Any], batch: tuple, gradients: bool
+    ):
         self._model = model
         self._batch = batch
+        self._gradients = gradients
         self._walk = coupling_layers.Walk(model, in_training)
 
     def of(self, rows: slice, counted: Sequence[Any] | None = None) -> _Seen:
         """Returns what these rows give; ``counted``: what the losses of all rows count."""
         share = tf.constant([len(range(ROWS)[rows]), ROWS], tf.int64)
+        if not self._gradients:
+            return self._seen(rows, share, counted)
         with tf.GradientTape() as tape:
             seen = self._seen(rows, share, counted)
             total = seen.loss + seen.added
@@ -157,7 +168,7 @@ class _Forward:
             if counted is None:
                 counted = loss_masks.counted(masks, y_pred, lambda tensor, _: tensor)
             else:
-                weight = loss_masks.as_weights(masks, y_pred, weight, share, counted)
+                weight = loss_masks.as_weights(model, masks, y_pred, weight, share, counted)
                 y, y_pred = labels, loss_masks.without_masks(y_pred)
         with without_metrics(model):
             loss = compute_loss(model, x, y, y_pred, weight, training=True)

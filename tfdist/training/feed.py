@@ -154,13 +154,14 @@ class Feed:
         return replace(self, limit=min(limit, self.num_records))
 
     def first_rows(self, count: int) -> Any:
-        """Returns the first records as one batch, without shares; None where they are read once.
+        """Returns the first records as one batch, without shares; None where they are read once, or
+        not the same ones on all processes.
 
         Fewer than ``count`` where there are not so many.
         """
-        if not self.records.can_be_looked_at:
+        if self.held is not None or not self.records.can_be_looked_at:
             return None
-        rows = min(count, self.num_records if self.held is None else self.records.num_records)
+        rows = min(count, self.num_records)
         batches = self.records.batches(0, rows, rows, shuffle=False, seed=self.seed, epoch=0)
         return next(iter(batches))
 

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
@@ -54,7 +55,7 @@ from tfdist.training.offload import explain_folder_error
 from tfdist.training.own_fit import EpochsAsTold, check_own_fit
 from tfdist.training.own_steps import optimizers_of, own_steps
 from tfdist.training.read_ahead import ReadAhead
-from tfdist.training.same_batches import SameBatches
+from tfdist.training.same_batches import SameBatches, checksum
 from tfdist.training.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.stateful import check_batches
 
@@ -179,11 +180,14 @@ class Runs:
         """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
         if isinstance(x, tf.data.Dataset):
             self._try_rows(peeked(x)[1], lambda count: None)
-        elif not is_given_in_batches(x):
-            arrays = self._arrays(x, dict(options))
+            return
+        spec = None
+        with contextlib.suppress(Exception):  # Keras takes more kinds than these.
+            arrays = tf.nest.map_structure(np.asarray, self._arrays(x, dict(options)))
             spec = tf.nest.map_structure(
                 lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
             )
+        if spec is not None:
             self._try_rows(
                 spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
             )
@@ -538,14 +542,17 @@ class Runs:
         self._binding.alike_look_ups = coupling.looked_up_alike(model, element_spec)
         if tells and self._checks_rows:
             # On all processes: what a user's layer or loss does may need them all.
-            by_microbatch = (
-                not self._collective.shares_batches or self._binding.options.accumulate_steps > 1
-            )
+            options = self._binding.options
+            by_microbatch = not self._collective.shares_batches or options.accumulate_steps > 1
+            saves_memory = options.recomputes or options.offloads
             rows = None
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
                 rows = filled_up(first_rows(ROWS))
+            # With other rows, a rank could do without what others need it for.
+            sums = self._gather(None if rows is None else checksum(rows))
+            rows = rows if sums == [sums[0]] * len(sums) else None
             found = [
-                *coupling.explained(model, element_spec, rows),
+                *coupling.explained(model, element_spec, rows, gradients=not saves_memory),
                 *moved_state.explained(moved, by_microbatch=by_microbatch),
             ]
             if found and self._collective.is_chief:

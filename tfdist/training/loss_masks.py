@@ -6,7 +6,7 @@ sample weights, which divide by those of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +33,7 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
     outputs = tf.nest.flatten(y_pred)
     masks = [keras_api.mask_of(output) for output in outputs]
     ignored = [losses.ignored_class(loss) for loss in losses.by_output(model, y_pred)]
-    labels = tf.nest.flatten(y)
+    labels = _by_output(model, y, y_pred)
     if len(labels) != len(outputs) or all(each is None for each in ignored):
         return masks, y
     for n, number in enumerate(ignored):
@@ -46,7 +46,22 @@ def found(model: tf.keras.Model, y: Any, y_pred: Any) -> tuple[list[tf.Tensor | 
         if counts.shape.rank == outputs[n].shape.rank:
             counts = tf.squeeze(counts, -1)
         masks[n] = counts if masks[n] is None else masks[n] & counts
-    return masks, tf.nest.pack_sequence_as(y, labels)
+    if not _is_named_alone(y, y_pred):
+        return masks, tf.nest.pack_sequence_as(y, labels)
+    return masks, dict(zip(losses.names_of_outputs(model, y_pred), labels, strict=True))
+
+
+def _is_named_alone(structure: Any, y_pred: Any) -> bool:
+    """Whether labels or weights have names that Keras gives to a list of outputs."""
+    return isinstance(structure, Mapping) and not isinstance(y_pred, Mapping)
+
+
+def _by_output(model: tf.keras.Model, structure: Any, y_pred: Any) -> list[Any]:
+    """Returns labels or weights in the order of the outputs, as many as there are."""
+    if not _is_named_alone(structure, y_pred):
+        return tf.nest.flatten(structure)
+    names = losses.names_of_outputs(model, y_pred)
+    return [structure[name] for name in names] if set(names) == set(structure) else []
 
 
 def counted(
@@ -65,6 +80,7 @@ def counted(
 
 
 def as_weights(
+    model: tf.keras.Model,
     masks: Sequence[tf.Tensor | None],
     y_pred: Any,
     sample_weight: Any,
@@ -82,9 +98,9 @@ def as_weights(
     """
     if all(mask is None for mask in masks):
         return sample_weight
-    given = [sample_weight] * len(masks)
-    if len(tf.nest.flatten(sample_weight)) == len(masks):
-        given = tf.nest.flatten(sample_weight)
+    given = _by_output(model, sample_weight, y_pred)
+    if len(given) != len(masks):
+        given = [sample_weight] * len(masks)
     weights = []
     outputs = tf.nest.flatten(y_pred)
     for output, mask, count, weight in zip(outputs, masks, all_counted, given, strict=True):

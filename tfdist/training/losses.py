@@ -238,19 +238,20 @@ def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
     Args:
         y_pred: outputs, real or symbolic ones.
     """
-    compiled, outputs = keras_api.compiled_losses(model), tf.nest.flatten(y_pred)
+    compiled, count = keras_api.compiled_losses(model), len(tf.nest.flatten(y_pred))
     if isinstance(compiled, Mapping):
-        is_named = isinstance(y_pred, Mapping)
-        names = sorted(y_pred) if is_named else getattr(model, "output_names", [None])
-        return [compiled.get(name) for name in names]
+        return [compiled.get(name) for name in names_of_outputs(model, y_pred)]
     if not isinstance(compiled, (list, tuple)):
-        return [compiled] * len(outputs)
-    if isinstance(y_pred, Mapping):  # A list has the order in which they were made.
-        compiled = [
-            loss
-            for _, loss in sorted(zip(y_pred, compiled, strict=False), key=lambda pair: pair[0])
-        ]
-    return list(compiled)
+        return [compiled] * count
+    return [*compiled, *[None] * count][:count]
+
+
+def names_of_outputs(model: tf.keras.Model, y_pred: Any) -> list[str]:
+    """Returns what Keras calls the outputs, as tf.nest lays them flat."""
+    if isinstance(y_pred, Mapping):
+        return sorted(y_pred)
+    numbers = range(1, len(tf.nest.flatten(y_pred)) + 1)  # Of a class of its own, from 1 on.
+    return getattr(model, "output_names", None) or [f"output_{number}" for number in numbers]
 
 
 def ignored_class(loss: Any) -> int | None:

@@ -193,7 +193,9 @@ class SharedSteps:
         else:
             masks, y = loss_masks.found(model, y, y_pred)
             counted = counted or loss_masks.counted(masks, y_pred, self._collective.sum)
-            sample_weight = loss_masks.as_weights(masks, y_pred, sample_weight, share, counted)
+            sample_weight = loss_masks.as_weights(
+                model, masks, y_pred, sample_weight, share, counted
+            )
             y_pred = loss_masks.without_masks(y_pred)
 
         def loss() -> tf.Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
 from tfdist.records.writing.tables.records import MISSING, columns_of_table
+
+if TYPE_CHECKING:
+    from tfdist.records.writing.images.files import Header
 
 _SHOWN = 20
 
@@ -126,9 +131,24 @@ def _of_images(source: Path, inputs: Sequence[Feature]) -> tuple[Columns, list[s
         reading=replace(trained.reading, size=tuple(size), upright=found.reading.upright),
     )
     _check_same(source, feature, trained)
+    if trained.reading.size is None:
+        _tell_of_proportions(headers, size)
     column = ImageFiles(paths, headers)
     names = [os.fsencode(image.name).decode(errors="replace") for image in images]
     return Columns("folder", Schema((feature,)), {trained.name: column}), names
+
+
+def _tell_of_proportions(headers: Sequence[Header], size: Sequence[int]) -> None:
+    """Says which images are stretched: how those of the training came to one size is not known."""
+    height, width = size
+    others = sum(h.height * width != h.width * height for h in headers)
+    if others:
+        print(
+            f"tfdist: {others:,} of {len(headers):,} images have other proportions than the "
+            f"training's, {height}x{width}, and are stretched: bring them to these as those were",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:

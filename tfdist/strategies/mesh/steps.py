@@ -358,7 +358,7 @@ class MeshSteps:
             return y, y_pred, losses.weights_of_sum(weight, ranks.told)
         masks, labels = loss_masks.found(self._model, y, y_pred)
         counted = loss_masks.counted(masks, y_pred, lambda tensor, _: ranks.sum(tensor))
-        weights = loss_masks.as_weights(masks, y_pred, weight, ranks.told, counted)
+        weights = loss_masks.as_weights(self._model, masks, y_pred, weight, ranks.told, counted)
         return labels, loss_masks.without_masks(y_pred), weights
 
     def _train(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:

@@ -147,11 +147,15 @@ class PipelineSteps:
             return y, sample_weight
         outputs = self.model.output  # Without masks: they are refused.
         masks, labels = loss_masks.found(self.model, y, outputs)
+        if all(mask is None for mask in masks):
+            return y, sample_weight
         true_masks, _ = loss_masks.found(self.model, share.true_rows(y), outputs)
         counted = loss_masks.counted(true_masks, outputs, self.ranks.sum)
         rows = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
         told = tf.stack([rows, rows]) if share.told is None else share.told
-        return labels, loss_masks.as_weights(masks, outputs, sample_weight, told, counted)
+        return labels, loss_masks.as_weights(
+            self.model, masks, outputs, sample_weight, told, counted
+        )
 
     def _forward(
         self, x: Any, y: Any, sample_weight: Any, share: Share, *, training: bool
