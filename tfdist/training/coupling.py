@@ -40,6 +40,7 @@ from tfdist.training.coupling_rows import (
     made_up,
     parts_of,
     tried,
+    with_outputs,
 )
 from tfdist.training.keras_api import (
     compiled_losses,
@@ -69,13 +70,17 @@ def coupled(
     """
     found = []
     if len(element_spec) > 1:
+        # What has a step of its own, and no graph, is not called: nothing would be tried of it.
+        is_tried = getattr(model, "output", None) is not None
+        is_tried = is_tried or early_variables.steps_are_keras_own(model)
+        given = with_outputs(model, rows) if is_tried else None
         with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
-            for x, y, y_pred in tried(model, model.output, element_spec, rows):
+            for x, y, y_pred in tried(model.output, element_spec, given):
                 with contextlib.suppress(Exception):
                     found += _losses(model, x, y, y_pred)
         with contextlib.suppress(Exception):
             outputs = _outputs_measured(model, element_spec)
-            for _, y, y_pred in tried(model, outputs, element_spec, rows):
+            for _, y, y_pred in tried(outputs, element_spec, given):
                 with contextlib.suppress(Exception):
                     found += _metrics(model, y, y_pred)
     with contextlib.suppress(Exception):

@@ -31,20 +31,25 @@ def filled_up(rows: Any) -> Any:
     return tf.nest.map_structure(lambda rows: tf.gather(rows, numbers), rows)
 
 
+def with_outputs(model: tf.keras.Model, rows: Any) -> tuple[Any, Any, Any] | None:
+    """Returns inputs and labels of rows with what ``model`` makes of them, where it can be had."""
+    # A model may have its weights elsewhere.
+    with contextlib.suppress(Exception), state_kept(model):
+        return rows and (rows[0], rows[1], model(rows[0], training=False))
+    return None
+
+
 def tried(
-    model: tf.keras.Model, outputs: Any, element_spec: tuple[Any, ...], rows: Any
+    outputs: Any, element_spec: tuple[Any, ...], given: tuple[Any, Any, Any] | None
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yields inputs, labels and outputs: of the user's own rows, and made-up ones.
 
     Args:
-        outputs: real or symbolic ones of the model; of None nothing is tried.
+        outputs: real or symbolic ones of a model; of None nothing is tried.
+        given: of ``with_outputs``.
     """
     if outputs is None:
         return
-    given = None
-    # A model may have its weights elsewhere.
-    with contextlib.suppress(Exception), state_kept(model):
-        given = rows and (rows[0], rows[1], model(rows[0], training=False))
     for seed in range(_DRAWS) if given else ():
         # Parts of one order may make up the whole by chance.
         order = np.random.default_rng(seed).permutation(ROWS)
