@@ -10,8 +10,8 @@ A test module names its file of scenarios and its jobs, and says what is to be t
 
 A job is started when its first result is asked for, with those scenarios alone that this run of
 pytest has selected, and a test ends as soon as its own scenario has. What several jobs run is in
-the short tier on one of them, each in its turn; on the others it is ``long``. A process that is
-lost fails the scenario that it ran; the others go on in a new one. See ``scenarios.py`` for that
+the short tier on one of them, each in its turn; on the others it is ``long``, as a scenario is
+everywhere that says ``long=True``. A process that is lost fails the scenario that it ran; the others go on in a new one. See ``scenarios.py`` for that
 side.
 """
 
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,14 +223,29 @@ def plan(file: Path, jobs: Mapping[str, Job]) -> list[tuple[str, str]]:
     return planned
 
 
-def short_tier(planned: list[tuple[str, str]], jobs: Mapping[str, Job]) -> set[tuple[str, str]]:
-    """Returns of each scenario the (job, scenario) that `make test` runs.
+def long_scenarios(file: Path) -> set[str]:
+    """Returns those of a file that say ``long=True``."""
+    return {
+        node.name
+        for node in ast.parse(file.read_text(), str(file)).body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        for keyword in decorator.keywords
+        if keyword.arg == "long" and ast.literal_eval(keyword.value)
+    }
+
+
+def short_tier(
+    planned: list[tuple[str, str]], jobs: Mapping[str, Job], long: Set[str] = frozenset()
+) -> set[tuple[str, str]]:
+    """Returns of each scenario that is not ``long`` the (job, scenario) that `make test` runs.
 
     It is the one of its jobs that has had the fewest yet, so that each has its share of a file.
     """
     able: dict[str, list[str]] = {}
     for job, name in planned:
-        if not jobs[job].skip:
+        if name not in long and not jobs[job].skip:
             able.setdefault(name, []).append(job)
     taken: Counter[str] = Counter()
     chosen = set()
@@ -283,8 +298,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "scenario" in metafunc.fixturenames:
         jobs = metafunc.module.JOBS
         params = []
-        planned = plan(_file(metafunc.module), jobs)
-        short = short_tier(planned, jobs)
+        file = _file(metafunc.module)
+        planned = plan(file, jobs)
+        short = short_tier(planned, jobs, long_scenarios(file))
         for pair in planned:
             skip = jobs[pair[0]].skip
             marks = [pytest.mark.timeout(_TIMEOUT_S), pytest.mark.skipif(bool(skip), reason=skip)]

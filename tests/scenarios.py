@@ -25,12 +25,13 @@ _HANGS_S = 250
 _KNOWN: dict[str, dict[str, Scenario]] = {}
 
 
-def scenario(*jobs: Any) -> Any:
+def scenario(*jobs: Any, long: bool = False) -> Any:
     """Makes a scenario of a function.
 
     Args:
         jobs: where it runs: names of the test module's ``JOBS``. Without any, and without
             parentheses, it runs on all that are not ``only_named``.
+        long: whether `make test` leaves it to `make test-all`. ``scenario_plugin`` reads it.
     """
 
     def noted(function: Scenario) -> Scenario:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import scenario_plugin
 import scenarios
-from scenario_plugin import Job, Run, plan, short_tier
+from scenario_plugin import Job, Run, long_scenarios, plan, short_tier
 
 _SCENARIOS = """
 import os
@@ -116,6 +116,17 @@ def test_the_short_tier_has_each_scenario_once_and_each_job():
     assert ("a", "w") in chosen
     assert sum(job == "b" for job, _ in chosen) == 2
     assert chosen <= set(planned)
+    assert {name for _, name in short_tier(planned, jobs, {"x", "w"})} == {"y", "z"}
+
+
+def test_a_scenario_may_be_long(tmp_path):
+    file = tmp_path / "some.py"
+    file.write_text(
+        "@scenario\ndef one(strategy, folder): ...\n\n"
+        "@scenario('here', long=True)\ndef other(strategy, folder): ...\n"
+    )
+    assert long_scenarios(file) == {"other"}
+    assert plan(file, {"here": Job("single")}) == [("here", "one"), ("here", "other")]
 
 
 @pytest.mark.parametrize(

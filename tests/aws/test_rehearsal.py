@@ -126,6 +126,7 @@ def strike(command, environ, ranks, on_line):
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
+@pytest.mark.long
 def test_two_ranks_interrupted_and_resumed_reach_the_weights_of_an_unbroken_run(cloud):
     epochs = ("training.epochs=6",)
     unbroken, metrics = cloud.train("unbroken", *epochs)

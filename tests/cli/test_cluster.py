@@ -109,6 +109,7 @@ def test_commands_that_srun_has_started_are_one_training(model_file, shards, tmp
     assert "Traceback" not in stderr + other_stderr
 
 
+@pytest.mark.long
 def test_tasks_of_srun_are_parameter_servers_too(model_file, shards, tmp_path):
     options = ("--strategy", "parameter_server", "--ps", "1")
     command = ["-m", "tfdist", *train(model_file, shards, tmp_path / "run", *options)]

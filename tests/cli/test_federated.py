@@ -59,6 +59,7 @@ def test_a_private_training_is_resumed_and_says_what_it_costs(run_cli, clients, 
     assert 0 < summary["data_wait"] < 1
 
 
+@pytest.mark.long
 def test_what_is_exact_is_verified(run_cli, clients):
     options = ("--data", clients, "--strategy", "federated", "--steps", 3)
     exact = run_cli("verify", "--model", _MODEL, *options, "-o", "algorithm=fedsgd")

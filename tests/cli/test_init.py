@@ -31,6 +31,7 @@ def lines_to_run(readme):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_every_line_of_its_readme_runs(tfdist, shell_environ, monkeypatch, tmp_path):
     assert tfdist("init", "mine")[0] == 0
     project = tmp_path / "mine"

@@ -156,7 +156,11 @@ def test_a_run_on_one_split_with_nothing_left_to_train_is_told_as_before(train, 
     assert "seed" in done.stderr
 
 
-@pytest.mark.parametrize("where", [SINGLE, SEVERAL], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(SINGLE, marks=pytest.mark.long), SEVERAL],
+    ids=["one rank", "two ranks"],
+)
 def test_a_loss_that_is_no_number_ends_the_training(train, where):
     done, folder = train(*where, "--epochs", "3", model="diverges")
     assert done.returncode == 1, done.stderr
@@ -248,7 +252,11 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("where", [SINGLE, SEVERAL], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "where",
+    [SINGLE, pytest.param(SEVERAL, marks=pytest.mark.long)],
+    ids=["one rank", "two ranks"],
+)
 @pytest.mark.parametrize(
     ("model", "frames", "line"),
     [

@@ -40,6 +40,7 @@ def test_a_strategy_that_is_not_exact_fails_and_names_the_cause(verify):
     assert "layer 'dropout' draws other random numbers" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_an_option_that_rounds_is_the_cause_and_may_be_expected(verify):
     options = ("--strategy", "horovod", "-o", "compression=fp16", "--explain")
     done = verify(*options, "--expect", "different")

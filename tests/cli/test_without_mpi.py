@@ -64,6 +64,7 @@ def test_nothing_of_mpi_is_there(plain):
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.long
 def test_workers_and_servers_reach_the_weights_of_one_process(plain, model_file, shards, tmp_path):
     """In batches of all records, so that their order tells nothing."""
     weights = {}

@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import conformance_cases as cases
 import conformance_observed as observed
 import numpy as np
+import tensorflow as tf
 
 from tfdist.strategies.base import make_feed
 from tfdist.training import early_variables
@@ -93,6 +94,7 @@ def _first(data: Any) -> Any:
 
 
 def main(wanted: str, formed: str, out: str) -> None:
+    tf.config.run_functions_eagerly(True)  # Nothing is traced: half the time, the same numbers.
     one_device = OneDevice()
     results: dict[str, dict[str, observed.Observed]] = {}
     known: dict[str, observed.Observed] = {}  # Without steps: alike however those are formed.

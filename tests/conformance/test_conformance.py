@@ -200,7 +200,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_LESS_MEMORY,
-        short=_OF_LESS_MEMORY_SHORT,
+        short=(),
     ),
     Row(
         strategy="multi_worker",
@@ -245,7 +245,7 @@ ROWS = (
         batches="two_processes",
         refuses={"*-mlp*": "(shard='weights') must have neither regularizers nor constraints"},
         only=_OF_TWO_RANKS,
-        short=_OF_TWO_RANKS_SHORT,
+        short=(),
     ),
     Row(
         strategy="mesh",
@@ -260,7 +260,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_TWO_RANKS,
-        short=_OF_TWO_RANKS_SHORT,
+        short=(),
     ),
     Row(
         strategy="mesh",

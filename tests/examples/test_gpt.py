@@ -30,6 +30,7 @@ def start(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.timeout(220)
+@pytest.mark.long
 def test_it_trains_on_two_devices_to_the_weights_of_one():
     done = run("--batch", "1", "--model", "2", "--epochs", "2")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,6 +17,7 @@ layers = keras.layers
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.long
 def test_digits_in_two_groups(trained, digits, validation, tmp_path):
     before = trained.get_weights()
     found = tfdist.decompose(trained, digits, groups=[[8, 0, 2, 4, 6], [1, 3, 5, 7, 9]], epochs=4)

@@ -86,7 +86,7 @@ def statistics_of_all_ranks(strategy, folder):
     fit_both(strategy, *pair(strategy, normed), (X, Y))
 
 
-@scenario("stages", "mesh", "mesh_of_workers")
+@scenario("stages", "mesh", "mesh_of_workers", long=True)
 def statistics_of_all_ranks_computed_again(strategy, folder):
     shape = {"model": 2} if strategy.name == "mesh" else {"stages": 2, "microbatches": 3}
     again = other(strategy, **shape, recompute="blocks")
@@ -119,7 +119,7 @@ def slots_divided_among_ranks(strategy, folder):
     assert_near([v.numpy() for v in whole], [v.numpy() for v in reference.optimizer.variables])
 
 
-@scenario
+@scenario(long=True)
 def exchanges_of_many_shapes_in_one_step(strategy, folder):
     ranks = strategy.connect()
 
@@ -209,7 +209,7 @@ def slots_that_the_chief_alone_has_loaded(strategy, folder):
         model.fit(X, Y, batch_size=6, verbose=0)
 
 
-@scenario("stages", "stages_of_workers", "mesh")
+@scenario("stages", "stages_of_workers", "mesh", long=True)
 def a_gradient_that_overflows_on_one_rank(strategy, folder):
     """All leave the update out, though one rank alone, or its part of the slots, has seen it."""
     stages = {"stages": 2, "microbatches": 3}
@@ -234,7 +234,7 @@ def a_gradient_that_overflows_on_one_rank(strategy, folder):
         assert scales == [2.0**13, 2.0**13]  # Once in each epoch.
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def sums_over_rows(strategy, folder):
     def model_fn():
         loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
@@ -243,7 +243,7 @@ def sums_over_rows(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (X, Y))
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def a_loss_of_ones_own_that_is_no_number_of_no_rows(strategy, folder):
     def mean(y, y_pred):
         return tf.reduce_mean(tf.square(y - y_pred))
@@ -270,7 +270,7 @@ def words_that_are_looked_up(strategy, folder):
     fit_both(strategy, *pair(strategy, of_words), (words, Y))
 
 
-@scenario
+@scenario(long=True)
 def words_of_several_steps_at_a_time(strategy, folder):
     words = RNG.integers(0, 11, (49, 5)).astype(np.int32)
     options = {"stages": 2, "microbatches": 3}
@@ -331,7 +331,7 @@ def ranks_drop_other_units(strategy, folder):
     assert first != second
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def one_batch(strategy, folder):
     model, reference = pair(strategy, normed)
     for rows in (5, 1):
@@ -433,14 +433,14 @@ def slices_of_all_ranks(strategy, folder):
     assert [place.devices for place in description.places] == [("CPU:0", "CPU:1")] * 2
 
 
-@scenario("mesh", "mesh_of_workers")
+@scenario("mesh", "mesh_of_workers", long=True)
 def a_divided_batch_in_each_rank(strategy, folder):
     divided = other(strategy, batch=2, model=1, keep_host_copy=False)
     assert divided.num_replicas == 4
     fit_both(divided, *pair(divided, normed), (X, Y))
 
 
-@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers")
+@scenario("stages", "stages_of_workers", "mesh", "mesh_of_workers", long=True)
 def clipped_tables_of_words_and_of_positions(strategy, folder):
     """Keras clips the gradients of look-ups before it adds up those of equal words."""
 
@@ -465,7 +465,7 @@ def clipped_tables_of_words_and_of_positions(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (words, Y))
 
 
-@scenario("mesh", "mesh_of_workers")
+@scenario("mesh", "mesh_of_workers", long=True)
 def a_mask_of_the_output(strategy, folder):
     """Ranks have unlike numbers of words, and one of them none of some batches."""
 
@@ -498,7 +498,7 @@ def labels_of_a_class_that_the_loss_leaves_out(strategy, folder):
     fit_both(strategy, *pair(strategy, model_fn), (words, labels))
 
 
-@scenario("stages_of_workers", "mesh_of_workers")
+@scenario("stages_of_workers", "mesh_of_workers", long=True)
 def a_worker_that_does_not_step_is_waited_for_until_the_deadline(strategy, folder):
     """Last: the collectives are ended by it."""
     options = {"stages": 2, "microbatches": 3} if strategy.name == "pipeline" else {"model": 2}

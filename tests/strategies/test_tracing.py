@@ -28,6 +28,7 @@ def counts(strategy: str, *numbers_of_layers: int, **options: object) -> list[di
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_each_batch_normalization_costs_the_same_on_mirrored():
     few, more, many = counts("mirrored", 3, 6, 12)
     for kind in ("walked", "operations"):

@@ -88,7 +88,7 @@ def one_batch_is_divided(strategy, folder):
     assert model.train_on_batch(*data(9)) == pytest.approx(reference.train_on_batch(*data(9)))
 
 
-@scenario
+@scenario(long=True)
 def one_batch_has_weights_and_goes_on_counting(strategy, folder):
     model, reference = pair(strategy, mlp)
     x, y = data(9)
@@ -204,7 +204,7 @@ def table_reader(of: int = 25) -> keras.Model:
     return model
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def tables_and_scales(strategy, folder):
     """Trained, kept, resumed, saved, verified."""
     x, y = columns()
@@ -246,7 +246,7 @@ def a_table_of_the_training_is_that_of_its_resume(strategy, folder):
     np.testing.assert_allclose(resumed.predict(x, verbose=0), expected, atol=TOLERANCE)
 
 
-@scenario
+@scenario(long=True)
 def texts_padded_to_the_longest_of_a_replica_are_named(strategy, folder):
     with heard(strategy, "output_sequence_length"):
         strategy.build(lambda: reader(length=None))

@@ -49,7 +49,7 @@ def mlp(**compile_options: Any) -> keras.Model:
 # Models ------------------------------------------------------------------------------------------
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def sum_reduction(strategy, folder):
     loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
     optimizer = keras.optimizers.SGD
@@ -110,7 +110,7 @@ def mask_of_an_embedding(strategy, folder):
     equals_one_device(strategy, pooled, (words, data()[1]))
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def batches_padded_to_their_longest_record(strategy, folder):
     """Seen by a mean that counts padding, beside one that masks it; 26 records of 8 a step."""
     if strategy.topology.is_chief:
@@ -259,7 +259,7 @@ def several_outputs_as_keras_takes_them(strategy, folder):
     assert found == pytest.approx(expected, abs=TOLERANCE)
 
 
-@scenario
+@scenario(long=True)
 def nested_model_with_a_frozen_part(strategy, folder):
     def model_fn():
         def block(name, width):
@@ -284,7 +284,7 @@ def nested_model_with_a_frozen_part(strategy, folder):
         np.testing.assert_array_equal(old, new)
 
 
-@scenario
+@scenario(long=True)
 def legacy_optimizers(strategy, folder):
     for make in (
         lambda: keras.optimizers.legacy.Adam(0.01, epsilon=1e-3),
@@ -496,7 +496,7 @@ def a_step_is_traced_once(strategy, folder):
     assert len(traced) == strategy.num_replicas // strategy.topology.world_size
 
 
-@scenario("single", "mirrored")
+@scenario("single", "mirrored", long=True)
 def compiled_by_xla(strategy, folder):
     if strategy.num_replicas == 1:
         equals_one_device(strategy, lambda: mlp(jit_compile=True), data())
@@ -663,7 +663,7 @@ def batches_are_taken_as_keras_takes_them(strategy, folder):
     assert model.evaluate(endless_batches(), steps=3, verbose=0) == pytest.approx(expected)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def each_validation_goes_on_with_a_generator(strategy, folder):
     model, reference = pair(strategy, mlp)
     taken = []
@@ -813,7 +813,7 @@ def no_epochs_and_more_fits(strategy, folder):
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
 
 
-@scenario("single", "mirrored")
+@scenario("single", "mirrored", long=True)
 def compiled_anew_for_fine_tuning(strategy, folder):
     x, y = data()
     model, reference = pair(strategy, mlp)
@@ -903,7 +903,7 @@ def checkpoints_with_arrays(strategy, folder):
 # Files -------------------------------------------------------------------------------------------
 
 
-@scenario("single", "mirrored", "horovod")
+@scenario("single", "mirrored", "horovod", long=True)
 def saved_models_load(strategy, folder):
     def model_fn():
         model = keras.Sequential(

@@ -105,7 +105,7 @@ def bert_with_the_loss_that_it_has_itself(strategy, folder):
     assert_trains_as_one_device(strategy, model_fn, batches({**texts(), "labels": labels()}))
 
 
-@scenario
+@scenario(long=True)
 def distilbert_with_a_loss_of_keras(strategy, folder):
     def model_fn():
         config = transformers.DistilBertConfig(**DISTILBERT, **SHARED)
@@ -119,7 +119,7 @@ def distilbert_with_a_loss_of_keras(strategy, folder):
     assert said.logits.shape == (ROWS, 3)
 
 
-@scenario("single", "mirrored", "horovod", "multi_worker")
+@scenario("single", "mirrored", "horovod", "multi_worker", long=True)
 def gpt2_whose_padding_has_no_label(strategy, folder):
     """Its loss is a mean over tokens, of which each replica has another number."""
 

@@ -176,7 +176,7 @@ def executions_of_several_steps(strategy, folder):
     check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
 
 
-@scenario
+@scenario(long=True)
 def single_batches(strategy, folder):
     for model_fn in (mlp, lambda: mlp(kind=OwnLoss, loss=lambda: None)):
         one_device, model = model_fn(), strategy.build(model_fn)

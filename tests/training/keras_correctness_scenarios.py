@@ -80,7 +80,7 @@ def dense_layers(strategy, folder):
     compare(strategy, model_fn, *line())
 
 
-@scenario
+@scenario(long=True)
 def dense_layers_in_a_class(strategy, folder):
     class Own(keras.Model):
         def __init__(self):
@@ -233,19 +233,19 @@ def of_rnn(make: Callable[[], Any], **options: Any) -> keras.Model:
     return of_words([make()], [layers.Dense(2), layers.Softmax(dtype="float32")], **options)
 
 
-@scenario("mirrored", "mesh")
+@scenario("mirrored", "mesh", long=True)
 def gru(strategy, folder):
     model_fn = lambda: of_rnn(lambda: layers.GRU(4))  # noqa: E731
     compare(strategy, model_fn, *words())
 
 
-@scenario
+@scenario(long=True)
 def lstm(strategy, folder):
     model_fn = lambda: of_rnn(lambda: layers.LSTM(4))  # noqa: E731
     compare(strategy, model_fn, *words())
 
 
-@scenario("mirrored", "mesh")
+@scenario("mirrored", "mesh", long=True)
 def lstm_in_mixed_precision(strategy, folder):
     def model_fn():
         before = keras.mixed_precision.global_policy()

@@ -150,7 +150,7 @@ def microbatches_equal_one_batch(strategy, folder):
     assert model.optimizer.iterations.numpy() == 6
 
 
-@scenario
+@scenario(long=True)
 def microbatches_of_sums(strategy, folder):
     def model_fn():
         loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
@@ -167,7 +167,7 @@ def microbatches_of_masks_and_sparse_gradients(strategy, folder):
     equals_one_device(three, lambda: mlp(loss=leaves_out), data())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def clipped_tables_of_words_and_of_positions(strategy, folder):
     """Keras clips the gradients of look-ups before it adds up those of equal words."""
 
@@ -301,7 +301,7 @@ def microbatches_are_normalized_over_all_replicas(strategy, folder):
     assert "accumulate_steps=2" in " ".join(two.approximations)
 
 
-@scenario("single")
+@scenario("single", long=True)
 def rows_that_are_missing_are_in_no_statistics(strategy, folder):
     """One row in a step that is divided by 3 on each replica: as if it were not divided."""
     three = given(strategy, accumulate_steps=3)
@@ -313,7 +313,7 @@ def rows_that_are_missing_are_in_no_statistics(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights(), 1e-4)
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def statistics_of_each_replica(strategy, folder):
     own = given(strategy, sync_batch_norm=False)
     model, reference = pair(own, convnet)
@@ -334,7 +334,7 @@ def statistics_of_each_replica(strategy, folder):
 # precision ---------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario(long=True)
 def mixed_precision_of_a_function_that_does_not_know(strategy, folder):
     def model_fn():
         # As Keras advises: a loss of float16 would overflow by its scale on one device.
@@ -448,7 +448,7 @@ def of_saturated() -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return x, {"kind": y, "flag": (y > 1)[:, None].astype(np.int64)}
 
 
-@scenario
+@scenario(long=True)
 def saturated_outputs_of_microbatches_and_recomputed_layers(strategy, folder):
     for recompute in ("none", "hidden,kind,flag"):
         made = given(strategy, accumulate_steps=2, recompute=recompute)
@@ -509,7 +509,7 @@ def recomputed_activations_equal_kept_ones(strategy, folder):
     assert max(np.max(np.abs(a - b)) for a, b in zip(start, kept.get_weights(), strict=True)) > 0.01
 
 
-@scenario
+@scenario(long=True)
 def recomputed_layers_of_layers_masks_and_microbatches(strategy, folder):
     both = given(strategy, recompute="block0,block1", accumulate_steps=2)
     model, reference = equals_one_device(both, tagger, words())
@@ -524,7 +524,7 @@ def recompute_in_eager_steps(strategy, folder):
     equals_one_device(given(strategy, recompute="two"), model_fn, data(9))
 
 
-@scenario
+@scenario(long=True)
 def recompute_in_mixed_precision(strategy, folder):
     options = {"precision": "mixed_bfloat16", "accumulate_steps": 2}
     weights = []

@@ -234,7 +234,7 @@ def an_autoencoder_of_submodels(strategy, folder):
     equals_one_device(strategy, autoencoder, (rows(),))
 
 
-@scenario
+@scenario(long=True)
 def two_optimizers(strategy, folder):
     equals_one_device(strategy, gan, (rows(),))
 
@@ -379,7 +379,7 @@ def the_body_of_a_hand_written_loop(strategy, folder):
         model.fit(feed, verbose=0)
 
 
-@scenario
+@scenario(long=True)
 def a_loop_is_resumed_and_traced_once(strategy, folder):
     folder = strategy.from_chief(str(folder))
     feed = strategy.dataset((rows(), labels()), global_batch_size=BATCH, seed=2)

@@ -68,7 +68,7 @@ def decaying() -> Any:
     return optimizer
 
 
-@scenario
+@scenario(long=True)
 def every_elementwise_optimizer(strategy, folder):
     made: list[Callable[[], Any]] = [
         lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -87,7 +87,7 @@ def every_elementwise_optimizer(strategy, folder):
         assert_slots_are_divided(strategy, model, reference)
 
 
-@scenario
+@scenario(long=True)
 def a_schedule_and_clipping_of_each_gradient(strategy, folder):
     def model_fn():
         rate = optimizers.schedules.ExponentialDecay(0.02, 3, 0.7)
@@ -100,14 +100,14 @@ def a_schedule_and_clipping_of_each_gradient(strategy, folder):
     assert model.optimizer.iterations.numpy() == reference.optimizer.iterations.numpy()
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def decay_with_exclusions_and_clipping_of_all(strategy, folder):
     two = sharded(strategy, accumulate_steps=2)
     model, reference = equals_one_device(two, lambda: mlp(optimizer=decaying()), data())
     assert_slots_are_divided(strategy, model, reference)
 
 
-@scenario
+@scenario(long=True)
 def averages_of_weights_and_constraints(strategy, folder):
     def model_fn(every: int | None = None) -> keras.Model:
         model = keras.Sequential(
@@ -203,7 +203,7 @@ def fewer_rows_than_replicas(strategy, folder):
         assert "CollectiveReduceV2" not in kinds
 
 
-@scenario
+@scenario(long=True)
 def batches_by_hand_and_other_optimizers(strategy, folder):
     """An optimizer that comes back finds its slots."""
     model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))
@@ -222,7 +222,7 @@ def batches_by_hand_and_other_optimizers(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario(long=True)
 def optimizers_that_nobody_has_any_more(strategy, folder):
     """Phases of fine-tuning hold the slots of the last one."""
     model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))

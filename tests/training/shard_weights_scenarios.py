@@ -88,7 +88,7 @@ def assert_is_divided(model: keras.Model, reference: keras.Model, names: tuple[s
 OF_STACK = ("block0", "block1", "block2")
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def a_stack_of_blocks(strategy, folder):
     """25 rows in batches of 8: the last one has one row, which is that of one rank."""
     model, reference = equals_one_device(divided(strategy), stack, data())
@@ -96,7 +96,7 @@ def a_stack_of_blocks(strategy, folder):
     assert_judges_as_one_device(divided(strategy), model, reference, data())
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def attention_and_masks(strategy, folder):
     records = words()
     model, reference = equals_one_device(divided(strategy), tagger, records)
@@ -134,7 +134,7 @@ def statistics_of_batches(strategy, folder):
     assert_is_divided(model, reference, ("block0", "block1"))
 
 
-@scenario("horovod")
+@scenario("horovod", long=True)
 def what_recompute_gives_without_parts(strategy, folder):
     """Dropout and 16 bits differ from one device: the same strategy with whole weights is as it."""
     x, y, _ = data(24)
@@ -215,7 +215,7 @@ def weights_that_are_read_and_set_between_fits(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario(long=True)
 def optimizers_that_nobody_has_any_more(strategy, folder):
     x, y, _ = data(16)
     model, reference = pair(divided(strategy), stack)
@@ -284,7 +284,7 @@ def files_of_divided_weights(strategy, folder):
     assert_files_go_on(divides, (model, reference), feed, folder, names)
 
 
-@scenario
+@scenario(long=True)
 def weights_in_a_file_of_tensorflows_format(strategy, folder):
     """It holds the slots, too."""
     model, reference = pair(divided(strategy), stack)

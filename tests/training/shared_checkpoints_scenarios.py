@@ -89,7 +89,7 @@ def assert_goes_on(divides: Any, model_fn: Any, folder: Path) -> None:
     assert_near(model.get_weights(), expected, 1e-6)
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def nobody_brings_them_together(strategy, folder):
     """A file has one data file for each process, and reads as one that one device wrote."""
     for kind, divides, model_fn in kinds(strategy):
@@ -163,7 +163,7 @@ def slow(write: Any, waits: list[float]) -> Any:
     return waiting
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def a_disk_that_is_slower_than_a_step_may_be(strategy, folder):
     """Nobody is missing while a rank writes its part, or the chief all."""
     writers = [(1, part_files, "write"), (0, tf.train.CheckpointManager, "save")]
@@ -208,7 +208,7 @@ def a_part_that_is_damaged(strategy, folder):
             assert not said
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def a_folder_that_one_rank_cannot_write_in(strategy, folder):
     """Hosts without a disk that they share: the chief gathers, writes, and reads."""
     for kind, divides, model_fn in kinds(strategy):

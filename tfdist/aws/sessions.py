@@ -47,6 +47,11 @@ def import_sdk() -> Any:
             received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
             mend="Run pip install 'tfdist[sagemaker]'",
         )
+    import sagemaker.utils
+
+    # A session has checked its configuration. To do so again at each look-up, of which a pipeline
+    # makes a hundred, takes 8 s.
+    sagemaker.utils.validate_sagemaker_config = lambda config: None
     return sagemaker
 
 

@@ -94,7 +94,7 @@ def assert_exact(data, rounds, make=model_fn, **options):
 # Exactness --------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario(long=True)
 def one_client_is_plain_sgd(strategy, folder):
     x, y = records(29)
     weight = np.linspace(0.1, 3, 29).astype(np.float32)
@@ -117,7 +117,7 @@ def fedsgd_is_a_step_on_all_records(strategy, folder):
     assert_exact(unequal(5, 20, 11), 4, with_clipped_adam, algorithm="fedsgd")
 
 
-@scenario
+@scenario(long=True)
 def the_mapped_optimizers_update_as_those_of_keras(strategy, folder):
     optimizers = keras.optimizers
     for make in (
@@ -224,7 +224,7 @@ def the_server_has_a_learning_rate(strategy, folder):
         np.testing.assert_allclose(c - a, (b - a) / 2, atol=1e-6)
 
 
-@scenario
+@scenario(long=True)
 def the_median_ignores_one_client(strategy, folder):
     data = unequal(10, 10, 10)
     # One batch each: the order of the records would depend on the client's place.
@@ -256,7 +256,7 @@ def clipping_bounds_a_client_that_shouts(strategy, folder):
     assert difference(trimmed, start) < difference(plain, start)
 
 
-@scenario
+@scenario(long=True)
 def quantized_updates_are_smaller_and_near(strategy, folder):
     def wide():
         return model_fn(None, layers.Dense(200, "tanh"))
@@ -368,7 +368,7 @@ def a_round_with_too_few_clients_is_an_error(strategy, folder):
             model.fit(none_left.dataset({"bad": data["bad"]}), epochs=1, verbose=0)
 
 
-@scenario
+@scenario(long=True)
 def drop_outs_and_stragglers_are_survived(strategy, folder):
     _, history = trained(
         unequal(*[10] * 8),
@@ -565,7 +565,7 @@ def a_broken_fit_is_resumed_exactly(strategy, folder):
     assert [r.clients for r in found.rounds] == [r.clients for r in expected.rounds[2:]]
 
 
-@scenario
+@scenario(long=True)
 def epsilon_goes_on_after_a_resume(strategy, folder):
     options = {"dp_noise_multiplier": 1.0, "dp_clip_norm": 1.0}
     _, whole = trained(unequal(9, 9, 9), 3, **options)

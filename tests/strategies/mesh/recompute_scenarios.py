@@ -69,7 +69,7 @@ def a_convnet_whose_statistics_move_once(strategy, folder):
     assert sum("batch_normalization" in name for name in again(model)) > 0
 
 
-@scenario
+@scenario(long=True)
 def a_transformer_whose_clipping_looks_at_words(strategy, folder):
     def block(name: str) -> keras.Model:
         inputs = keras.Input((6, 16))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scenario_plugin import selected
 
 import tfdist
 from tfdist.errors import OptionError
@@ -22,11 +23,11 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Runs all scenarios in one process: it needs logical CPUs, which this one may not have."""
+def results(request, tmp_path_factory):
+    """Runs the scenarios in one process: it needs logical CPUs, which this one may not have."""
     out = tmp_path_factory.mktemp("mesh") / "results.json"
     done = subprocess.run(
-        [sys.executable, str(_SCRIPT), str(out)],
+        [sys.executable, str(_SCRIPT), str(out), *selected(request, "model_on_mesh")],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -65,18 +66,21 @@ def test_the_host_copy_can_be_released(results):
 
 
 @pytest.mark.parametrize(
-    ("shape", "model"),
+    "model_on_mesh",
     [
-        ("2x2", model)
-        for model in (
-            *("images", "sequences", "nested", "vision", "padded", "clipped"),
-            *("recurrent", "masked", "reshaped"),
-        )
-    ]
-    + [("1x2", m) for m in ("nested", "clipped", "images", "normalized", "masked")],
+        *("images 2x2", "sequences 2x2", "nested 2x2", "padded 2x2", "masked 2x2"),
+        *("clipped 1x2", "normalized 1x2"),
+        *(
+            pytest.param(of, marks=pytest.mark.long)
+            for of in (
+                *("vision 2x2", "clipped 2x2", "recurrent 2x2", "reshaped 2x2"),
+                *("nested 1x2", "images 1x2", "masked 1x2"),
+            )
+        ),
+    ],
 )
-def test_layers_are_exact(shape, model, results):
-    assert of(results, "exact")[f"{model} {shape}"] <= _TOLERANCE
+def test_layers_are_exact(model_on_mesh, results):
+    assert of(results, "exact")[model_on_mesh] <= _TOLERANCE
 
 
 def test_a_layout_is_the_users_where_he_gives_one(results):

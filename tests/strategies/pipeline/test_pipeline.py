@@ -16,6 +16,11 @@ from scenario_plugin import selected
 TOLERANCE = 1e-5
 _SCRIPT = Path(__file__).with_name("run_pipeline.py")
 _NAMES = list(models.CASES)
+#: What another case has as well: a layer among others, or a schedule with another model.
+_LONG = (
+    *("skips-one-stage", "tokens", "norms", "nested", "frozen", "frozen_norm", "sum_loss"),
+    *("legacy", "nested-interleaved", "eager", "float64", "own_layers"),
+)
 _TIMEOUT_S = 560
 
 # The first case waits for all, on a machine that may be busy.
@@ -39,7 +44,9 @@ def results(request, tmp_path_factory) -> dict[str, dict]:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("case", _NAMES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=pytest.mark.long if n in _LONG else ()) for n in _NAMES]
+)
 def test_equals_one_device(case, results):
     result = results[case]
     assert "error" not in result, result["error"]

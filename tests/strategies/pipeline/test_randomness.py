@@ -62,6 +62,7 @@ def test_recomputed_and_kept_activations_train_alike(expected):
     assert largest(expected, fit(microbatches=2)) > 1e-3
 
 
+@pytest.mark.long
 def test_recurrent_layers_drop_alike_too():
     def make() -> keras.Model:
         return model_fn(recurrent=True)
@@ -74,6 +75,7 @@ def test_recompute_in_several_chunks():
     assert largest(fit(**interleaved), fit(**interleaved, recompute="blocks")) < 1e-6
 
 
+@pytest.mark.long
 def test_dropout_after_frozen_layers_that_are_kept():
     frozen = {"freeze_until": "first"}
     assert largest(fit(**frozen), fit(**frozen, frozen_cache="memory", recompute="blocks")) < 1e-6
