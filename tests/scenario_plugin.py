@@ -11,8 +11,8 @@ A test module names its file of scenarios and its jobs, and says what is to be t
 A job is started when its first result is asked for, with those scenarios alone that this run of
 pytest has selected, and a test ends as soon as its own scenario has. What several jobs run is in
 the short tier on one of them, each in its turn; on the others it is ``long``, as a scenario is
-everywhere that says ``long=True``. A process that is lost fails the scenario that it ran; the others go on in a new one. See ``scenarios.py`` for that
-side.
+everywhere that says ``long=True``. A process that is lost fails the scenario that it ran; the
+others go on in a new one. See ``scenarios.py`` for that side.
 """
 
 from __future__ import annotations
