@@ -509,6 +509,84 @@ def recomputed_activations_equal_kept_ones(strategy, folder):
     assert max(np.max(np.abs(a - b)) for a, b in zip(start, kept.get_weights(), strict=True)) > 0.01
 
 
+def towers() -> keras.Model:
+    """A normalization that three towers share, one of which takes it twice."""
+    inputs = keras.Input((5,))
+    dense, norm = layers.Dense(6, "tanh"), layers.BatchNormalization(momentum=0.7)
+    second = layers.Dense(5, "tanh")(inputs)
+    third = layers.Dense(5)(layers.Activation("tanh")(second))
+    ends = [norm(dense(third)), layers.Activation("tanh")(norm(dense(inputs)))]
+    ends.append(norm(norm(dense(second))))
+    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(ends)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.2), loss)
+    return model
+
+
+@scenario("single", "mirrored", "horovod", "multi_worker")
+def a_normalization_that_towers_share(strategy, folder):
+    equals_one_device(strategy, towers, data())
+    equals_one_device(given(strategy, recompute="blocks"), towers, data())
+
+
+def _unordered_reads(graph: Any) -> list[str]:
+    """Returns the reads of variables that may come before or after a write."""
+    nodes = {node.name: node for node in graph.node}
+    inputs = {
+        name: [given.lstrip("^").split(":")[0] for given in node.input]
+        for name, node in nodes.items()
+    }
+
+    def before(name: str) -> set[str]:
+        found, left = set(), [name]
+        while left:
+            for given in inputs[left.pop()]:
+                if given in nodes and given not in found:
+                    found.add(given)
+                    left.append(given)
+        return found
+
+    reads = [name for name, node in nodes.items() if node.op == "ReadVariableOp"]
+    writes = [name for name, node in nodes.items() if node.op.startswith("Assign")]
+    assert len(reads) > 30
+    assert len(writes) > 10
+    return [
+        read
+        for write in writes
+        for read in reads
+        if inputs[read][0] == inputs[write][0]
+        and read not in before(write)
+        and write not in before(read)
+    ]
+
+
+@scenario("single", "mirrored", "horovod", "multi_worker")
+def a_second_pass_reads_weights_before_they_are_updated(strategy, folder):
+    """In the graph as TensorFlow runs it: its own optimizer of graphs had dropped the order."""
+    from tensorflow.python.eager import context
+
+    def normed() -> keras.Model:
+        x = inputs = keras.Input((5,))
+        for _ in range(6):
+            x = layers.LayerNormalization()(layers.Dense(5, "tanh")(x))
+        model = keras.Model(inputs, layers.Dense(3)(x))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.2), loss)
+        return model
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    for model_fn in (normed, towers):
+        model, _ = pair(given(strategy, recompute="blocks"), model_fn)
+        context.enable_run_metadata()
+        try:
+            model.fit(*data(weighted=False), batch_size=8, verbose=0)
+            found = context.export_run_metadata().function_graphs
+        finally:
+            context.disable_run_metadata()
+        graph = max((of.post_optimization_graph for of in found), key=lambda of: len(of.node))
+        assert not _unordered_reads(graph)
+
+
 @scenario(long=True)
 def recomputed_layers_of_layers_masks_and_microbatches(strategy, folder):
     both = given(strategy, recompute="block0,block1", accumulate_steps=2)

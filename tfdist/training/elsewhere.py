@@ -1,12 +1,16 @@
-"""A variable whose value lies elsewhere, in parts of which each process holds one.
+"""A variable whose value lies elsewhere.
 
-It keeps its name, shape and type, and holds nothing. A step reads what its block has gathered; a
-file that is written reads what has come together on the host; anything else is refused.
+``Elsewhere``: in parts of which each process holds one. The variable keeps its name, shape and
+type, and holds nothing. A step reads what its block has gathered; a file that is written reads what
+has come together on the host; anything else is refused.
+
+``listen``: whoever has the value is told of what reads and writes the variable.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,39 @@ from tfdist.training.parts import Division
 from tfdist.training.slots import set_value
 
 _numbers = itertools.count()
+_READS = ("_read_variable_op", "sparse_read", "gather_nd")
+_CHANGES = (
+    *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_max", "scatter_min"),
+    *("scatter_mul", "scatter_div", "scatter_update", "batch_scatter_update", "scatter_nd_add"),
+    *("scatter_nd_sub", "scatter_nd_max", "scatter_nd_min", "scatter_nd_update"),
+    "_strided_slice_assign",
+)
+_WRITES = ("assign", "_restore_from_tensors")
+
+
+def listen(
+    binding: Binding,
+    variable: tf.Variable,
+    *,
+    before_read: Callable[[], None],
+    after_write: Callable[[], None],
+) -> None:
+    """Tells of all that reads or writes a variable; in a function, once when it is traced."""
+
+    def told(method: Callable[..., Any], reads: bool, writes: bool) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            if reads:
+                before_read()
+            result = method(*args, **options)
+            if writes:
+                after_write()
+            return result
+
+        return run
+
+    for name in (*_READS, *_CHANGES, *_WRITES):
+        reads, writes = name not in _WRITES, name not in _READS
+        binding.put(variable, name, told(getattr(variable, name), reads, writes))
 
 
 class Elsewhere:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import has_graph, nodes_of, variables_in
+from tfdist.training.keras_api import has_graph, nodes_of, run_in_order, variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -109,6 +109,20 @@ class Graph:
         """Returns the same calls with those of ``numbers``, which read no others, before them."""
         rest = [number for number in range(len(self.calls)) if number not in set(numbers)]
         return replace(self, calls=tuple(self.calls[number] for number in (*numbers, *rest)))
+
+
+def model_of(
+    calls: Sequence[Call], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> tf.keras.Model:
+    """Returns a model of these calls, which it makes in this order.
+
+    The order is seen where a layer is called at several places, as its statistics move each time.
+    """
+    model = tf.keras.Model(list(inputs), list(outputs))
+    if len({id(call.layer) for call in calls}) < len(calls):
+        place_of = {id(t): place for place, call in enumerate(calls) for t in call.outputs}
+        run_in_order(model, outputs, place_of)
+    return model
 
 
 def graph_of(model: tf.keras.Model, *, needed_by: str, otherwise: str) -> Graph:

@@ -191,6 +191,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
                 with statistics.again(), _without_side_effects(forward.segment):
                     outputs = with_logits(forward(again))
             found = tape.gradient(outputs, [*sources, *trained], output_gradients=upstream)
+            found = all_at_once(found)
             of_inputs, of_trained = found[: len(sources)], found[len(sources) :]
             if variables is None:
                 return of_inputs
@@ -206,6 +207,23 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
         output if logits is None else logits.behind(output, next(results))
         for output, logits in zip(outputs, behind, strict=True)
     ]
+
+
+def all_at_once(gradients: Sequence[Any]) -> list[Any]:
+    """Returns gradients of a second pass none of which is there before all of them are.
+
+    Else a weight could be updated before the second pass has read it. TensorFlow orders the two,
+    but where a path of data leads from one to the other its dependency optimizer drops that order,
+    and what prunes the graph then drops the path, which led through an IdentityN (2.16 to 2.21).
+    """
+    known = [gradient for gradient in gradients if gradient is not None]
+    with tf.control_dependencies(tf.nest.flatten(known, expand_composites=True)):
+        return [
+            gradient
+            if gradient is None
+            else tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            for gradient in gradients
+        ]
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:

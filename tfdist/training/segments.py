@@ -14,7 +14,7 @@ from tfdist.errors import unknown_choice
 from tfdist.training import randomness
 from tfdist.training.balanced_cuts import balance
 from tfdist.training.keras_api import layers_in
-from tfdist.training.layer_calls import Call, Graph, crossing_bytes
+from tfdist.training.layer_calls import Call, Graph, crossing_bytes, model_of
 from tfdist.training.parts import BYTES_OF_A_BUCKET
 
 
@@ -138,7 +138,7 @@ def segments_of(graph: Graph, bounds: Bounds) -> list[Segment]:
         augments = any(randomness.augments(part) for call in own for part in layers_in(call.layer))
         segments.append(
             Segment(
-                model=tf.keras.Model(list(read.values()), list(given.values())),
+                model=model_of(own, list(read.values()), list(given.values())),
                 inputs=tuple(read),
                 outputs=tuple(given),
                 repeats=repeats and not augments,

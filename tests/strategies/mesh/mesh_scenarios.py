@@ -65,6 +65,12 @@ def difference(a, b):
 # Memory -----------------------------------------------------------------------------------------
 
 
+def held_bytes(variables):
+    """What they hold now: to read them would bring their slices together."""
+    held = (tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in variables)
+    return sum(value.numpy().nbytes for value in held)
+
+
 @scenario
 def memory():
     def model_fn():
@@ -82,11 +88,11 @@ def memory():
         whole = sum(np.prod(v.shape) for v in model.weights) * 4 * 3
         devices = [[part.device for part in s.slices] for s in (state.of(kernel), slot)]
         before = model.get_weights()
-        host = sum(v.numpy().nbytes for v in model.weights)
+        host = held_bytes(model.weights)
         model.fit(rows(8, 1024), rows(8, 8), verbose=0)
         model.predict(rows(8, 1024), verbose=0)
         model.evaluate(rows(8, 1024), rows(8, 8), verbose=0)
-        after = sum(v.numpy().nbytes for v in model.weights)
+        after = held_bytes(model.weights)
         described = strategy.describe(model, global_batch_size=8)
         return {
             "described": [described.bytes_per_device, described.measured_bytes],
@@ -159,6 +165,16 @@ def normalized():
     x = L.BatchNormalization(momentum=0.7, center=False)(L.Conv2D(4, 1, activation="tanh")(x))
     x = L.BatchNormalization(momentum=0.9)(L.Flatten()(x))
     return compiled(inputs, L.Dense(2)(x)), rows(30, 6, 6, 3)
+
+
+def towers():
+    """A normalization that is called five times, on channels whole and split."""
+    inputs = keras.Input((6, 6, 16))
+    conv, norm = L.Conv2D(16, 3, padding="same"), L.BatchNormalization(momentum=0.7)
+    second = L.Conv2D(16, 1, activation="tanh")(inputs)
+    ends = [norm(inputs), L.Activation("tanh")(norm(conv(inputs))), norm(norm(conv(second)))]
+    x = L.GlobalAveragePooling2D()(norm(L.Concatenate(axis=1)(ends)))
+    return compiled(inputs, L.Dense(2)(x)), rows(30, 6, 6, 16)
 
 
 def sequences():
@@ -289,8 +305,11 @@ def clipped():
 
 #: (batch, model) -> what is trained on it. A mesh with both axes does all that one with one does.
 EXACT = {
-    (2, 2): (images, sequences, nested, vision, padded, clipped, recurrent, masked, reshaped),
-    (1, 2): (nested, clipped, images, normalized, masked),
+    (2, 2): (
+        *(images, sequences, nested, vision, padded, clipped, recurrent, masked, reshaped),
+        towers,
+    ),
+    (1, 2): (nested, clipped, images, normalized, masked, towers),
 }
 
 
@@ -543,6 +562,59 @@ def callbacks():
         "weights": difference(weights, other_weights),
         "kept": difference(kept, other_kept),
     }
+
+
+class SetsWeights(keras.callbacks.Callback):
+    """Sets weights in each way that callbacks do, and reads what it had set after a step on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_begin(self, logs=None):
+        self._kernels = [layer.kernel for layer in self.model.layers if hasattr(layer, "kernel")]
+
+        @tf.function
+        def shrink():
+            for kernel in self._kernels:
+                kernel.assign(kernel * 0.9)
+
+        self._shrink = shrink
+
+    def on_train_batch_end(self, batch, logs=None):
+        first, last = self._kernels[0], self.model.layers[-1]
+        if batch == 0:  # As pruning does.
+            kernel = first.numpy()
+            first.assign(np.where(np.abs(kernel) < 0.05, 0, kernel))
+            last.set_weights([weight * 0.8 for weight in last.get_weights()])
+        elif batch == 1:  # As the critic of a WGAN.
+            for weight in self.model.trainable_weights:
+                weight.assign(tf.clip_by_value(weight, -0.3, 0.3))
+        elif batch == 2:
+            first.assign_add(0.01 * tf.ones_like(first))
+            first.scatter_nd_update([[0, 0]], [0.5])
+        else:
+            self._shrink()
+        self.seen.append([weight.numpy() for weight in self.model.weights])
+
+
+@scenario
+def weights_of_callbacks():
+    data, reference = (rows(30, 6), rows(30, 2)), mlp()
+    start, results = reference.get_weights(), {}
+    options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    told = SetsWeights()
+    reference.fit(*data, callbacks=[told], **options)
+    for keep in (True, False):
+        with mesh(2, 2, keep_host_copy=keep) as strategy:
+            model, heard = strategy.build(mlp), SetsWeights()
+            model.set_weights(start)
+            model.fit(*data, callbacks=[heard], **options)
+            pairs = zip(told.seen, heard.seen, strict=True)
+            results[f"seen, host copy {keep}"] = max(difference(a, b) for a, b in pairs)
+            found = difference(reference.get_weights(), model.get_weights())
+            results[f"trained, host copy {keep}"] = found
+    return results
 
 
 # Refusals ---------------------------------------------------------------------------------------

@@ -69,12 +69,12 @@ def test_the_host_copy_can_be_released(results):
     "model_on_mesh",
     [
         *("images 2x2", "sequences 2x2", "nested 2x2", "padded 2x2", "masked 2x2"),
-        *("clipped 1x2", "normalized 1x2"),
+        *("clipped 1x2", "normalized 1x2", "towers 1x2"),
         *(
             pytest.param(of, marks=pytest.mark.long)
             for of in (
                 *("vision 2x2", "clipped 2x2", "recurrent 2x2", "reshaped 2x2"),
-                *("nested 1x2", "images 1x2", "masked 1x2"),
+                *("nested 1x2", "images 1x2", "masked 1x2", "towers 2x2"),
             )
         ),
     ],
@@ -142,6 +142,12 @@ def test_callbacks_see_what_they_see_on_one_device(results):
     assert callbacks["epochs"][0] == callbacks["epochs"][1]
     for what in ("val_loss", "weights", "kept"):
         assert callbacks[what] <= _TOLERANCE, what
+
+
+def test_callbacks_read_and_set_weights_within_a_fit(results):
+    found = of(results, "weights_of_callbacks")
+    assert len(found) == 4
+    assert max(found.values()) <= _TOLERANCE, found
 
 
 @pytest.mark.parametrize(

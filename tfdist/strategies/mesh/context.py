@@ -32,7 +32,7 @@ class Context:
         ranks: those that each hold such a mesh, and share global batches; None: this is all.
 
     Attributes:
-        updates: (weight, its new value on the mesh) of weights that are not trained.
+        updates: weight id -> (weight, its new value on the mesh) of weights that are not trained.
         losses: scalars on the mesh that belong to the loss.
         batch: the dimension of the rows, padding included.
     """
@@ -57,7 +57,7 @@ class Context:
         self.num_rows = num_rows
         self.is_divided = is_divided
         self.seed = seed
-        self.updates: list[tuple[Any, Any]] = []
+        self.updates: dict[int, tuple[Any, Any]] = {}
         self.losses: list[Any] = []
         #: Of the layer that is being converted; what Keras reads its weights in.
         self.compute_dtype: tf.DType | None = None

@@ -1,7 +1,8 @@
 """A compiled Keras model on a mesh: what its methods do there.
 
 Outside of a fit the host's weights are the truth, inside of it the slices are. So what a user sets
-before a fit is trained on, and what is read after it is what was trained.
+before a fit is trained on, and what is read after it is what was trained; see ``host_weights`` for
+what callbacks read and set.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.strategies.mesh.host_weights import HostWeights
 from tfdist.strategies.mesh.layout import Layout
 from tfdist.strategies.mesh.operations import MeshDevices
 from tfdist.strategies.mesh.optimizer import check_optimizer
@@ -82,6 +84,7 @@ class MeshModel:
         self.steps = self._new_steps()
         self._keep_host_copy = keep_host_copy
         self._slices_are_newer = False
+        self.host = HostWeights(model, self.state, lambda: self._slices_are_newer)
         self._depth = 0
         if not keep_host_copy:
             self.state.release_host()
@@ -114,6 +117,7 @@ class MeshModel:
             self.to_host()
             self._slices_are_newer = False
         else:
+            self.host.to_slices()
             self.state.release_host()
 
     # Keras' methods -----------------------------------------------------------------------------
@@ -159,6 +163,7 @@ class MeshModel:
             try:
                 if self._depth == 1:
                     self.to_devices()
+                self.host.to_slices()
                 return method(*args, **options)
             finally:
                 self._depth -= 1
@@ -180,13 +185,13 @@ class MeshModel:
 
     def _get_weights(self) -> list[Any]:
         if self._slices_are_newer:
+            self.host.to_slices()
             return [self.state.of(variable).gather() for variable in self.model.weights]
         return [variable.numpy() for variable in self.model.weights]
 
     def _writes_weights(self, method: Callable) -> Callable:
         def run(*args: Any, **options: Any) -> Any:
-            if not self._keep_host_copy:
-                self.state.gather_weights()
+            self.to_host()
             result = method(*args, **options)
             self.set_from_host()
             return result
@@ -243,7 +248,11 @@ class MeshModel:
         if self._sharded is None:
             self.state.gather_optimizer()
         with self._whole_slots(), self._with_whole_optimizer():
-            yield
+            self.host.traces_are_ours = True
+            try:
+                yield
+            finally:
+                self.host.traces_are_ours = False
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -270,7 +279,9 @@ class MeshModel:
 
     def _make_train_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
+            self.host.to_slices()
             logs = self.steps.train(*true_labels(batch, self._ranks))
+            self.host.after_step()
             keras_api.count_step(self.model, "train")
             return logs
 

@@ -143,6 +143,8 @@ class SlicedState:
             sliced = SlicedVariable(devices, variable.shape, axes[id(variable)])
             sliced.create(devices, variable, variable.numpy())
             self.weights[id(variable)] = sliced
+        #: Ids of the host's weights that are older than their slices.
+        self.behind: set[int] = set()
         self._attached: Any = None
         #: Whether the host has whole slots that were loaded here, and perhaps on no other rank.
         self._holds_loaded = False
@@ -242,11 +244,20 @@ class SlicedState:
 
     def gather_weights(self) -> None:
         for variable in self._model.weights:
+            self.gather_weight(variable)
+
+    def gather_weight(self, variable: tf.Variable) -> None:
+        """Brings a weight of the host up to date."""
+        if id(variable) in self.behind:
+            self.behind.discard(id(variable))
             set_value(variable, self.of(variable).gather())
 
     def scatter_weights(self) -> None:
         for variable in self._model.weights:
-            self.of(variable).scatter(variable.numpy())
+            self.scatter_weight(variable)
+
+    def scatter_weight(self, variable: tf.Variable) -> None:
+        self.of(variable).scatter(variable.numpy())
 
     def gather_optimizer(self, keep: bool = True) -> None:
         """Brings the optimizer together on the host; where ranks divide it, on all of them.
@@ -290,6 +301,7 @@ class SlicedState:
         """Frees the memory of the host's weights; the next ``gather_weights`` makes it anew."""
         for variable in self._model.weights:
             set_value(variable, tf.zeros([0], variable.dtype))
+            self.behind.add(id(variable))
         self.release_host_optimizer()
 
     def release_host_optimizer(self) -> None:

@@ -373,7 +373,7 @@ class MeshSteps:
             gradients = self._over_ranks(gradients, program.context.ranks)
         self._regularizers.add_to(gradients)
         self._apply(gradients, program)
-        for variable, tensor in program.context.updates:
+        for variable, tensor in program.context.updates.values():
             weight, values = self._state.of(variable), program.slices_of(tensor)
             for place, part in zip(weight.holders, weight.held, strict=True):
                 part.assign(values[place])

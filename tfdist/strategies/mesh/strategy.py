@@ -186,8 +186,10 @@ class Mesh(ModelParallel):
             keep_host_copy=self._keep_host_copy,
             options=self._options,
         )
+        binding = Binding(model, ranks)
+        on_mesh.host.heard_by(binding)
         return assemble(
-            Binding(model, ranks),
+            binding,
             engine=on_mesh.engine(),
             scaling=self.scaling,
             strategy_name=self.name,

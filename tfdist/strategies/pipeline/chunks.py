@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.layer_calls import Call
+from tfdist.training.layer_calls import Call, model_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def make_chunks(
             Chunk(
                 calls=own,
                 device=device,
-                model=tf.keras.Model(list(read.values()), list(given.values())),
+                model=model_of(own, list(read.values()), list(given.values())),
                 inputs=tuple(read),
                 outputs=tuple(given),
                 differentiable=differentiable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -67,6 +67,35 @@ def nodes_of(model: tf.keras.Model) -> list[Any]:
     by_depth = model._nodes_by_depth
     depths = sorted(by_depth, reverse=True)
     return [node for depth in depths for node in by_depth[depth] if not node.is_input]
+
+
+def run_in_order(model: tf.keras.Model, outputs: Sequence[Any], place_of: dict[int, int]) -> None:
+    """Has a Functional model that was made of a part of another one call layers in its order.
+
+    Keras orders the calls anew, from the outputs on. Of Keras 2.
+
+    Args:
+        outputs: those that it was made with.
+        place_of: id of a symbolic tensor of the other model -> the place of the call that makes it.
+    """
+    places: dict[int, int] = {}
+    pairs = list(zip(model.outputs, outputs, strict=True))
+    while pairs:
+        own, others = (_maker(tensor) for tensor in pairs.pop())
+        if own.is_input or id(own) in places:
+            continue
+        places[id(own)] = place_of[id(tf.nest.flatten(others.outputs)[0])]
+        pairs += zip(own.keras_inputs, others.keras_inputs, strict=True)
+    by_depth = model._nodes_by_depth
+    inputs = [node for nodes in by_depth.values() for node in nodes if node.is_input]
+    calls = sorted(nodes_of(model), key=lambda node: places[id(node)])
+    in_order = enumerate([inputs, *([node] for node in calls)])
+    model._nodes_by_depth = {len(calls) - place: nodes for place, nodes in in_order}
+
+
+def _maker(tensor: Any) -> Any:
+    history = tensor._keras_history
+    return history.layer._inbound_nodes[history.node_index]
 
 
 def num_readers(model: tf.keras.Model, symbol: Any) -> int:

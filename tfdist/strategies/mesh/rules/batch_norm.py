@@ -97,14 +97,35 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
     unbias = count / tf.maximum(count - 1, 1) if layer.fused else tf.ones([], dtype)
 
     dims = moving[0].shape.dims
+    old_mean, old_variance = _now(context, layer, moving)
     mean = context.local(
-        lambda old, moments: _moved(layer, old, moments[0]), [moving[0], moments], dims
+        lambda old, moments: _moved(layer, old, moments[0]), [old_mean, moments], dims
     )
     variance = context.local(
-        lambda old, moments: _moved(layer, old, moments[1] * unbias), [moving[1], moments], dims
+        lambda old, moments: _moved(layer, old, moments[1] * unbias), [old_variance, moments], dims
     )
-    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
+    _keep(context, layer, mean, variance)
     return y
+
+
+def _now(context: Context, layer: Any, moving: Sequence[Any]) -> list[Any]:
+    """Returns the moving mean and variance as an earlier call of the layer has left them.
+
+    moving: as they were before the step, split as this call has them.
+    """
+    kept = (layer.moving_mean, layer.moving_variance)
+    return [
+        context.with_last(context.updates[id(v)][1], split=last_is_split(before))
+        if id(v) in context.updates
+        else before
+        for v, before in zip(kept, moving, strict=True)
+    ]
+
+
+def _keep(context: Context, layer: Any, mean: Any, variance: Any) -> None:
+    for v, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        is_split = context.layout.settled[id(v)][-1] is not None
+        context.updates[id(v)] = (v, context.with_last(value, split=is_split))
 
 
 def _moved(layer: Any, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
@@ -115,6 +136,7 @@ def _by_kernel(
     context: Context, layer: Any, x: Any, moving: Sequence[Any], weights: Sequence[Any]
 ) -> Any:
     """Each device holds the whole batch: the kernel that Keras uses, for the channels it holds."""
+    is_first = id(layer.moving_mean) not in context.updates
     options = {"epsilon": layer.epsilon, "data_format": "NHWC", "is_training": True}
 
     def normalize(x: Any, mean: Any, variance: Any, *weights: Any) -> Any:
@@ -140,8 +162,10 @@ def _by_kernel(
             of_beta = [of.offset_backprop] if layer.beta is not None else []
             return [of.x_backprop, None, None, *of_gamma, *of_beta]
 
-        new_mean = _moved(layer, mean, made.batch_mean)
-        new_variance = _moved(layer, variance, made.batch_variance)  # It is the unbiased one.
+        new_mean, new_variance = made.batch_mean, made.batch_variance  # That is the unbiased one.
+        if is_first:
+            new_mean = _moved(layer, mean, new_mean)
+            new_variance = _moved(layer, variance, new_variance)
         return (made.y, new_mean, new_variance), back
 
     kept = moving[0].shape.dims, moving[0].dtype
@@ -153,7 +177,13 @@ def _by_kernel(
         with_back=True,
         beside=[kept, kept],
     )
-    context.updates += [(layer.moving_mean, mean), (layer.moving_variance, variance)]
+    if not is_first:
+        news = zip(_now(context, layer, moving), (mean, variance), strict=True)
+        mean, variance = (
+            context.local(lambda old, new: _moved(layer, old, new), [old, new], kept[0])
+            for old, new in news
+        )
+    _keep(context, layer, mean, variance)
     return y
 
 

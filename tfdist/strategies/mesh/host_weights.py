@@ -1,0 +1,69 @@
+"""The host's weights while their slices are the truth: what reads them, and what writes them.
+
+A callback may read a weight of the layer, and set it. Who reads one that steps have trained since
+brings its slices together; what is written goes to the slices. A ``tf.function`` is heard of when
+it is traced, and not when it runs: the weights that it uses are carried at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import tensorflow as tf
+
+from tfdist.strategies.mesh.state import SlicedState
+from tfdist.training.binding import Binding
+from tfdist.training.elsewhere import listen
+
+
+class HostWeights:
+    """
+    Args:
+        are_behind: whether the slices are the truth.
+    """
+
+    def __init__(self, model: tf.keras.Model, state: SlicedState, are_behind: Callable[[], bool]):
+        self._weights = list(model.weights)
+        self._state = state
+        self._are_behind = are_behind
+        #: Of functions: those that read a weight may run at any time, and so may those that write.
+        self._traced_reads: dict[int, tf.Variable] = {}
+        self._traced_writes: dict[int, tf.Variable] = {}
+        #: While the model is written or built, functions are traced that no callback runs.
+        self.traces_are_ours = False
+
+    def heard_by(self, binding: Binding) -> None:
+        for variable in self._weights:
+            listen(
+                binding,
+                variable,
+                before_read=partial(self._bring, variable),
+                after_write=partial(self._take, variable),
+            )
+
+    def to_slices(self) -> None:
+        """Gives the slices what functions may have written."""
+        for variable in self._traced_writes.values():
+            if id(variable) not in self._state.behind:
+                self._state.scatter_weight(variable)
+
+    def after_step(self) -> None:
+        self._state.behind.update(map(id, self._weights))
+        for variable in (self._traced_reads | self._traced_writes).values():
+            self._state.gather_weight(variable)
+
+    def _bring(self, variable: tf.Variable) -> None:
+        if tf.inside_function() and not self.traces_are_ours:
+            self._traced_reads[id(variable)] = variable
+        if self._are_behind():
+            with tf.init_scope():
+                self._state.gather_weight(variable)
+
+    def _take(self, variable: tf.Variable) -> None:
+        if tf.inside_function():
+            if not self.traces_are_ours:
+                self._traced_writes[id(variable)] = variable
+        elif self._are_behind():
+            self._state.behind.discard(id(variable))
+            self._state.scatter_weight(variable)
