@@ -716,7 +716,16 @@ def refusals():
                 zip(gradients, variables, strict=True)
             )
 
+    def clipped_table():
+        inputs = keras.Input((6,), dtype="int64")
+        x = L.Flatten()(L.Embedding(16, 8)(inputs))
+        with mesh(1, 2) as strategy:
+            sgd = keras.optimizers.SGD(clipvalue=0.1)
+            model = strategy.build(lambda: compiled(inputs, L.Dense(16)(x), sgd))
+            model.fit(np.zeros((8, 6), np.int64), rows(8, 16), verbose=0)
+
     cases["by hand"] = (by_hand, {})
+    cases["clipped table"] = (clipped_table, {})
     result = {}
     for name, (model_fn, options) in cases.items():
         try:

@@ -174,6 +174,7 @@ def test_callbacks_read_and_set_weights_within_a_fit(results):
         ("divides", ["dimension 1 of dense", "splits, 15 in", "[1, 3, 5, 15]"]),
         ("no graph", ["layer 'encoder' (OfItsOwn)", "without a graph", "shard='optimizer'"]),
         ("repeated", ["tile of a weight", "tf.shape(x)[0]"]),
+        ("clipped table", ["clipvalue and", "Use clipnorm"]),
         ("by hand", ["apply_gradients outside", "fit or train_on_batch"]),
         ("nothing to split", ["mesh axis 'model' must divide"]),
     ],

@@ -23,6 +23,7 @@ from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.training import keras_api, loss_masks, losses
 from tfdist.training.autograph import with_autograph
+from tfdist.training.clipping import limit_of_values
 from tfdist.training.collective import Collective
 from tfdist.training.logits import changed
 
@@ -418,6 +419,7 @@ class MeshSteps:
         optimizer = keras_api.inner_of(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
+        self._refuse_clipped_look_ups(variables, program)
         sliced = [self._state.trained(v) for v in variables]
         given = [gradients[id(v)] for v in variables]
         ranks = program.context.ranks if self._state.ranks is not None else None
@@ -448,6 +450,19 @@ class MeshSteps:
             self._model.optimizer.apply_gradients(pairs)
         if self._state.ranks is not None:
             self._give_parts()
+
+    def _refuse_clipped_look_ups(self, variables: list[Any], program: Program) -> None:
+        if limit_of_values(keras_api.inner_of(self._model.optimizer)) is None:
+            return
+        tables = program.context.look_ups.keys()
+        looked_up = [v.name for v in variables if id(v) in tables and not self._regularizers.has(v)]
+        if looked_up:
+            raise ModelError(
+                "a table on a mesh must have gradients that are not clipped by value, since Keras "
+                "clips each row that was looked up, and a mesh has their sums",
+                received=f"clipvalue and '{looked_up[0]}'",
+                mend="Use clipnorm or global_clipnorm, or another strategy",
+            )
 
     def _test(self, x: Any, y: Any, weight: Any, told: Any = None) -> dict[str, tf.Tensor]:
         return self._evaluate(self._of_share(x, y, told, training=False), x, y, weight)
