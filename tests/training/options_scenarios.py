@@ -587,6 +587,28 @@ def a_second_pass_reads_weights_before_they_are_updated(strategy, folder):
         assert not _unordered_reads(graph)
 
 
+def _normed(pairs: Any) -> Any:
+    return [(gradient / (0.1 + tf.norm(gradient)), variable) for gradient, variable in pairs]
+
+
+class Normed(keras.optimizers.SGD):
+    """Changes the gradients that it is given, as centralization and LARS do."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        return super().apply_gradients(_normed(grads_and_vars), *args, **options)
+
+
+class NormedBefore(keras.optimizers.legacy.SGD):
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        return super().apply_gradients(_normed(grads_and_vars), *args, **options)
+
+
+@scenario("mirrored", "horovod", "multi_worker")
+def gradients_that_an_optimizer_of_ones_own_changes(strategy, folder):
+    for make in (Normed, lambda rate: Normed(rate, clipnorm=0.3), NormedBefore):
+        equals_one_device(strategy, lambda make=make: mlp(optimizer=make(0.2)), data())
+
+
 @scenario(long=True)
 def recomputed_layers_of_layers_masks_and_microbatches(strategy, folder):
     both = given(strategy, recompute="block0,block1", accumulate_steps=2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat import is_keras
 from tfdist.training.keras_api.tensors import all_raw
 from tfdist.training.keras_api.version import IS_KERAS_3
 
@@ -100,9 +101,10 @@ def apply_sum(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     """Adds up ``gradients`` over the replicas of tf.distribute, and applies the sums; on each.
 
     Keras 3 clips the gradients of each replica, and asks one of them whether they are finite,
-    before it adds them up. So here they come to it as sums.
+    before it adds them up. So here they come to it as sums; and to an ``apply_gradients`` of the
+    user's own, which may change them.
     """
-    if not IS_KERAS_3:
+    if not IS_KERAS_3 and is_keras(type(optimizer).apply_gradients.__module__):
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return
     known = [gradient for gradient in gradients if gradient is not None]
@@ -119,9 +121,13 @@ def _as_summed(optimizer: Any) -> Iterator[None]:
     Replicas are in here at the same time, each in a thread of its own, and Keras starts others: so
     they are counted, and not known by their threads.
     """
-    if not isinstance(optimizer._all_reduce_sum_gradients, _Reduction):
-        optimizer._all_reduce_sum_gradients = _Reduction(optimizer._all_reduce_sum_gradients)
-    reduction = optimizer._all_reduce_sum_gradients
+    name = "_all_reduce_sum_gradients"
+    if not IS_KERAS_3:
+        is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
+        name = "_aggregate_gradients" if is_legacy else "aggregate_gradients"
+    if not isinstance(getattr(optimizer, name), _Reduction):
+        setattr(optimizer, name, _Reduction(getattr(optimizer, name)))
+    reduction = getattr(optimizer, name)
     reduction.num_summed += 1
     try:
         yield
