@@ -419,6 +419,34 @@ class NowAndThen(keras.Model):
         return {"loss": loss}
 
 
+class Counts(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y, tf.float32)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "rows": tf.shape(x)[0], "step": self.optimizer.iterations}
+
+
+@scenario
+def numbers_that_stay_a_replicas_own_are_named(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,))
+        model = Counts(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd")
+        return model
+
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((rows(), labels()[:, None]), global_batch_size=BATCH)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.fit(feed, verbose=0, epochs=2)
+    told = said.getvalue().count("'rows' (int32 []) of a step of one's own is shown as one replica")
+    assert told == strategy.topology.is_chief
+    assert "'step'" not in said.getvalue()
+    assert "'loss'" not in said.getvalue()
+
+
 @scenario
 def gradients_that_may_be_of_other_batches(strategy, folder):
     def model_fn():

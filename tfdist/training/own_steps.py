@@ -80,6 +80,7 @@ class OwnSteps:
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
         self._draws = ToldOnce()
+        self._numbers = ToldOnce()
         take_as_meant()
 
     def put_on(self) -> None:
@@ -193,6 +194,7 @@ class OwnSteps:
         if not isinstance(results, dict):
             return results
         self._note(running, results)
+        self._tell_of_own(results)
         return {name: self._of_all(running, name, value) for name, value in results.items()}
 
     def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
@@ -204,11 +206,28 @@ class OwnSteps:
 
     def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
         """Returns a number of this replica's rows as that of the global batch."""
-        is_number = tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
-        if name in self._metric_of or not is_number:
+        if name in self._metric_of or not _can_be_mean(value):
             return value
         weighted = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
         return running.sum(weighted, running.name(name))
+
+    def _tell_of_own(self, results: dict[str, Any]) -> None:
+        """Tells once of what a step returns that stays each replica's own."""
+        if self._collective.num_replicas == 1 or not self._collective.is_chief:
+            return
+        own = [
+            f"'{name}' ({value.dtype.name} {list(value.shape)})"
+            for name, value in results.items()
+            if tf.is_tensor(value)
+            and not isinstance(value, tf.Variable)  # As a count of steps.
+            and name not in self._metric_of
+            and not _can_be_mean(value)
+        ]
+        if own:
+            self._numbers.failed(
+                f"{', '.join(own)} of a step of one's own is shown as one replica has it, of its "
+                "rows alone. Return a float that is a mean over rows, or the result of a metric"
+            )
 
     def _merged(self, logs: Any) -> Any:
         """Returns what a loop shows: results of metrics are those of all processes.
@@ -227,6 +246,11 @@ class OwnSteps:
             name: merged.get(self._metric_of[name], value) if name in self._metric_of else value
             for name, value in logs.items()
         }
+
+
+def _can_be_mean(value: Any) -> bool:
+    """Whether a number of replicas can be that of the global batch, by their parts."""
+    return tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
 
 
 def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
