@@ -574,6 +574,7 @@ def a_second_pass_reads_weights_before_they_are_updated(strategy, folder):
         model.compile(keras.optimizers.SGD(0.2), loss)
         return model
 
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     for model_fn in (normed, towers):
         model, _ = pair(given(strategy, recompute="blocks"), model_fn)
@@ -585,6 +586,7 @@ def a_second_pass_reads_weights_before_they_are_updated(strategy, folder):
             context.disable_run_metadata()
         graph = max((of.post_optimization_graph for of in found), key=lambda of: len(of.node))
         assert not _unordered_reads(graph)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
 def _normed(pairs: Any) -> Any:

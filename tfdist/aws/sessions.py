@@ -7,7 +7,7 @@ import http.client
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import EngineMissingError, OptionError
@@ -49,10 +49,23 @@ def import_sdk() -> Any:
         )
     import sagemaker.utils
 
-    # A session has checked its configuration. To do so again at each look-up, of which a pipeline
-    # makes a hundred, takes 8 s.
-    sagemaker.utils.validate_sagemaker_config = lambda config: None
+    # It checks its configuration at each look-up, of which a pipeline makes a hundred: 8 s.
+    if not hasattr(sagemaker.utils.validate_sagemaker_config, "checks_once"):
+        check = _checking_once(sagemaker.utils.validate_sagemaker_config)
+        sagemaker.utils.validate_sagemaker_config = check
     return sagemaker
+
+
+def _checking_once(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    checked: list[Any] = []
+
+    def once(config: Any = None) -> None:
+        if not any(config is known for known in checked):
+            check(config)
+            checked.append(config)
+
+    once.checks_once = True
+    return once
 
 
 @contextlib.contextmanager

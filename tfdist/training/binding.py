@@ -134,7 +134,7 @@ class Binding:
         vars(model)[_PLACE] = self  # Keras would look for variables in it.
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Puts ``value`` in the place of an attribute of the model, or of one of its layers."""
+        """Puts ``value`` in the place of an attribute of the model, its layers or its weights."""
         setattr(owner, name, value)
         self.put_on.append((type(owner).__name__, name))
 

@@ -26,13 +26,12 @@ from tfdist.training.slots import set_value
 
 _numbers = itertools.count()
 _READS = ("_read_variable_op", "sparse_read", "gather_nd")
-_CHANGES = (
-    *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_max", "scatter_min"),
-    *("scatter_mul", "scatter_div", "scatter_update", "batch_scatter_update", "scatter_nd_add"),
-    *("scatter_nd_sub", "scatter_nd_max", "scatter_nd_min", "scatter_nd_update"),
-    "_strided_slice_assign",
+_WRITES = (
+    *("assign", "assign_add", "assign_sub", "_restore_from_tensors", "_strided_slice_assign"),
+    *("scatter_add", "scatter_sub", "scatter_max", "scatter_min", "scatter_mul", "scatter_div"),
+    *("scatter_update", "batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
+    *("scatter_nd_max", "scatter_nd_min", "scatter_nd_update"),
 )
-_WRITES = ("assign", "_restore_from_tensors")
 
 
 def listen(
@@ -42,12 +41,15 @@ def listen(
     before_read: Callable[[], None],
     after_write: Callable[[], None],
 ) -> None:
-    """Tells of all that reads or writes a variable; in a function, once when it is traced."""
+    """Tells of all that reads or writes a variable; in a function, once when it is traced.
 
-    def told(method: Callable[..., Any], reads: bool, writes: bool) -> Callable[..., Any]:
+    Args:
+        before_read: called before a write, too: TensorFlow compares its shape with what is held.
+    """
+
+    def told(method: Callable[..., Any], writes: bool) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            if reads:
-                before_read()
+            before_read()
             result = method(*args, **options)
             if writes:
                 after_write()
@@ -55,9 +57,8 @@ def listen(
 
         return run
 
-    for name in (*_READS, *_CHANGES, *_WRITES):
-        reads, writes = name not in _WRITES, name not in _READS
-        binding.put(variable, name, told(getattr(variable, name), reads, writes))
+    for name in (*_READS, *_WRITES):
+        binding.put(variable, name, told(getattr(variable, name), name in _WRITES))
 
 
 class Elsewhere:
@@ -87,16 +88,15 @@ class Elsewhere:
         )
         self._nothing._handle_data = variable.handle._handle_data  # noqa: SLF001
         binding.put(variable, "_handle", self._nothing)
-        for name, way in {
+        ways = dict.fromkeys(_WRITES, self._refuse_change) | {
             "is_initialized": lambda name=None: tf.constant(True),
             "_read_variable_op": self._read,
             "sparse_read": self._look_up,
             "gather_nd": self._look_up_each,
             "assign": self._assign,
-            "assign_add": self._refuse_change,
-            "assign_sub": self._refuse_change,
             "_restore_from_tensors": self._restore,
-        }.items():
+        }
+        for name, way in ways.items():
             binding.put(variable, name, way)
 
     def take(self, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import has_graph, nodes_of, run_in_order, variables_in
+from tfdist.training.keras_api import has_graph, layers_in, nodes_of, run_in_order, variables_in
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -119,7 +119,8 @@ def model_of(
     The order is seen where a layer is called at several places, as its statistics move each time.
     """
     model = tf.keras.Model(list(inputs), list(outputs))
-    if len({id(call.layer) for call in calls}) < len(calls):
+    parts = [id(part) for call in calls for part in layers_in(call.layer)]
+    if len(set(parts)) < len(parts):
         place_of = {id(t): place for place, call in enumerate(calls) for t in call.outputs}
         run_in_order(model, outputs, place_of)
     return model

@@ -146,7 +146,7 @@ def test_callbacks_see_what_they_see_on_one_device(results):
 
 def test_callbacks_read_and_set_weights_within_a_fit(results):
     found = of(results, "weights_of_callbacks")
-    assert len(found) == 4
+    assert len(found) == 6
     assert max(found.values()) <= _TOLERANCE, found
 
 

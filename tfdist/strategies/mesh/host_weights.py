@@ -13,6 +13,7 @@ from functools import partial
 import tensorflow as tf
 
 from tfdist.strategies.mesh.state import SlicedState
+from tfdist.training import keras_api
 from tfdist.training.binding import Binding
 from tfdist.training.elsewhere import listen
 
@@ -30,14 +31,14 @@ class HostWeights:
         #: Of functions: those that read a weight may run at any time, and so may those that write.
         self._traced_reads: dict[int, tf.Variable] = {}
         self._traced_writes: dict[int, tf.Variable] = {}
-        #: While the model is written or built, functions are traced that no callback runs.
+        #: While the model is written: no callback runs what is traced then.
         self.traces_are_ours = False
 
     def heard_by(self, binding: Binding) -> None:
         for variable in self._weights:
             listen(
                 binding,
-                variable,
+                keras_api.uncast(variable),
                 before_read=partial(self._bring, variable),
                 after_write=partial(self._take, variable),
             )
@@ -48,22 +49,32 @@ class HostWeights:
             if id(variable) not in self._state.behind:
                 self._state.scatter_weight(variable)
 
-    def after_step(self) -> None:
+    def fall_behind(self) -> None:
+        """After the slices have changed: functions alone find the host's weights up to date."""
         self._state.behind.update(map(id, self._weights))
+        self.to_functions()
+
+    def to_functions(self) -> None:
         for variable in (self._traced_reads | self._traced_writes).values():
             self._state.gather_weight(variable)
 
+    def _is_traced(self) -> bool:
+        """Whether a function is traced that may run at any time."""
+        if self.traces_are_ours or not tf.inside_function():
+            return False
+        # A layer is called on a symbol: nothing runs.
+        return getattr(tf.compat.v1.get_default_graph(), "name", "") != "keras_graph"
+
     def _bring(self, variable: tf.Variable) -> None:
-        if tf.inside_function() and not self.traces_are_ours:
+        if self._is_traced():
             self._traced_reads[id(variable)] = variable
         if self._are_behind():
             with tf.init_scope():
                 self._state.gather_weight(variable)
 
     def _take(self, variable: tf.Variable) -> None:
-        if tf.inside_function():
-            if not self.traces_are_ours:
-                self._traced_writes[id(variable)] = variable
-        elif self._are_behind():
+        if self._is_traced():
+            self._traced_writes[id(variable)] = variable
+        elif not tf.inside_function() and self._are_behind():
             self._state.behind.discard(id(variable))
             self._state.scatter_weight(variable)

@@ -96,6 +96,7 @@ class MeshModel:
         """Before a step: the slices become the truth."""
         if not self._slices_are_newer:
             self.state.scatter_weights()
+            self.state.behind.clear()
             self._slices_are_newer = True
 
     def to_host(self) -> None:
@@ -119,6 +120,7 @@ class MeshModel:
         else:
             self.host.to_slices()
             self.state.release_host()
+            self.host.to_functions()
 
     # Keras' methods -----------------------------------------------------------------------------
 
@@ -139,11 +141,18 @@ class MeshModel:
             ),
             compiled=self._compiled,
             takes_shares=True,
-            weights=self.state.all_slices,
+            weights=self._slices_given_out,
             saving=self._saving(),
             sharded=self._sharded,
             knows=self,
         )
+
+    def _slices_given_out(self) -> list[tf.Variable]:
+        """Returns the slices to one who may write them, as all ranks begin with the chief's."""
+        if self._slices_are_newer:
+            self.host.to_slices()
+            self.host.fall_behind()
+        return self.state.all_slices()
 
     def _divided_slots(self) -> DividedSlots:
         state = self.state
@@ -191,7 +200,6 @@ class MeshModel:
 
     def _writes_weights(self, method: Callable) -> Callable:
         def run(*args: Any, **options: Any) -> Any:
-            self.to_host()
             result = method(*args, **options)
             self.set_from_host()
             return result
@@ -248,11 +256,11 @@ class MeshModel:
         if self._sharded is None:
             self.state.gather_optimizer()
         with self._whole_slots(), self._with_whole_optimizer():
-            self.host.traces_are_ours = True
+            before, self.host.traces_are_ours = self.host.traces_are_ours, True
             try:
                 yield
             finally:
-                self.host.traces_are_ours = False
+                self.host.traces_are_ours = before
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -280,8 +288,10 @@ class MeshModel:
     def _make_train_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
             self.host.to_slices()
-            logs = self.steps.train(*true_labels(batch, self._ranks))
-            self.host.after_step()
+            try:
+                logs = self.steps.train(*true_labels(batch, self._ranks))
+            finally:
+                self.host.fall_behind()
             keras_api.count_step(self.model, "train")
             return logs
 

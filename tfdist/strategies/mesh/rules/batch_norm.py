@@ -42,6 +42,11 @@ def batch_normalization(context: Context, layer: Any, x: Any, mask: Any = None) 
         return tf.cast(y, x.dtype)
 
     if not context.training or not layer.trainable:
+        if id(layer.moving_mean) in context.updates:  # Another call of this step has moved them.
+            moving = [
+                context.local(tf.stop_gradient, [moved], moved.shape.dims)
+                for moved in _now(context, layer, moving)
+            ]
         return context.local(normalize, [x, *moving, *weights], x.shape.dims, name=layer.name)
 
     is_whole = not context.is_divided and context.ranks is None
