@@ -99,7 +99,7 @@ def test_there_are_as_many_as_were_tried():
 )
 @pytest.mark.parametrize(
     "name",
-    # Of each way of writing, and each third of those that resemble each other in a file.
+    # Those that resemble each other stand side by side: the short tier has each third.
     [pytest.param(n, marks=() if i % 3 == 0 else pytest.mark.long) for i, n in enumerate(NAMES)],
 )
 def test_habit(name, strategy, options, ranks, runs):

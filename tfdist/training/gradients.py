@@ -64,6 +64,25 @@ def when_known(gradients: Sequence[Any]) -> contextlib.AbstractContextManager:
     )
 
 
+def identity(gradient: Any) -> Any:
+    """Returns what is ``gradient`` and waits for what operations made here wait for."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.identity(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+def all_at_once(gradients: Sequence[Any]) -> list[Any]:
+    """Returns gradients of a second pass none of which is there before all of them are.
+
+    Else a weight could be updated before the second pass has read it. TensorFlow orders the two,
+    but where a path of data leads from one to the other its dependency optimizer drops that order,
+    and what prunes the graph then drops the path, which led through an IdentityN (2.16 to 2.21).
+    """
+    with when_known(gradients):
+        return [None if gradient is None else identity(gradient) for gradient in gradients]
+
+
 def with_gradient(
     value: tf.Tensor, *, of: tf.Tensor, back: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:

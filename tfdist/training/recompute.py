@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.training import batch_norm, randomness, segments, step_context
 from tfdist.training.binding import Binding
+from tfdist.training.gradients import all_at_once
 from tfdist.training.keras_api import mask_of, with_mask
 from tfdist.training.layer_calls import graph_of, inputs_of
 from tfdist.training.logits import logits_of
@@ -207,23 +208,6 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
         output if logits is None else logits.behind(output, next(results))
         for output, logits in zip(outputs, behind, strict=True)
     ]
-
-
-def all_at_once(gradients: Sequence[Any]) -> list[Any]:
-    """Returns gradients of a second pass none of which is there before all of them are.
-
-    Else a weight could be updated before the second pass has read it. TensorFlow orders the two,
-    but where a path of data leads from one to the other its dependency optimizer drops that order,
-    and what prunes the graph then drops the path, which led through an IdentityN (2.16 to 2.21).
-    """
-    known = [gradient for gradient in gradients if gradient is not None]
-    with tf.control_dependencies(tf.nest.flatten(known, expand_composites=True)):
-        return [
-            gradient
-            if gradient is None
-            else tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
-            for gradient in gradients
-        ]
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.training import step_context
 from tfdist.training.collective import Collective
-from tfdist.training.gradients import with_gradient
+from tfdist.training.gradients import identity, with_gradient
 
 
 @dataclass
@@ -72,7 +72,7 @@ class RunningStep:
         """Adds up weighted ``gradients`` over the replicas; ``optimizer`` updates ``variables``."""
         name = self.name("gradient")
         with self._in_order():
-            gradients = [None if g is None else _identity(g) for g in gradients]
+            gradients = [None if g is None else identity(g) for g in gradients]
         with step_context.within(own_step=None):
             self.collective.apply(optimizer, gradients, variables, name=name)
         if self.collective.num_processes > 1:
@@ -94,13 +94,6 @@ class RunningStep:
             return contextlib.nullcontext()
         graph = tf.compat.v1.get_default_graph()
         return tf.control_dependencies([last for last in self._last if last.graph is graph])
-
-
-def _identity(gradient: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = tf.identity(gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.identity(gradient)
 
 
 def running_step() -> RunningStep | None:

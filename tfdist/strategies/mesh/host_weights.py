@@ -76,5 +76,4 @@ class HostWeights:
         if self._is_traced():
             self._traced_writes[id(variable)] = variable
         elif not tf.inside_function() and self._are_behind():
-            self._state.behind.discard(id(variable))
             self._state.scatter_weight(variable)

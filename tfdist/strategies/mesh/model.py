@@ -96,7 +96,6 @@ class MeshModel:
         """Before a step: the slices become the truth."""
         if not self._slices_are_newer:
             self.state.scatter_weights()
-            self.state.behind.clear()
             self._slices_are_newer = True
 
     def to_host(self) -> None:

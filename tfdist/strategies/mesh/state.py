@@ -255,6 +255,7 @@ class SlicedState:
     def scatter_weights(self) -> None:
         for variable in self._model.weights:
             self.scatter_weight(variable)
+        self.behind.clear()
 
     def scatter_weight(self, variable: tf.Variable) -> None:
         self.of(variable).scatter(variable.numpy())
