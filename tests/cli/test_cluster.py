@@ -121,6 +121,7 @@ def test_tasks_of_srun_are_parameter_servers_too(model_file, shards, tmp_path):
     assert (summary["strategy"], summary["workers"]) == ("parameter_server", 1)
 
 
+@pytest.mark.long
 def test_verify_on_tasks_of_srun(model_file, shards, tmp_path):
     command = ["-m", "tfdist", "verify", "--model", f"{model_file}:mlp", "--data", shards]
     command += ["--strategy", "multi_worker", "--steps", "5"]
@@ -209,6 +210,7 @@ def test_a_script_on_two_hosts_of_sagemaker(model_file, shards, tmp_path):
     assert other_stdout == ""
 
 
+@pytest.mark.long
 def test_hosts_reached_over_ssh(run_cli, over_ssh, model_file, shards, tmp_path):
     command = train(model_file, shards, tmp_path / "run", "--hosts", "127.0.0.2,127.0.0.3")
     done = run_cli(*command, env=over_ssh, timeout_s=240)

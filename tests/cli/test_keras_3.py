@@ -21,6 +21,7 @@ def run(run_cli, shell_environ):
     return run_with_keras_3
 
 
+@pytest.mark.long
 def test_a_training_is_resumed_on_ranks(run, shards, model_file, tmp_path):
     where = ("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run")
     how = ("--strategy", "horovod", "--workers", 2, "--global-batch-size", 64)

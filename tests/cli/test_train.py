@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from tiers import long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -48,7 +49,7 @@ def history(folder) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [("single", 1), ("mirrored", 2), ("horovod", 2), ("parameter_server", 2)],
+    [("single", 1), ("horovod", 2), *long(("mirrored", 2), ("parameter_server", 2))],
 )
 def test_a_training_leaves_its_results(train, strategy, replicas):
     done, folder = train("--strategy", strategy, "--epochs", "3")
@@ -136,6 +137,7 @@ def test_an_existing_output_is_resumed_or_overwritten_only_when_asked(train):
     assert "nothing left to train" in done.stdout
 
 
+@pytest.mark.long
 def test_a_run_on_one_split_with_nothing_left_to_train_is_told_as_before(train, shards):
     for options in ((), ("--resume",)):
         done, folder = train(
@@ -158,7 +160,7 @@ def test_a_run_on_one_split_with_nothing_left_to_train_is_told_as_before(train, 
 
 @pytest.mark.parametrize(
     "where",
-    [pytest.param(SINGLE, marks=pytest.mark.long), SEVERAL],
+    [*long((SINGLE,)), SEVERAL],
     ids=["one rank", "two ranks"],
 )
 def test_a_loss_that_is_no_number_ends_the_training(train, where):
@@ -239,9 +241,11 @@ def test_a_mistake_in_the_options_is_one_line(train, options, words):
     ("model", "options", "words"),
     [
         ("nothing_there", (), ["must define nothing_there", "mlp"]),
-        ("a_number", (), ["function", "int"]),
-        ("returns_nothing", (), ["returns_nothing must return a compiled Keras model", "NoneType"]),
-        ("not_compiled", (), ["compiled"]),
+        *long(
+            ("a_number", (), ["function", "int"]),
+            ("returns_nothing", (), ["must return a compiled Keras model", "NoneType"]),
+            ("not_compiled", (), ["compiled"]),
+        ),
         ("mlp", ("-o", "devices=3", "--global-batch-size", "2"), ["at least", "3"]),
         ("mlp", ("-o", "devices=none", "-o", "lr_scaling=cubic"), ["lr_scaling", "linear, sqrt"]),
     ],
@@ -254,7 +258,7 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
 
 @pytest.mark.parametrize(
     "where",
-    [SINGLE, pytest.param(SEVERAL, marks=pytest.mark.long)],
+    [SINGLE, *long((SEVERAL,))],
     ids=["one rank", "two ranks"],
 )
 @pytest.mark.parametrize(
@@ -262,9 +266,11 @@ def test_a_mistake_that_a_rank_finds_is_one_line_too(train, model, options, word
     [
         ("breaks", ["in breaks"], "RuntimeError: a fault of the user's own."),
         ("breaks_in_a_step", ["in call"], "ZeroDivisionError: within a layer."),
-        ("breaks_in_a_function", ["in strike"], "OSError: within a step."),
-        ("another_loss", [], "labels must have a shape that the compiled loss takes"),
-        ("with_a_loss_that_breaks", ["in wrong_loss"], "ValueError: no such labels."),
+        *long(
+            ("breaks_in_a_function", ["in strike"], "OSError: within a step."),
+            ("another_loss", [], "labels must have a shape that the compiled loss takes"),
+            ("with_a_loss_that_breaks", ["in wrong_loss"], "ValueError: no such labels."),
+        ),
     ],
 )
 def test_a_fault_in_the_users_code_is_his_own_frames_and_one_line(
@@ -289,8 +295,10 @@ def test_a_fault_in_the_users_code_is_his_own_frames_and_one_line(
     ("text", "line"),
     [
         ("def model_fn(:\n", "SyntaxError: invalid syntax"),
-        ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'."),
-        ("import sys\nsys.exit(0)\n", "must not end the training, but found sys.exit(0)."),
+        *long(
+            ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'."),
+            ("import sys\nsys.exit(0)\n", "must not end the training, but found sys.exit(0)."),
+        ),
     ],
 )
 def test_a_file_that_cannot_be_imported(run_cli, shards, tmp_path, text, line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -21,8 +22,10 @@ def verify(run_cli, shards, model_file):
     [
         ("--strategy", "mirrored", "-o", "devices=2"),
         ("--strategy", "horovod", "--workers", "2"),
-        ("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),
-        ("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),
+        *long(
+            (("--strategy", "pipeline", "-o", "replicas=multi_worker", "--workers", "2"),),
+            (("--strategy", "mesh", "-o", "model=2", "-o", "replicas=horovod", "--workers", "2"),),
+        ),
     ],
 )
 def test_an_exact_strategy_passes(verify, options):

@@ -140,17 +140,13 @@ _OF_TWO_RANKS = (
     "save-convnet",
 )
 
-#: What ranks share: regularizers (or their refusal), a norm over parts and one over all, names of
-#: parts, metrics, the order of records, and what is gathered for files.
+#: What ranks share: regularizers (or their refusal), a norm over parts, metrics, the order of
+#: records, and what is gathered for files.
 _OF_TWO_RANKS_SHORT = (
     "train-mlp-weights-adam",
-    "train-mlp-tail_of_1-global_clipnorm",
     "train-convnet-tail_of_1-clipnorm",
-    "train-list_outputs-weights-adamw",
     "evaluate-dict_outputs",
-    "predict-two_inputs",
     "resume-convnet",
-    "save-convnet",
 )
 
 #: What keeping slots in parts, or less on a device, could do otherwise.
@@ -165,11 +161,10 @@ _OF_LESS_MEMORY = (
     "save-convnet",
 )
 
-#: A norm over all parts, slots and decay by the names of variables, and slots in a checkpoint.
+#: A norm over all parts, and slots and decay by the names of variables.
 _OF_LESS_MEMORY_SHORT = (
     "train-mlp-tail_of_1-global_clipnorm",
     "train-list_outputs-weights-adamw",
-    "resume-convnet",
 )
 
 ROWS = (
@@ -354,6 +349,13 @@ _OF_KERAS_3_SHORT = (
     "resume-convnet",
     "save-convnet",
 )
+#: What of it processes do among themselves.
+_OF_KERAS_3_ON_RANKS_SHORT = (
+    "train-dict_outputs-weights_by_output-rmsprop",
+    "evaluate-mlp",
+    "resume-convnet",
+    "save-convnet",
+)
 #: One replica takes Keras' own steps: what is left is what surrounds them.
 _OF_KERAS_3_ALONE = (
     "evaluate-dict_outputs",
@@ -387,7 +389,7 @@ ROWS += (
         leaves_out=_OF_OUTPUTS,
         keras=3,
         only=_OF_KERAS_3,
-        short=_OF_KERAS_3_SHORT,
+        short=_OF_KERAS_3_ON_RANKS_SHORT,
     ),
     Row(
         strategy="multi_worker",
@@ -397,7 +399,7 @@ ROWS += (
         leaves_out=_OF_OUTPUTS | _AS_ON_MIRRORED,
         keras=3,
         only=_OF_KERAS_3,
-        short=_OF_KERAS_3_SHORT,
+        short=_OF_KERAS_3_ON_RANKS_SHORT,
     ),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiers import long
 
 from tfdist.strategies import names_of
 
@@ -30,7 +31,7 @@ def test_each_strategy_of_several_processes_has_its_line():
 
 @pytest.mark.parametrize(
     "strategy",
-    ["horovod", *(pytest.param(of, marks=pytest.mark.long) for of in ("multi_worker", GRID))],
+    ["horovod", *long("multi_worker", GRID)],
 )
 def test_a_lost_process_costs_no_weight(run_cli, model, shards, rng, traces, strategy):
     killed, stopped = RANKS.get(strategy, ([0], 1))

@@ -85,6 +85,7 @@ def test_a_stopped_process_is_noticed_and_ended(
     assert [each for each in started if each.is_running()] == []
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_while_parts_are_written(run_cli, shell_environ, traces, tmp_path):
     """Nobody asks ranks of ``tfdist launch`` for progress, and MPI waits without a limit."""
     folder = tmp_path / traces.token

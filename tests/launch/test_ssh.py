@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiers import long
 
 sys.path.append(str(Path(__file__).parent))
 from sshd import Server
@@ -97,7 +98,7 @@ def test_the_first_failing_rank_ends_the_others(launch, traces, end, code):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+    ("number", "code"), [(signal.SIGKILL, -9), *long((signal.SIGTERM, 143), (signal.SIGINT, 130))]
 )
 def test_nothing_outlives_a_signal(launch, traces, number, code):
     # One that does not heed SIGTERM.

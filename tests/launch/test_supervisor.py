@@ -12,6 +12,7 @@ import sys
 
 import psutil
 import pytest
+from tiers import long
 
 from tfdist.errors import LaunchError
 from tfdist.launch import hosts, local, mpi, supervisor, tf_cluster
@@ -148,7 +149,7 @@ def test_a_rank_that_does_not_start_is_named(traces):
     assert traces.alive() == []
 
 
-@BOTH
+@pytest.mark.parametrize("launcher", [mpi, *long(tf_cluster)])
 def test_a_rank_that_falls_silent_is_named(launcher, traces):
     code = RANK + (
         "from tfdist.launch.events import emit; emit({'event': 'ready'}); "
@@ -214,6 +215,7 @@ def test_a_stopped_rank_is_silent_however_loud_the_others_are(traces):
     assert traces.alive() == []
 
 
+@pytest.mark.long
 def test_what_takes_long_is_waited_for_longer(traces):
     """The import, the first step, the writing of a checkpoint: but not without end."""
     code = (
@@ -293,8 +295,7 @@ def test_a_killed_launcher_takes_its_ranks_along(launcher, module, traces):
 
 STOPPED = [
     (mpi, "tfdist.launch.guard"),
-    (mpi, "tfdist.launch.rank"),
-    (mpi, "mpirun"),
+    *long((mpi, "tfdist.launch.rank"), (mpi, "mpirun")),
     (tf_cluster, "tfdist.launch.tasks"),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
+from tiers import long
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 _TIMEOUT_S = 300
@@ -33,7 +34,7 @@ def test_there_are_notebooks():
 @pytest.mark.timeout(_TIMEOUT_S)
 @pytest.mark.parametrize(
     "path",
-    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.long) for path in NOTEBOOKS[1:])],
+    [NOTEBOOKS[0], *long(*NOTEBOOKS[1:])],
     ids=lambda path: path.stem,
 )
 def test_every_cell_runs(path, tmp_path):

@@ -93,7 +93,7 @@ def statistics_of_all_ranks_computed_again(strategy, folder):
     fit_both(again, *pair(again, normed), (X, Y))
 
 
-@scenario
+@scenario(long=True)
 def slots_divided_among_ranks(strategy, folder):
     """On each stage's device lie the slots of half of its weights."""
     divided = other(strategy, stages=2, microbatches=3, shard="optimizer")
@@ -179,7 +179,7 @@ def slots_of_slices_divided_among_ranks(strategy, folder):
             model.load_weights(folder / name)
 
 
-@scenario("mesh", "mesh_of_workers")
+@scenario("mesh", "mesh_of_workers", long=True)
 def slots_that_the_chief_alone_has_loaded(strategy, folder):
     """They are divided whole, after whatever reads them first, and with weights off the host."""
     single = tfdist.strategy("single")

@@ -147,6 +147,7 @@ def test_a_lost_server_ends_the_job_and_a_restart_goes_on(tmp_path):
     assert "trained 40 steps" in running.output
 
 
+@pytest.mark.long
 def test_tasks_end_with_a_chief_that_is_killed_without_a_launcher(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(_TASKS))]
     tasks = list(zip(_TASKS, addresses, strict=True))

@@ -148,7 +148,7 @@ def an_error_of_a_sequence_is_told_as_its_own(strategy, folder):
 # What layers have learned before the training ----------------------------------------------------
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def a_vocabulary_among_the_weights(strategy, folder):
     for mode in ("int", "tf_idf"):
 

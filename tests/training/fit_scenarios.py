@@ -641,7 +641,7 @@ GIVEN = {
 }
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def batches_are_taken_as_keras_takes_them(strategy, folder):
     model, reference = pair(strategy, mlp)
     for name, (make, options) in GIVEN.items():

@@ -159,7 +159,7 @@ def microbatches_of_sums(strategy, folder):
     equals_one_device(given(strategy, accumulate_steps=2), model_fn, data())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def microbatches_of_masks_and_sparse_gradients(strategy, folder):
     three = given(strategy, accumulate_steps=3)
     equals_one_device(three, lambda: tagger(blocks=1), words())
@@ -193,7 +193,7 @@ def clipped_tables_of_words_and_of_positions(strategy, folder):
     equals_one_device(two, lambda: model_fn(global_clipnorm=0.05), records)
 
 
-@scenario
+@scenario(long=True)
 def microbatches_of_a_loss_of_ones_own(strategy, folder):
     def own(y_true, y_pred):
         return tf.reduce_mean(tf.square(tf.one_hot(y_true[:, 0], 3) - y_pred), -1)
@@ -523,7 +523,7 @@ def towers() -> keras.Model:
     return model
 
 
-@scenario("single", "mirrored", "horovod", "multi_worker")
+@scenario("single", "mirrored", "horovod", "multi_worker", long=True)
 def a_normalization_that_towers_share(strategy, folder):
     equals_one_device(strategy, towers, data())
     equals_one_device(given(strategy, recompute="blocks"), towers, data())
@@ -605,7 +605,7 @@ class NormedBefore(keras.optimizers.legacy.SGD):
         return super().apply_gradients(_normed(grads_and_vars), *args, **options)
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def gradients_that_an_optimizer_of_ones_own_changes(strategy, folder):
     for make in (Normed, lambda rate: Normed(rate, clipnorm=0.3), NormedBefore):
         equals_one_device(strategy, lambda make=make: mlp(optimizer=make(0.2)), data())
@@ -709,7 +709,7 @@ def what_lies_on_the_host(strategy, folder):
         assert {variable.device[-5:] for variable in whole} == {"CPU:0"}
 
 
-@scenario
+@scenario(long=True)
 def activations_that_lie_elsewhere(strategy, folder):
     away = given(strategy, offload="activations", accumulate_steps=2, recompute="blocks")
     equals_one_device(away, mlp, data())

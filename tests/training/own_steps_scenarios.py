@@ -229,7 +229,7 @@ def distilled() -> keras.Model:
 # What they do ------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario(long=True)
 def an_autoencoder_of_submodels(strategy, folder):
     equals_one_device(strategy, autoencoder, (rows(),))
 

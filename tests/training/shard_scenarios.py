@@ -126,7 +126,7 @@ def averages_of_weights_and_constraints(strategy, folder):
         equals_one_device(sharded(strategy), lambda n=every: model_fn(n), data())
 
 
-@scenario
+@scenario(long=True)
 def words_that_are_looked_up(strategy, folder):
     """Keras clips the gradients of an embedding row by row, each as often as it was looked up."""
     x, y, weight = words()
@@ -184,7 +184,7 @@ def a_fit_within_the_scope_of_tensorflow(strategy, folder):
     assert_slots_are_divided(strategy, model, reference)
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", long=True)
 def fewer_rows_than_replicas(strategy, folder):
     """As all that there are, and as all that is left."""
     divides = sharded(strategy)
@@ -260,7 +260,7 @@ def a_fit_after_one_that_did_not_begin(strategy, folder):
     assert_near(model.get_weights(), reference.get_weights())
 
 
-@scenario
+@scenario(long=True)
 def optimizers_that_were_made_outside_of_the_scope(strategy, folder):
     """They have one counter for all replicas."""
     model, reference = pair(sharded(strategy), lambda: mlp(metrics=None))

@@ -173,7 +173,7 @@ def of_words(rows: int = 24) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, 6, (rows, 4)), rng.integers(0, 3, rows)
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def tables_losses_of_layers_and_chosen_layers(strategy, folder):
     names = ("table", "one", "two", "three")
     model, reference = equals_one_device(divided(strategy), flat, of_words(25))
@@ -184,7 +184,7 @@ def tables_losses_of_layers_and_chosen_layers(strategy, folder):
     assert held(model.get_layer("three").kernel)
 
 
-@scenario
+@scenario(long=True)
 def weights_that_are_read_and_set_between_fits(strategy, folder):
     """What the chief is given holds for all, as with whole weights."""
     x, y, _ = data(24)
@@ -269,7 +269,7 @@ def a_resumed_fit_of_divided_weights(strategy, folder):
         assert_near(resumed.get_weights(), expected)
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def files_of_divided_weights(strategy, folder):
     divides = divided(strategy)
     model, reference = pair(divides, stack)

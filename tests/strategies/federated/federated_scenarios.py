@@ -103,7 +103,7 @@ def one_client_is_plain_sgd(strategy, folder):
         assert_exact({"all": (x, y, weight)}, 3, **options)
 
 
-@scenario
+@scenario(long=True)
 def equal_clients_and_one_local_step_are_a_step_of_all(strategy, folder):
     assert_exact(unequal(12, 12, 12), 3, local_batch_size=12)
 
@@ -134,7 +134,7 @@ def the_mapped_optimizers_update_as_those_of_keras(strategy, folder):
         assert difference(model, reference) <= 1e-5, make().name
 
 
-@scenario
+@scenario(long=True)
 def verify_knows_what_is_exact(strategy, folder):
     with federated(clients_per_round=1) as exact:
         report = tfdist.verify(model_fn, records(60), exact, steps=4, global_batch_size=12)
@@ -200,7 +200,7 @@ def every_algorithm_updates_as_it_is_defined(strategy, folder):
     assert np.abs(weights_of("fedprox")[0][0] - once[0]).max() > 1e-5
 
 
-@scenario
+@scenario(long=True)
 def fedprox_keeps_clients_near_the_model(strategy, folder):
     start = model_of_start()
     free, _ = trained(unequal(40), 1, local_batch_size=4, algorithm="fedavg")
@@ -215,7 +215,7 @@ def model_of_start():
     return model_fn()
 
 
-@scenario
+@scenario(long=True)
 def the_server_has_a_learning_rate(strategy, folder):
     start = model_of_start()
     whole, _ = trained(unequal(8, 8))
@@ -415,7 +415,7 @@ def with_batch_norm():
     return model_fn(None, layers.BatchNormalization(momentum=0.5, name="norm"))
 
 
-@scenario
+@scenario(long=True)
 def batch_normalization_is_refused_averaged_or_replaced(strategy, folder):
     with federated() as refuses, pytest.raises(ModelError, match=r"layer 'norm'.*group_norm"):
         built(refuses, with_batch_norm)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scenario_plugin import selected
+from tiers import long
 
 _SCRIPT = Path(__file__).with_name("fit_until_killed.py")
 _WAYS = {
@@ -27,15 +29,15 @@ pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(_START_TIMEOUT_S + 6
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-    """Starts all of them together: what takes long is the import of TensorFlow."""
+def jobs(request, tmp_path_factory):
+    """Starts those that are selected together: what takes long is the import of TensorFlow."""
     folder = tmp_path_factory.mktemp("life")
     started = {}
-    for name, (way, _) in _WAYS.items():
+    for name in selected(request, "name"):
         file = folder / f"{name}.pid"
         with (folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, str(_SCRIPT), way, str(file)],
+                [sys.executable, str(_SCRIPT), _WAYS[name][0], str(file)],
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -56,7 +58,7 @@ def is_alive(pid):
         return False
 
 
-@pytest.mark.parametrize("name", _WAYS)
+@pytest.mark.parametrize("name", ["SIGINT", *long(*(name for name in _WAYS if name != "SIGINT"))])
 def test_no_worker_is_left(name, jobs):
     process, file = jobs[name]
     way, number = _WAYS[name]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import tensorflow as tf
 from tensorflow import keras
+from tiers import long
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
@@ -113,7 +114,7 @@ def largest(one: keras.Model, other: keras.Model) -> float:
     return max(float(np.max(np.abs(a - b))) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "shards", "dataset"])
+@pytest.mark.parametrize("kind", ["shards", *long("arrays", "dataset")])
 def test_weights_and_history_are_those_without_the_cache(kind, tmp_path):
     source = images()
     if kind == "shards":
@@ -198,7 +199,7 @@ def test_a_folder_serves_the_next_process_and_nobody_else(without, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
-@pytest.mark.parametrize("damage", ["shorter", "without description", "other numbers"])
+@pytest.mark.parametrize("damage", ["shorter", *long("without description", "other numbers")])
 def test_a_damaged_folder_is_filled_anew(without, tmp_path, damage):
     disk(tmp_path)
     (folder,) = tmp_path.iterdir()
