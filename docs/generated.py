@@ -1,8 +1,8 @@
 """Parts of the pages that are made from the code, so that they cannot be other than it.
 
 ``{strategy-options} NAME`` is the table of a strategy's options, ``{strategies}`` that of all
-strategies, ``{gallery}`` the notebooks with a chart of each, and ``{prints}`` runs lines of the shell
-and shows what they print. A notebook is a page, with the outputs that it is kept with.
+strategies, ``{gallery}`` the notebooks with a chart of each, and ``{prints}`` what a command prints,
+which is run. A notebook is a page, with the outputs that it is kept with.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[1]
@@ -96,29 +97,30 @@ class Gallery(SphinxDirective):
             chart = [part for part in _parts(notebook) if part.startswith("![")][-1]
             lines += [":::{container} card", f"[{chart}]({file})", ""]
             lines += [f"**[{title}]({file})**: {shows}", ":::"]
-        self.state.nested_parse(StringList([*lines, "::::"], "generated"), 0, found := nodes.Element())
+        self.state.nested_parse(
+            StringList([*lines, "::::"], "generated"), 0, found := nodes.Element()
+        )
         return found.children
 
 
 class Prints(Directive):
-    """Lines of the shell, run one after the other in a new folder, each with what it prints."""
+    """Shows the last of some lines of the shell, run in a new folder, with what it prints."""
 
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        shown = []
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "60", "CUDA_VISIBLE_DEVICES": "-1"}
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
         with tempfile.TemporaryDirectory() as folder:
-            for line in "\n".join(self.content).replace("\\\n", "").splitlines():
-                command = [sys.executable, "-m", *shlex.split(line)]
+            for line in re.split(r"(?<!\\)\n", "\n".join(self.content)):
+                command = [sys.executable, "-m", *shlex.split(line.replace("\\\n", ""))]
                 done = subprocess.run(
                     command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300
                 )
                 if done.returncode:
-                    raise self.error(f"{line}: {done.stderr}")
-                shown += [f"$ {line}", done.stdout]
-        text = "\n".join(shown)
-        return [nodes.literal_block(text, text, language="console")]
+                    # It ends the build; the next one would take the page as read after a warning.
+                    raise ExtensionError(f"{line}: {done.stderr}")
+        text = f"$ {line}\n{done.stdout}"
+        return [nodes.literal_block(text, text, language="console", classes=["terminal"])]
 
 
 def _parts(notebook: nbformat.NotebookNode) -> Iterator[str]:
