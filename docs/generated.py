@@ -1,8 +1,8 @@
 """Parts of the pages that are made from the code, so that they cannot be other than it.
 
 ``{strategy-options} NAME`` is the table of a strategy's options, ``{strategies}`` that of all
-strategies, ``{gallery}`` the notebooks with a chart of each, and ``{prints}`` what a command prints,
-which is run. A notebook is a page, with the outputs that it is kept with.
+strategies, ``{gallery}`` the notebooks with a chart of each, ``{prints}`` what a command prints:
+it is run. A notebook is a page, with the outputs that it is kept with.
 """
 
 from __future__ import annotations
@@ -97,10 +97,9 @@ class Gallery(SphinxDirective):
             chart = [part for part in _parts(notebook) if part.startswith("![")][-1]
             lines += [":::{container} card", f"[{chart}]({file})", ""]
             lines += [f"**[{title}]({file})**: {shows}", ":::"]
-        self.state.nested_parse(
-            StringList([*lines, "::::"], "generated"), 0, found := nodes.Element()
-        )
-        return found.children
+        gallery = nodes.Element()
+        self.state.nested_parse(StringList([*lines, "::::"], "generated"), 0, gallery)
+        return gallery.children
 
 
 class Prints(Directive):
