@@ -27,9 +27,12 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = "tfdist"
+html_static_path = ["static"]
+html_css_files = ["tfdist.css"]
+copybutton_selector = "div:not(.output) > div.highlight > pre"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

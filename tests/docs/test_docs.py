@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ sys.path.append(str(Path(__file__).parent))
 import blocks
 
 import tfdist
+from tfdist.strategies import REGISTRY
 
 # The first page of Python waits for all of them, on a machine that may be busy.
 _TIMEOUT_S = 500
@@ -94,3 +96,23 @@ def test_a_block_that_is_not_run_says_why_and_no_language_is_forgotten():
         lines = page.read_text().splitlines()
         opened = [line[3:] for line in lines if line.startswith("```") and line != "```"]
         assert {name for name in opened if not name.startswith("{")} <= known, blocks.name_of(page)
+
+
+def test_a_picture_is_there_and_said_in_words():
+    for page in blocks.PAGES:
+        for words, file in re.findall(r"!\[(.*?)\]\((.*?)\)", page.read_text()):
+            assert words, (blocks.name_of(page), file)
+            assert (page.parent / file).is_file(), (blocks.name_of(page), file)
+
+
+@pytest.mark.parametrize("strategy", REGISTRY)
+def test_a_strategy_has_a_picture_of_what_lies_where(strategy):
+    page = blocks.ROOT / "docs" / "strategies" / f"{strategy}.md"
+    assert f"](../pictures/{strategy}.svg)" in page.read_text()
+
+
+def test_the_gallery_has_every_notebook():
+    """It is made from the table in README.md."""
+    rows = re.findall(r"\((notebooks/.+)\) \| .+ \|", (blocks.ROOT / "README.md").read_text())
+    there = sorted((blocks.ROOT / "notebooks").glob("*.ipynb"))
+    assert rows == [blocks.name_of(path) for path in there]
