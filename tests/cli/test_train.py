@@ -182,6 +182,7 @@ def test_a_loss_that_is_no_number_ends_the_training(train, where):
         assert [row["epoch"] for row in history(folder)] == ["1", "2", "3"]  # It stands.
 
 
+@pytest.mark.honest_start
 def test_a_killed_start_leaves_the_earlier_training(train, shards, model_file):
     """And another training, which ends in one line as long as the first goes on."""
     done, folder = train(*SINGLE, "--epochs", "1")
@@ -217,6 +218,49 @@ def test_a_killed_start_leaves_the_earlier_training(train, shards, model_file):
     assert done.returncode == 0, done.stderr
     assert "holds the earlier training" in done.stderr
     assert [row["epoch"] for row in history(folder)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("where", [SEVERAL, *long((SINGLE,))], ids=["two ranks", "one rank"])
+def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
+    train, shards, model_file, tmp_path, where
+):
+    (tmp_path / "mine.py").write_text(
+        "import os, pathlib, time\n"
+        "from tensorflow import keras\n"
+        "class Slow(keras.callbacks.Callback):\n"
+        "    def on_train_batch_end(self, batch, logs=None):\n"
+        "        pathlib.Path('begun').touch()\n"
+        "        time.sleep(0.1)\n"
+        "def callbacks():\n"
+        "    return [Slow()] if 'SLOW' in os.environ else []\n"
+    )
+    options = ("--callbacks", f"{tmp_path / 'mine.py'}:callbacks", *where, "--epochs", 2)
+    options = (*map(str, options), "--global-batch-size", "4")
+    data = ("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run")
+    with subprocess.Popen(
+        [sys.executable, "-m", "tfdist", "train", *map(str, data), *options],
+        env={**os.environ, "SLOW": "1"},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as broken:
+        deadline = time.monotonic() + 100
+        while not (tmp_path / "begun").exists():
+            assert broken.poll() is None, broken.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        broken.terminate()
+        _, stderr = broken.communicate(timeout=100)
+    assert broken.returncode == 143, stderr
+    name = stderr.split("with --resume goes on from ")[-1].strip()
+    assert 0 < int(name.removeprefix("ckpt-")) < 50  # Within the first epoch.
+    done, folder = train(*options, "--resume")
+    assert done.returncode == 0, done.stderr
+    unbroken = train(*options, output="unbroken")[1]
+    ends = [[row["val_loss"] for row in history(one)] for one in (folder, unbroken)]
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize(

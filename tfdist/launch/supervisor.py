@@ -41,6 +41,10 @@ _OF_ALL = -1
 _PROGRAMS = {"mpirun", "orterun", "orted", "horovodrun"}
 # After its grace the guard only kills; a guard that takes longer than this is ended itself.
 _GUARD_TIMEOUT_S = TERM_GRACE_S + 5.0
+# After SIGTERM, for steps in progress and for a checkpoint: Kubernetes kills after 30 s, Docker
+# after 10, SageMaker after 120.
+_LAST_CALL_S = 25.0
+_WRITING_S = 110.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +112,16 @@ def run(
         LaunchError: a rank did not start in time, the job fell silent, or too few workers of an
             elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
-        SystemExit: with code 143, on SIGTERM. All of it has been ended.
+        SystemExit: with code 143, on SIGTERM. Ranks that keep checkpoints have written one; all of
+            it has been ended.
     """
-    with _sigterm_as_exit(), _guarded(job) as guard:
-        watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
+    watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
+    with _taking_sigterm(watch), _guarded(job) as guard:
         watch.pump(guard)
-        return watch.outcome(guard.wait(timeout=_GUARD_TIMEOUT_S))
+        code = guard.wait(timeout=_GUARD_TIMEOUT_S)
+        if watch.is_last_call:
+            sys.exit(128 + signal.SIGTERM)
+        return watch.outcome(code)
 
 
 class _Watch:
@@ -139,6 +147,27 @@ class _Watch:
         self._forgiven: dict[int, float] = defaultdict(float)
         #: Rank -> for how many seconds it has been seen to be stopped.
         self._stopped_s: dict[int, float] = {}
+        self._called_at: float | None = None
+
+    @property
+    def is_last_call(self) -> bool:
+        """Whether the ranks have been asked to write what they keep, and to end."""
+        return self._called_at is not None
+
+    def call(self) -> None:
+        """Passes SIGTERM on to the ranks of this host.
+
+        Raises:
+            SystemExit: none of them can do anything with it, or it comes once more.
+        """
+        heard = False
+        if self._called_at is None and self._membership is None:
+            self._called_at = time.monotonic()
+            for rank, own in self._started.items():
+                if rank in self._heard_at and own["host"] == os.uname().nodename:
+                    heard |= _terminate_command(own["pid"])
+        if not heard:
+            sys.exit(128 + signal.SIGTERM)
 
     def pump(self, guard: subprocess.Popen) -> None:
         """Passes on the output until the job has ended."""
@@ -158,6 +187,7 @@ class _Watch:
                     break  # a process that the guard could not end may hold the pipes open
                 self._look(guard.pid)
                 self._check_deadlines()
+                self._check_last_call()
         self._take(self._sorter.close())
         for text in self._verdict.close():
             self._on_line(None, "stderr", text)
@@ -220,6 +250,16 @@ class _Watch:
             if self._membership is not None:
                 rank = self._membership.rank_of(rank)
             self._on_event(rank, event)
+
+    def _check_last_call(self) -> None:
+        """Raises:
+        SystemExit: the ranks have had their time, and are not about to write.
+        """
+        if self._called_at is not None:
+            is_writing = any(event["event"] == "writing" for event in self._last_event.values())
+            seconds = _WRITING_S if is_writing else _LAST_CALL_S
+            if time.monotonic() - self._called_at > seconds:
+                sys.exit(128 + signal.SIGTERM)
 
     def _take_change(self, event: dict) -> None:
         news = self._membership.take(event)
@@ -418,17 +458,30 @@ def _kill_tree(guard: subprocess.Popen) -> None:
     guard.wait()
 
 
+def _terminate_command(rank: int) -> bool:
+    """Sends SIGTERM to what a rank runs, not to its guard, which would soon kill it."""
+    import psutil
+
+    try:
+        commands = psutil.Process(rank).children()
+        for command in commands:
+            command.terminate()
+    except psutil.Error:
+        return False
+    return bool(commands)
+
+
 @contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Turns SIGTERM into SystemExit, so that every ``finally`` runs; only the main thread can."""
+def _taking_sigterm(watch: _Watch) -> Iterator[None]:
+    """Has SIGTERM be the ranks' last call, or SystemExit, so that every ``finally`` runs.
+
+    Only the main thread can.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(number: int, _frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, lambda *_: watch.call())
     try:
         yield
     finally:

@@ -13,14 +13,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
 from tfdist.records.buckets.urls import url_of
-from tfdist.training import callback_state, checkpoint_files
+from tfdist.training import callback_state, checkpoint_files, last_call
 from tfdist.training.adapted import learned_words, take_words
 from tfdist.training.binding import Binding
 from tfdist.training.bucket_checkpoints import BucketCheckpoints
@@ -55,9 +55,9 @@ class Checkpoints(tf.keras.callbacks.Callback):
     too, and reaches the weights that an unbroken fit would have reached. A damaged checkpoint is
     named, and the one before it is taken. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
     on from what they had seen. While the loss or weights are not finite nothing is
-    written: the last finite ones stay. One fit at a time writes in a folder. Where replicas divide
-    slots or weights (``shard``, but not on a mesh), each process writes and reads its part, all of
-    them or none.
+    written: the last finite ones stay. On SIGTERM one more is written, and the process ends. One
+    fit at a time writes in a folder. Where replicas divide slots or weights (``shard``, but not on
+    a mesh), each process writes and reads its part, all of them or none.
 
     Args:
         directory: folder of the checkpoints, made when missing; or a URL, s3:// or gs://, which
@@ -138,6 +138,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         model, collective = binding.model, binding.collective
         self._binding = binding
         self._collective = collective
+        self._last_call = last_call.LastCall(collective)
         self._saving = binding.engine.saving
         self._whole_slots = binding.whole_slots
         self._fitted = model
@@ -326,22 +327,30 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._last_step = going_on.step if epoch == going_on.epoch else 0
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if self._every_steps is None:
-            return
         step = self._steps_before + batch + 1
+        every = self._every_steps
         # An execution of several steps may pass over the one that was due.
-        is_due = step // self._every_steps > self._last_step // self._every_steps
+        is_due = every is not None and step // every > self._last_step // every
         self._last_step = step
-        if is_due and step < self._state.data.steps_per_epoch:
+        is_last = self._last_call.after_step()
+        if (is_due or is_last) and step < self._state.data.steps_per_epoch:
             state = self._results.merged_state()
             self._save(Position(self._current_epoch, step), state, logs)
+            if is_last:
+                self._leave()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self._save(Position(epoch + 1, 0), [], logs)
+        if self._last_call.after_epoch():
+            self._leave()
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self._bucket and self._collective.is_chief:
             self._bucket.finish()
+
+    def _leave(self) -> NoReturn:
+        self.on_train_end()
+        self._last_call.leave(self.newest)
 
     def _save(
         self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None
@@ -464,10 +473,12 @@ def keepers_among(callbacks: Sequence[Any]) -> list[Checkpoints]:
 @contextlib.contextmanager
 def released_after(callbacks: Sequence[Any]) -> Iterator[None]:
     """Encloses a fit: however it ends, others may write in the folders of its checkpoints."""
+    keepers = keepers_among(callbacks)
     try:
-        yield
+        with last_call.listening() if keepers else contextlib.nullcontext():
+            yield
     finally:
-        for keeper in keepers_among(callbacks):
+        for keeper in keepers:
             keeper.release()
 
 

@@ -1,0 +1,74 @@
+"""SIGTERM in a fit; what ``tfdist train`` makes of it is tried in tests/cli/test_train.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies import strategy
+from tfdist.training import last_call
+from tfdist.training.checkpoint import Checkpoints
+from tfdist.training.last_call import LastCall
+
+
+class Strike(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def fit(tmp_path):
+    def fitted():
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        keeper = Checkpoints(tmp_path)
+        x = np.ones((8, 2), np.float32)
+        with strategy("single") as single:
+            built = single.build(model)
+            built.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[Strike(), keeper])
+        return keeper
+
+    return fitted
+
+
+def test_the_step_in_progress_is_the_last(fit, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        fit()
+    assert ended.value.code == 143
+    assert (tmp_path / "ckpt-2.index").is_file()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_users_own_is_left_in_place(fit):
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append("his own"))
+    try:
+        assert fit().newest.name == "ckpt-4"
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert told == ["his own"]
+
+
+def test_processes_of_another_pace_ask_each_other_after_the_same_steps(monkeypatch):
+    times = {0: iter(np.arange(0, 100, 0.1)), 1: iter(np.arange(0, 1000, 1.0))}
+    asked, told = {0: [], 1: []}, []
+    for rank in asked:
+        monkeypatch.setattr(last_call.time, "monotonic", lambda rank=rank: next(times[rank]))
+
+        def gather(own, rank=rank):
+            asked[rank].append(step)
+            if rank == 0:
+                told.append(own)
+            return [told[len(asked[rank]) - 1], own]
+
+        call = LastCall(SimpleNamespace(num_processes=2, gather=gather))
+        for step in range(1, 40):
+            assert not call.after_step()
+    assert asked[0] == asked[1]
+    assert 2 < len(asked[0]) < 12

@@ -1,0 +1,81 @@
+"""SIGTERM during a fit that keeps checkpoints: it writes one more, and the process ends.
+
+Kubernetes, Slurm and spot machines give notice so, half a minute to two minutes before they kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from tfdist.training.collective import Collective
+from tfdist.training.elastic import ElasticCollective
+
+# How often processes ask each other: they must stop after the same step.
+_INTERVAL_S = 2.0
+
+
+class _Notice:
+    is_given = False
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Encloses a fit: the first SIGTERM is a notice, unless the user has a handler of his own."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def take_notice(number: int, _frame: object) -> None:
+        _Notice.is_given = True
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, take_notice)
+    try:
+        yield
+    finally:
+        _Notice.is_given = False
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class LastCall:
+    """Whether it is time to write and leave; all processes of a fit ask after the same steps.
+
+    Several processes ask each other about every two seconds, so that no step waits for it. Elastic
+    ones never do: what one has been told, the others go on without.
+    """
+
+    def __init__(self, collective: Collective):
+        self._collective = collective
+        self._asked_at = time.monotonic()
+        self._steps = 0  # Since they have asked each other.
+        self._wait = 1
+
+    def after_step(self) -> bool:
+        if self._collective.num_processes == 1:
+            return _Notice.is_given
+        self._steps += 1
+        return self._steps >= self._wait and self.after_epoch()
+
+    def after_epoch(self) -> bool:
+        if isinstance(self._collective, ElasticCollective):
+            return False
+        now = time.monotonic()
+        told = self._collective.gather((_Notice.is_given, now - self._asked_at))
+        if self._steps:  # The first ones may have traced: the pace is felt for.
+            due = self._steps * _INTERVAL_S / max(told[0][1], 1e-3)
+            self._wait = max(1, min(int(due), 2 * self._wait))
+        self._asked_at, self._steps = now, 0
+        return any(is_given for is_given, _ in told)
+
+    def leave(self, newest: object) -> NoReturn:
+        """Ends the process, as SIGTERM would have."""
+        if self._collective.is_chief:
+            print(f"tfdist: the last checkpoint before SIGTERM ends this: {newest}", flush=True)
+        sys.exit(128 + signal.SIGTERM)
