@@ -56,19 +56,20 @@ def test_a_handler_of_the_users_own_is_left_in_place(fit):
 
 
 def test_processes_of_another_pace_ask_each_other_after_the_same_steps(monkeypatch):
-    times = {0: iter(np.arange(0, 100, 0.1)), 1: iter(np.arange(0, 1000, 1.0))}
-    asked, told = {0: [], 1: []}, []
-    for rank in asked:
-        monkeypatch.setattr(last_call.time, "monotonic", lambda rank=rank: next(times[rank]))
+    of_chief = []
 
-        def gather(own, rank=rank):
-            asked[rank].append(step)
-            if rank == 0:
-                told.append(own)
-            return [told[len(asked[rank]) - 1], own]
-
+    def asked_after(seconds, gather):
+        times = iter(np.arange(0, 40 * seconds, seconds))
+        monkeypatch.setattr(last_call.time, "monotonic", lambda: next(times))
         call = LastCall(SimpleNamespace(num_processes=2, gather=gather))
-        for step in range(1, 40):
-            assert not call.after_step()
-    assert asked[0] == asked[1]
-    assert 2 < len(asked[0]) < 12
+        return [call.after_step() for _ in range(39)]
+
+    def gather_on_chief(own):
+        of_chief.append(own)
+        return [own, (False, 0.0)]
+
+    asked_after(0.1, gather_on_chief)
+    assert 2 < len(of_chief) < 12
+    answers = iter(of_chief)
+    asked_after(1.0, lambda own: [next(answers), own])
+    assert next(answers, None) is None
