@@ -19,7 +19,7 @@ import conformance_observed as observed
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.base import make_feed
+from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training import early_variables
 from tfdist.training.keras_api import IS_KERAS_3
 
@@ -43,14 +43,9 @@ class OneDevice(observed.Side):
     ) -> dict:
         data = _weighted(data, options.pop("class_weight", {}))
         parts = observed.BATCHES[self.batches]
-        feed = make_feed(
-            data,
-            global_batch_size=cases.GLOBAL_BATCH_SIZE if parts else len(_first(data)),
-            training=True,
-            seed=cases.SHUFFLE_SEED,
-            map_fn=None,
-            parts=parts or 1,
-        )
+        size = cases.GLOBAL_BATCH_SIZE if parts else len(_first(data))
+        asked = DataOptions(global_batch_size=size, seed=cases.SHUFFLE_SEED)
+        feed = make_feed(data, asked, parts=parts or 1)
         batches = feed.on_one_device().epochs(0, epochs)
         steps = feed.steps_per_epoch
         early_variables.make_slots(model)

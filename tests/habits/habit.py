@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from tfdist.strategies.base import make_feed
+from tfdist.strategies.base import DataOptions, make_feed
 
 #: One device's numbers, for the call as it stands.
 EQUAL = "equal"
@@ -101,10 +101,7 @@ class Here:
             options["validation_data"] = x[held_out:], y[held_out:]
         feed = make_feed(
             (x[:held_out], y[:held_out]),
-            global_batch_size=options.pop("batch_size"),
-            training=True,
-            seed=0,
-            map_fn=None,
+            DataOptions(global_batch_size=options.pop("batch_size")),
             parts=self._parts,
         )
         batches = feed.on_one_device().epochs(0, options["epochs"])

@@ -6,6 +6,7 @@ import abc
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -28,6 +29,21 @@ _SAVED_MODEL = {
 }
 
 _FILES_OF_KERAS_3 = (".keras", ".h5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What ``Strategy.dataset`` is told of a source; see there."""
+
+    global_batch_size: int
+    training: bool = True
+    seed: int = 0
+    map_fn: Callable | None = None
+    record_fn: Callable | None = None
+    batched: bool | None = None
+    pad_to: int | str | None = None
+    bucket_by_length: bool | Sequence[int] = False
+
 
 _Self = TypeVar("_Self", bound="Strategy")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
@@ -176,6 +192,39 @@ class Strategy(abc.ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class OfGlobalBatches(Strategy):
+    """A strategy whose fit, evaluate and predict read global batches."""
+
+    def dataset(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        training: bool = True,
+        seed: int = 0,
+        map_fn: Callable | None = None,
+        record_fn: Callable | None = None,
+        batched: bool | None = None,
+        pad_to: int | str | None = None,
+        bucket_by_length: bool | Sequence[int] = False,
+    ) -> Feed:
+        options = DataOptions(
+            global_batch_size=global_batch_size,
+            training=training,
+            seed=seed,
+            map_fn=map_fn,
+            record_fn=record_fn,
+            batched=batched,
+            pad_to=pad_to,
+            bucket_by_length=bucket_by_length,
+        )
+        return self._feed(source, options)
+
+    @abc.abstractmethod
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
+        """Returns what ``dataset`` does."""
 
 
 def _refuse_other_keras(model: Any) -> None:
@@ -357,15 +406,8 @@ def refuse_lengths(name: str, pad_to: int | str | None, bucket_by_length: Any) -
 
 def make_feed(
     source: Any,
+    options: DataOptions,
     *,
-    global_batch_size: int,
-    training: bool,
-    seed: int,
-    map_fn: Callable | None,
-    record_fn: Callable | None = None,
-    batched: bool | None = None,
-    pad_to: int | str | None = None,
-    bucket_by_length: bool | Sequence[int] = False,
     parts: int = 1,
     part: int = 0,
     splits: int = 1,
@@ -381,22 +423,24 @@ def make_feed(
     from tfdist.training.division import Held
     from tfdist.training.feed import Feed
 
-    if not isinstance(global_batch_size, int) or global_batch_size < 1:
-        raise OptionError(
-            "global_batch_size must be a whole number of at least 1", received=global_batch_size
-        )
-    padding = padding_of(pad_to, bucket_by_length)
-    if bucket_by_length and not training:
+    size = options.global_batch_size
+    if not isinstance(size, int) or size < 1:
+        raise OptionError("global_batch_size must be a whole number of at least 1", received=size)
+    if options.bucket_by_length and not options.training:
         raise OptionError(
             "bucket_by_length must be said of training data alone, as others are read in order",
             received="training=False",
             mend="Leave bucket_by_length out; pad_to counts here, too",
         )
     records = open_records(
-        source, map_fn=map_fn, record_fn=record_fn, batched=batched, padding=padding
+        source,
+        map_fn=options.map_fn,
+        record_fn=options.record_fn,
+        batched=options.batched,
+        padding=padding_of(options.pad_to, options.bucket_by_length),
     )
     if records.note is not None and part == 0:
-        print(f"tfdist: {records.note}; a step takes {global_batch_size} of them", flush=True)
+        print(f"tfdist: {records.note}; a step takes {size} of them", flush=True)
     if records.is_repeated and parts > 1 and part == 0:
         print(
             "tfdist: every rank runs the dataset up to its own records, those of others too; "
@@ -411,11 +455,11 @@ def make_feed(
     return Feed(
         records=records,
         held=held,
-        global_batch_size=global_batch_size,
+        global_batch_size=size,
         parts=parts,
         part=part,
         splits=splits,
         shared=parts * splits > 1,
-        shuffle=training,
-        seed=seed,
+        shuffle=options.training,
+        seed=options.seed,
     )

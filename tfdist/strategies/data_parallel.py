@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import LaunchError, OptionError
-from tfdist.strategies.base import ModelOrFn, Strategy, check_folder, make_feed, save_atomically
+from tfdist.strategies.base import (
+    DataOptions,
+    ModelOrFn,
+    OfGlobalBatches,
+    check_folder,
+    make_feed,
+    save_atomically,
+)
 from tfdist.training.options import StepOptions
 
 if TYPE_CHECKING:
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from tfdist.training.scaling import Scaling
 
 
-class DataParallel(Strategy):
+class DataParallel(OfGlobalBatches):
     """Trains the same model on every replica; an engine gives the ``Collective`` between them.
 
     Args:
@@ -146,41 +153,23 @@ class DataParallel(Strategy):
             options=self._step,
         )
 
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
-    ) -> Feed:
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
         collective = self.connect()
         of_each = self._step.accumulate_steps
         microbatches = collective.num_replicas * of_each
-        is_size = isinstance(global_batch_size, int) and global_batch_size > 0
-        if training and of_each > 1 and is_size and global_batch_size < microbatches:
+        size = options.global_batch_size
+        is_size = isinstance(size, int) and size > 0
+        if options.training and of_each > 1 and is_size and size < microbatches:
             raise OptionError(
                 "a global batch must have a row for each microbatch of each replica",
-                received=f"global_batch_size={global_batch_size}, {collective.num_replicas} "
+                received=f"global_batch_size={size}, {collective.num_replicas} "
                 f"replicas with accumulate_steps={of_each}",
                 mend=f"Choose a global batch size of {microbatches} or more, since it is what one "
                 "update sees",
             )
         return make_feed(
             source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            record_fn=record_fn,
-            batched=batched,
-            pad_to=pad_to,
-            bucket_by_length=bucket_by_length,
+            options,
             parts=collective.num_processes,
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,

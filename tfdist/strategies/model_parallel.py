@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
 from tfdist.errors import OptionError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import OfGlobalBatches
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.horovod.strategy import Horovod
 from tfdist.strategies.multi_worker.strategy import MultiWorker
@@ -50,7 +50,7 @@ class Place:
     devices: tuple[str, ...]
 
 
-class ModelParallel(Strategy):
+class ModelParallel(OfGlobalBatches):
     """A strategy that divides one model inside of a process, or of each rank.
 
     Args:

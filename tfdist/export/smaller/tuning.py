@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import DataError, EngineMissingError, ModelError, OptionError
 from tfdist.export.models import whole_copy
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
-from tfdist.strategies.base import make_feed
+from tfdist.strategies.base import DataOptions, make_feed
 from tfdist.training.feed import Feed
 
 # Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
@@ -90,9 +90,7 @@ def training_feed(data: Any, *, global_batch_size: int, seed: int) -> Feed:
                 mend=f"Name the split, such as {Path(data) / next(iter(splits))}",
             )
         data = Path(data) / "train"
-    return make_feed(
-        data, global_batch_size=global_batch_size, training=True, seed=seed, map_fn=None
-    )
+    return make_feed(data, DataOptions(global_batch_size=global_batch_size, seed=seed))
 
 
 def fit(

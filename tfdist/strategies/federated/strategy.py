@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
 
@@ -247,15 +247,9 @@ class Federated(OneProcessStrategy):
 
         options = self._options
         if not training:
-            return make_feed(
-                source,
-                global_batch_size=global_batch_size or 128,
-                training=False,
-                seed=seed,
-                map_fn=map_fn,
-                record_fn=record_fn,
-                batched=batched,
-            )
+            size = global_batch_size or 128
+            own = {"seed": seed, "map_fn": map_fn, "record_fn": record_fn, "batched": batched}
+            return make_feed(source, DataOptions(global_batch_size=size, training=False, **own))
         if record_fn is not None and isinstance(source, Clients):
             raise OptionError(
                 "record_fn must be given where clients are opened",

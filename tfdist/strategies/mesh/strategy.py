@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import ModelOrFn, called, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, make_feed, refuse_lengths
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
@@ -217,30 +217,9 @@ class Mesh(ModelParallel):
         description.print()
         return description
 
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
-    ) -> Feed:
-        refuse_lengths(self.name, pad_to, bucket_by_length)
-        return make_feed(
-            source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            record_fn=record_fn,
-            batched=batched,
-            **self._share(),
-        )
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
+        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
+        return make_feed(source, options, **self._share())
 
 
 def _names(devices: Any) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
 from tfdist.strategies.base import (
+    DataOptions,
     ModelOrFn,
-    Strategy,
+    OfGlobalBatches,
     called,
     clone,
     make_feed,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tfdist.training.scaling import Scaling
 
 
-class ParameterServer(Strategy):
+class ParameterServer(OfGlobalBatches):
     """Weights lie on parameter servers; each worker takes steps of its own and waits for nobody.
 
     All processes run the same program. It goes on in the chief alone: a worker or parameter server
@@ -217,29 +217,9 @@ class ParameterServer(Strategy):
             by_hand="the chief did all the work",
         )
 
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
-    ) -> Feed:
-        refuse_lengths(self.name, pad_to, bucket_by_length)
-        feed = make_feed(
-            source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            record_fn=record_fn,
-            batched=batched,
-        )
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
+        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
+        feed = make_feed(source, options)
         if feed.held is not None:
             raise DataError(
                 "the chief of strategy 'parameter_server' must read all records",

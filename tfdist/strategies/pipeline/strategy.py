@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import ModelOrFn, called, clone, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed, refuse_lengths
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
@@ -216,43 +216,23 @@ class Pipeline(ModelParallel):
             by_hand=None if ranks.shares_batches else "the stages took turns, without microbatches",
         )
 
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
-    ) -> Feed:
-        refuse_lengths(self.name, pad_to, bucket_by_length)
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
+        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
         microbatches, ranks = self._microbatches_of_all, self.num_replicas
-        if training and isinstance(global_batch_size, int) and global_batch_size % microbatches:
-            below = global_batch_size // microbatches * microbatches
+        size = options.global_batch_size
+        if options.training and isinstance(size, int) and size % microbatches:
+            below = size // microbatches * microbatches
             of_all = "" if ranks == 1 else f" on each of {ranks} ranks"
             raise OptionError(
                 "microbatches must divide global_batch_size",
                 received=f"microbatches={self._options.microbatches}{of_all}, "
-                f"global_batch_size={global_batch_size}",
+                f"global_batch_size={size}",
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
-        feed = make_feed(
-            source,
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            record_fn=record_fn,
-            batched=batched,
-            **self._share(),
-        )
-        if training:
-            self._global_batch_size = global_batch_size
+        feed = make_feed(source, options, **self._share())
+        if options.training:
+            self._global_batch_size = size
         return feed
 
     def describe(self, model: Any) -> Description:
