@@ -13,9 +13,9 @@ import tensorflow as tf
 from tfdist.aws import job
 from tfdist.errors import DivergedError
 from tfdist.launch import events
+from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import training_config
 

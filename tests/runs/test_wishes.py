@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
+from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import training_config
 from tfdist.training.learning_rate import with_learning_rate

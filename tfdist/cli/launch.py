@@ -14,8 +14,8 @@ from tfdist import topology
 from tfdist.cli import completion
 from tfdist.errors import OptionError
 from tfdist.launch import jobs, restarts
+from tfdist.launch.jobs import Where
 from tfdist.launch.lines import announce_restart, complain, show
-from tfdist.launch.supervisor import Job
 from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141
@@ -125,16 +125,9 @@ def elastic_options(command: Callable) -> Callable:
 def command(
     strategy: str | None,
     option: tuple[str, ...],
-    workers: int | None,
-    ps: int | None,
-    hosts: str | None,
-    controller: str | None,
-    min_workers: int | None,
-    max_workers: int | None,
-    host_discovery: str | None,
-    start_timeout_s: float,
     max_restarts: int,
     script: tuple[str, ...],
+    **processes: Any,
 ) -> int:
     """Run any script on several processes, and end them all.
 
@@ -145,28 +138,15 @@ def command(
     """
 
     name = strategy or jobs.of_several()
-    jobs.check_keras(name, is_elastic=any((min_workers, max_workers, host_discovery)))
-    warn_without_srun(workers, hosts)
-    options = _starting_options(name, option)
-
-    def make_job(attempt: int) -> Job:
-        return jobs.job_for(
-            name,
-            list(script),
-            options=options,
-            workers=workers,
-            ps=ps,
-            hosts=hosts,
-            controller=controller,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            host_discovery=host_discovery,
-            start_timeout_s=start_timeout_s,
-        )
+    where = Where(
+        strategy=name, options=_starting_options(name, option), stall_timeout_s=None, **processes
+    )
+    jobs.check_keras(name, is_elastic=where.is_elastic)
+    warn_without_srun(where.workers, where.hosts)
 
     try:
         outcome = restarts.run(
-            make_job,
+            lambda attempt: where.job(list(script)),
             max_restarts=max_restarts,
             on_restart=lambda number, reason: announce_restart(number, max_restarts, reason),
             on_line=show,

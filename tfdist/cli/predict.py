@@ -10,8 +10,8 @@ import click
 from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import model_option, where_options
+from tfdist.launch.jobs import Where
 from tfdist.runs.predicting import Predictions, carry_out
-from tfdist.runs.ranks import Where
 
 _EPILOG = """\b
 Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -10,7 +11,8 @@ import click
 from tfdist.cli import completion
 from tfdist.cli.launch import Seconds, elastic_options, ps_option, warn_without_srun
 from tfdist.launch import jobs
-from tfdist.runs.ranks import Where, chosen
+from tfdist.launch.jobs import Where
+from tfdist.runs.ranks import chosen
 from tfdist.strategies import REGISTRY, parse_options
 
 model_option = click.option(
@@ -44,39 +46,16 @@ max_restarts_option = click.option(
 def where_options(command: Callable) -> Callable:
     """Adds the command-line options of ``Where``; the command receives ``where``."""
 
-    def gathered(
-        strategy: str,
-        option: tuple[str, ...],
-        workers: int | None,
-        ps: int | None,
-        hosts: str | None,
-        controller: str | None,
-        min_workers: int | None,
-        max_workers: int | None,
-        host_discovery: str | None,
-        start_timeout_s: float,
-        stall_timeout_s: float,
-        **rest: Any,
-    ) -> Any:
-        strategy, note = chosen(strategy, workers)
+    def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
+        names = [field.name for field in fields(Where) if field.name in given]
+        processes = {name: given.pop(name) for name in names}
+        strategy, note = chosen(strategy, processes["workers"])
         if note is not None:
             click.echo(note)
-        jobs.check_keras(strategy, is_elastic=any((min_workers, max_workers, host_discovery)))
-        warn_without_srun(workers, hosts)
-        where = Where(
-            strategy=strategy,
-            options=parse_options(strategy, option),
-            workers=workers,
-            ps=ps,
-            hosts=hosts,
-            controller=controller,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            host_discovery=host_discovery,
-            start_timeout_s=start_timeout_s,
-            stall_timeout_s=stall_timeout_s,
-        )
-        return command(where=where, **rest)
+        where = Where(strategy=strategy, options=parse_options(strategy, option), **processes)
+        jobs.check_keras(strategy, is_elastic=where.is_elastic)
+        warn_without_srun(where.workers, where.hosts)
+        return command(where=where, **given)
 
     gathered.__doc__ = command.__doc__
     gathered.__click_params__ = getattr(command, "__click_params__", [])

@@ -17,9 +17,9 @@ from tfdist.cli.console import stdout
 from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
 from tfdist.cli.train import shown
 from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_choice
+from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.folder import RunFolder
-from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import RANK, training_config
 from tfdist.strategies import spec_of

@@ -13,11 +13,11 @@ from tfdist.cli import train_options, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.process_options import model_option, where_options
+from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
-from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import Run, carry_out, training_config
 from tfdist.training import checkpoint_files, model_path

@@ -10,7 +10,7 @@ import click
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
 from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
-from tfdist.runs.ranks import Where
+from tfdist.launch.jobs import Where
 from tfdist.runs.verifying import carry_out
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tfdist import topology
@@ -36,7 +37,7 @@ def standing(
     """Returns the place of this process when others of its job have been started beside it.
 
     Such as by srun, by mpirun, or by SageMaker on each host. None when it is the only one, and
-    where the arguments (see ``job_for``) ask for processes anew.
+    where the arguments (see ``Where``) ask for processes anew.
     """
     if not (workers is None and hosts is None and controller is None):
         return None
@@ -54,28 +55,12 @@ def check_keras(strategy: str, *, is_elastic: bool) -> None:
         refuse_keras_3("an elastic job")
 
 
-def job_for(
-    strategy: str,
-    command: list[str],
-    *,
-    options: Mapping[str, Any] | None = None,
-    workers: int | None = None,
-    ps: int | None = None,
-    hosts: str | None = None,
-    controller: str | None = None,
-    min_workers: int | None = None,
-    max_workers: int | None = None,
-    host_discovery: str | None = None,
-    start_timeout_s: float = 120.0,
-    stall_timeout_s: float | None = None,
-) -> Job:
-    """Returns the job that runs ``command`` as the processes that ``strategy`` needs.
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """A strategy, and the processes that a command runs on.
 
-    In a process that is one of several ranks already, see ``standing``, it is the job of that rank.
-
-    Args:
+    Attributes:
         strategy: a registered name, or "auto", which chooses inside one process.
-        command: argument list of one process.
         options: of the strategy, see ``spec_of``; None where the command knows them alone.
         workers: number of processes; 2 unless given where the strategy needs several.
         ps: number of parameter servers; 1 unless given where the strategy has them.
@@ -86,68 +71,111 @@ def job_for(
         host_discovery: of an elastic job.
         start_timeout_s: see ``Job``.
         stall_timeout_s: see ``Job``.
-
-    Raises:
-        OptionError: unknown strategy or controller, hosts that cannot be read, parameter servers
-            for a strategy that has none, or options of an elastic job that do not fit.
-        LaunchError: more workers than slots, or several for a strategy of one process.
-        EngineMissingError: the launcher's program is not installed.
     """
-    spec = _AUTO if strategy == "auto" else spec_of(strategy, options)
-    timeouts = {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}
-    environ = {**os.environ, **deadlines.told(**timeouts)}
-    if ps is not None and not spec.has_servers:
-        with_servers = " or ".join(names_of(lambda spec: spec.has_servers))
-        raise OptionError(
-            f"--ps must go with strategy {with_servers}",
-            received=f"--ps {ps} with --strategy {strategy}",
-            mend=f"Leave it out, or choose {with_servers}",
-        )
-    if (min_workers, max_workers, host_discovery) != (None, None, None):
-        _refuse_elastic(spec, hosts, controller, min_workers)
-        return elastic.job(
-            command,
-            workers=2 if workers is None else workers,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            host_discovery=host_discovery,
-            environ=environ,
-            **timeouts,
-        )
-    place = standing(workers, hosts, controller)
-    if place is not None:
-        if not spec.launchers and strategy != "auto":
-            raise _one_process(
-                strategy,
-                f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
-                "give --workers 1 for a training of its own in each process",
+
+    strategy: str
+    options: Mapping[str, Any] | None = None
+    workers: int | None = None
+    ps: int | None = None
+    hosts: str | None = None
+    controller: str | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    host_discovery: str | None = None
+    start_timeout_s: float = 120.0
+    stall_timeout_s: float | None = 300.0
+
+    @property
+    def place(self) -> Topology | None:
+        """Where this process stands among ranks that something else has started."""
+        return standing(self.workers, self.hosts, self.controller)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this command shows and keeps the results: one does of those that srun starts."""
+        return self.place is None or self.place.is_chief
+
+    @property
+    def is_elastic(self) -> bool:
+        return (self.min_workers, self.max_workers, self.host_discovery) != (None, None, None)
+
+    def job(self, command: list[str]) -> Job:
+        """Returns the job that runs ``command`` as the processes that the strategy needs.
+
+        In a process that is one of several ranks already, see ``standing``, it is the job of that
+        rank.
+
+        Args:
+            command: argument list of one process.
+
+        Raises:
+            OptionError: unknown strategy or controller, hosts that cannot be read, parameter
+                servers for a strategy that has none, or options of an elastic job that do not fit.
+            LaunchError: more workers than slots, or several for a strategy of one process.
+            EngineMissingError: the launcher's program is not installed.
+        """
+        strategy, workers, ps, controller = self.strategy, self.workers, self.ps, self.controller
+        spec = _AUTO if strategy == "auto" else spec_of(strategy, self.options)
+        timeouts = {
+            "start_timeout_s": self.start_timeout_s,
+            "stall_timeout_s": self.stall_timeout_s,
+        }
+        environ = {**os.environ, **deadlines.told(**timeouts)}
+        if ps is not None and not spec.has_servers:
+            with_servers = " or ".join(names_of(lambda spec: spec.has_servers))
+            raise OptionError(
+                f"--ps must go with strategy {with_servers}",
+                received=f"--ps {ps} with --strategy {strategy}",
+                mend=f"Leave it out, or choose {with_servers}",
             )
-        if spec.has_servers:
-            environ = tf_cluster.beside_servers(environ, place, ps or 1)
-        return local.job(command, rank=place.rank, environ=environ, **timeouts)
-    if not spec.launchers:
-        _refuse_several(strategy, workers, hosts, controller)
-        environ = environ if workers is None else topology.alone(environ)
-        return local.job(command, environ=environ, **timeouts)
-    if controller is not None and not spec.has_controllers:
-        raise _no_controller(strategy, controller)
-    name = controller or spec.launchers[0]
-    if name not in spec.launchers:
-        raise unknown_choice("controller", name, list(spec.launchers))
-    workers = 2 if workers is None else workers
-    servers = {"ps": ps or 1} if spec.has_servers else {}
-    return _LAUNCHERS[name](
-        command, workers=workers, on_hosts=hosts, environ=environ, **servers, **timeouts
-    )
+        if self.is_elastic:
+            _refuse_elastic(spec, self)
+            return elastic.job(
+                command,
+                workers=2 if workers is None else workers,
+                min_workers=self.min_workers,
+                max_workers=self.max_workers,
+                host_discovery=self.host_discovery,
+                environ=environ,
+                **timeouts,
+            )
+        place = self.place
+        if place is not None:
+            if not spec.launchers and strategy != "auto":
+                raise _one_process(
+                    strategy,
+                    f"rank {place.rank} of {place.world_size}, told by {place.launcher}",
+                    "give --workers 1 for a training of its own in each process",
+                )
+            if spec.has_servers:
+                environ = tf_cluster.beside_servers(environ, place, ps or 1)
+            return local.job(command, rank=place.rank, environ=environ, **timeouts)
+        if not spec.launchers:
+            _refuse_several(self)
+            environ = environ if workers is None else topology.alone(environ)
+            return local.job(command, environ=environ, **timeouts)
+        if controller is not None and not spec.has_controllers:
+            raise _no_controller(strategy, controller)
+        name = controller or spec.launchers[0]
+        if name not in spec.launchers:
+            raise unknown_choice("controller", name, list(spec.launchers))
+        workers = 2 if workers is None else workers
+        servers = {"ps": ps or 1} if spec.has_servers else {}
+        return _LAUNCHERS[name](
+            command, workers=workers, on_hosts=self.hosts, environ=environ, **servers, **timeouts
+        )
+
+
+def job_for(strategy: str, command: list[str], **processes: Any) -> Job:
+    """Returns what ``Where.job`` does, of a command whose silence is not watched unless told so."""
+    return Where(strategy=strategy, **{"stall_timeout_s": None, **processes}).job(command)
 
 
 #: It chooses inside one process.
 _AUTO = Spec(name="auto", path="", summary="what fits this machine and this launcher")
 
 
-def _refuse_elastic(
-    spec: Spec, hosts: str | None, controller: str | None, min_workers: int | None
-) -> None:
+def _refuse_elastic(spec: Spec, where: Where) -> None:
     if not spec.is_elastic:
         known = names_of(lambda spec: spec.is_elastic)
         raise OptionError(
@@ -156,39 +184,34 @@ def _refuse_elastic(
             mend="Leave --min-workers, --max-workers and --host-discovery out, and give "
             "--max-restarts to start all again when a process is lost",
         )
-    if min_workers is None:
+    if where.min_workers is None:
         raise OptionError(
             "--max-workers and --host-discovery must go with --min-workers, which makes a job "
             "elastic",
             received="no --min-workers",
             mend="Give --min-workers, the number that the job can go on with",
         )
-    if hosts is not None:
+    if where.hosts is not None:
         raise OptionError(
             "an elastic job must learn its hosts from a script",
-            received=f"--hosts {hosts}",
+            received=f"--hosts {where.hosts}",
             mend="Give --host-discovery SCRIPT instead",
         )
-    if controller not in (None, "gloo"):
+    if where.controller not in (None, "gloo"):
         raise OptionError(
             "an elastic job must have the controller gloo, since MPI ends with its first lost rank",
-            received=f"--controller {controller}",
+            received=f"--controller {where.controller}",
             mend="Leave --controller out",
         )
 
 
-def _refuse_several(
-    strategy: str, workers: int | None, hosts: str | None, controller: str | None
-) -> None:
-    given = []
-    if workers is not None and workers != 1:
-        given.append(f"--workers {workers}")
-    if hosts is not None:
-        given.append(f"--hosts {hosts}")
-    if controller is not None:
-        given.append(f"--controller {controller}")
+def _refuse_several(where: Where) -> None:
+    workers = None if where.workers == 1 else where.workers
+    said = {"workers": workers, "hosts": where.hosts, "controller": where.controller}
+    given = [f"--{option} {value}" for option, value in said.items() if value is not None]
     if given:
-        raise _one_process(strategy, " ".join(given), f"leave {'them' if given[1:] else 'it'} out")
+        it = "them" if given[1:] else "it"
+        raise _one_process(where.strategy, " ".join(given), f"leave {it} out")
 
 
 def _no_controller(strategy: str, controller: str) -> OptionError:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import OptionError
+from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.progress import Progress
-from tfdist.runs.ranks import Where
 
 RANK = "tfdist.runs.evaluate_rank"
 

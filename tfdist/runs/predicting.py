@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import DataError, OptionError, package_missing
+from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
-from tfdist.runs.ranks import Where
 from tfdist.training import model_path
 from tfdist.training.options import check_count
 

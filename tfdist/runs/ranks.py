@@ -10,16 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tfdist.compat import check_versions
 from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
+from tfdist.launch.jobs import Where
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.runs import user_errors
 from tfdist.strategies import check_options
-from tfdist.topology import Topology
 from tfdist.training.options import check_count, check_deadline
 
 _USER_ERROR = 2
@@ -28,50 +27,6 @@ _ENGINE_ERROR = 1
 _OTHERS_FIRST_S = 1.0
 # In the environment of rank programs, which must not start others.
 _IS_RANK = "TFDIST_RANK_PROGRAM"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """The strategy of a command, and the processes it runs on."""
-
-    strategy: str
-    options: dict[str, Any]
-    workers: int | None = None
-    ps: int | None = None
-    hosts: str | None = None
-    controller: str | None = None
-    min_workers: int | None = None
-    max_workers: int | None = None
-    host_discovery: str | None = None
-    start_timeout_s: float = 120.0
-    stall_timeout_s: float = 300.0
-
-    @property
-    def place(self) -> Topology | None:
-        """Where this process stands among ranks that something else has started; see ``jobs``."""
-        return jobs.standing(self.workers, self.hosts, self.controller)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this command shows and keeps the results: one does of those that srun starts."""
-        return self.place is None or self.place.is_chief
-
-    def job(self, command: list[str]) -> supervisor.Job:
-        """Returns the job of ``command`` on these processes."""
-        return jobs.job_for(
-            self.strategy,
-            command,
-            options=self.options,
-            workers=self.workers,
-            ps=self.ps,
-            hosts=self.hosts,
-            controller=self.controller,
-            min_workers=self.min_workers,
-            max_workers=self.max_workers,
-            host_discovery=self.host_discovery,
-            start_timeout_s=self.start_timeout_s,
-            stall_timeout_s=self.stall_timeout_s,
-        )
 
 
 def chosen(strategy: str, workers: int | None) -> tuple[str, str | None]:
@@ -111,8 +66,7 @@ def asked(
     for option, count in (("workers", where.workers), ("ps", where.ps)):
         if count is not None:
             check_count(option, count)
-    is_elastic = any((where.min_workers, where.max_workers, where.host_discovery))
-    jobs.check_keras(name, is_elastic=is_elastic)
+    jobs.check_keras(name, is_elastic=where.is_elastic)
     return where, note
 
 

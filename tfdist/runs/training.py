@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
 from tfdist.errors import DataError, DivergedError, EngineMissingError, OptionError
+from tfdist.launch.jobs import Where
 from tfdist.records.buckets.cache import scratch_folder
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
@@ -20,7 +21,6 @@ from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
-from tfdist.runs.ranks import Where
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
 from tfdist.training import model_path

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import DataError, OptionError
+from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
-from tfdist.runs.ranks import Where
 from tfdist.runs.training import find_splits
 from tfdist.training import model_path
 from tfdist.training.options import check_count, check_seed
