@@ -242,7 +242,7 @@ class Report:
 
     def _verdict(self) -> str:
         if self.exact:
-            return "is equal" if self.verdict == "equal" else "rounds"
+            return "is equal" if self.verdict == "equal" else "rounds as one device does"
         if not self.by_nature:
             return "differs"
         return f"differs, and must as it is set up ({'; '.join(self.by_nature)})"
