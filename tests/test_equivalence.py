@@ -1,4 +1,4 @@
-"""tfdist.verify: it finds what is exact, and names the cause where it is not."""
+"""tfdist.verify: equal, rounding alone, or different, and then it names the cause."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ SCENARIOS = "verify_scenarios.py"
 JOBS = {"mirrored": Job("mirrored", {"devices": 2})}
 
 
+def layers(*differences: float) -> tuple[LayerDifference, ...]:
+    return tuple(LayerDifference(f"l{n}", 3, each) for n, each in enumerate(differences))
+
+
 def report(difference: float, loss: float = 0.0, **options) -> Report:
-    layers = (LayerDifference("a", 4, difference), LayerDifference("b", 2, 0.0))
-    return Report("mirrored", 2, 8, 3, layers, loss, 1e-5, **options)
+    return Report("mirrored", 2, 8, 3, layers(difference, 0.0), loss, 1e-5, **options)
 
 
 def test_verdicts():
@@ -22,11 +25,37 @@ def test_verdicts():
     assert not report(0.0, loss=1e-4).exact
     assert not report(float("nan")).exact
     assert not report(0.0, loss=float("nan")).exact
-    assert report(1e-4, float64_difference=1e-12).exact, "a kink of float32"
-    assert not report(1e-4, float64_difference=1e-4).exact
+    assert report(1e-6).verdict == "equal"
+    assert str(report(1e-6)).startswith("mirrored on 2 replicas is equal: after 8 steps weights")
     text = str(report(1e-4, causes=("layer 'x' draws other random numbers",)))
-    assert "NOT exact: after 8 steps weights differ by at most 1.0e-04" in text
+    assert (
+        "replicas differs: after 8 steps weights differ from one device's by at most 1.0e-04"
+        in text
+    )
     assert text.endswith("Cause: layer 'x' draws other random numbers")
+
+
+def test_rounding_is_measured_by_layer_and_is_the_largest_of_trainings():
+    rounded = [(layers(2e-5, 0.0), 0.0), (layers(5e-5, 0.0), 3e-5)]
+    found = report(1e-4, loss=5e-5).beside(rounded)
+    assert found.verdict == "rounds"
+    assert found.passed
+    assert str(found).endswith(
+        "by at most 1.0e-04 and the loss by 5.0e-05 (tolerance 1e-05); rounding alone makes one "
+        "device's differ by 5.0e-05 and the loss by 3.0e-05"
+    )
+    fault = report(1e-4, loss=5e-5).beside([(layers(1e-6, 1e-2), 1e-2)])
+    assert fault.verdict == "differs", "what another layer rounds to hides nothing"
+    assert str(fault).endswith(
+        ", and furthest beyond that is layer 'l0' with 1.0e-04 where rounding makes 1.0e-06. "
+        "Cause: none known"
+    )
+    of_loss = report(1e-4, loss=1e-3).beside(rounded)
+    assert of_loss.verdict == "differs"
+    assert "furthest" not in str(of_loss)
+    nan = float("nan")
+    assert report(nan).beside(rounded).verdict == "differs"
+    assert report(1e-4).beside([(layers(nan, nan), None)] * 2).verdict == "differs"
 
 
 def test_what_differs_by_nature_is_said_first():
@@ -34,20 +63,17 @@ def test_what_differs_by_nature_is_said_first():
     found = report(1e-2, causes=(nature, "layer 'x' draws"), by_nature=(nature,))
     told = str(found)
     assert told.startswith(
-        "mirrored on 2 replicas is NOT exact, and cannot be as it is set up (clients take steps "
-        "apart): after 8 steps"
+        "mirrored on 2 replicas differs, and must as it is set up (clients take steps apart): "
+        "after 8 steps"
     )
     assert told.endswith("Cause: layer 'x' draws")
     assert found.is_explained
-    assert not report(1e-2, causes=("none known",)).is_explained
+    assert not report(1e-2).is_explained
     assert not report(float("nan"), causes=(nature,)).is_explained
     assert not report(0.0).is_explained
 
 
 def test_an_explanation_names_the_first_step_and_layer():
-    def layers(*differences):
-        return tuple(LayerDifference(f"l{n}", 3, d) for n, d in enumerate(differences))
-
     told = Explanation((), 2, (1, 2, 4), (layers(0, 0), layers(0, 1e-6), layers(0, 1e-4)), 1e-5)
     assert str(told).splitlines() == [
         "Outputs: no layer gives other rows when the batch is in 2 parts, as far as could be tried",

@@ -129,7 +129,7 @@ def test_verify_on_tasks_of_srun(model_file, shards, tmp_path):
         (code, stdout, stderr), (other_code, other_stdout, other_stderr) = ended
     assert code == 0, stderr
     assert other_code == 0, other_stderr
-    assert "multi_worker on 2 replicas is exact" in stdout
+    assert "multi_worker on 2 replicas is equal" in stdout
     assert other_stdout == ""
 
 

@@ -32,14 +32,14 @@ def test_an_exact_strategy_passes(verify, options):
     done = verify(*options)
     assert done.returncode == 0, done.stderr
     assert "dense" in done.stdout
-    assert " is exact" in done.stdout
+    assert " is equal" in done.stdout
     assert done.stderr == ""
 
 
 def test_a_strategy_that_is_not_exact_fails_and_names_the_cause(verify):
     done = verify("--strategy", "mirrored", "-o", "devices=2", model="with_dropout")
     assert done.returncode == 1, done.stderr
-    assert "NOT exact" in done.stdout
+    assert "replicas differs" in done.stdout
     assert "layer 'dropout' draws other random numbers" in " ".join(done.stdout.split())
 
 
@@ -49,7 +49,7 @@ def test_an_option_that_rounds_is_the_cause_and_may_be_expected(verify):
     done = verify(*options, "--expect", "different")
     assert done.returncode == 0, done.stdout + done.stderr
     told = " ".join(done.stdout.split())
-    assert "is NOT exact, and cannot be as it is set up (compression='fp16'" in told
+    assert "differs, and must as it is set up (compression='fp16'" in told
     assert "Weights: apart after 1 step, first those of layer" in told
     assert "after 1" in done.stdout.splitlines()[1], "a column of the table"
 
@@ -57,7 +57,7 @@ def test_an_option_that_rounds_is_the_cause_and_may_be_expected(verify):
 def test_what_is_exact_is_not_what_was_expected(verify):
     done = verify("--strategy", "single", "--expect", "different")
     assert done.returncode == 1, done.stderr
-    assert "--expect different, but it is exact" in done.stdout
+    assert "--expect different, but it is one device's result" in done.stdout
 
 
 def test_a_mistake_is_one_line(verify):

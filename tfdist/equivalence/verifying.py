@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.equivalence.comparison import compare_once
 from tfdist.equivalence.explanation import explain_difference
-from tfdist.equivalence.report import TOLERANCES, UNKNOWN, UNTRIED, Report
+from tfdist.equivalence.report import Report
 from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
     from tfdist.strategies.base import Strategy
     from tfdist.training.training_data import TrainingData
-
-_ROUNDING = (
-    "the rounding of float32, enlarged by the model itself (an input of ReLU or of a maximum that "
-    "falls on the other side of the kink, a saturated softmax or sigmoid whose crossentropy is "
-    "clipped at 1e-7, or a gradient near 0 that Adam divides by itself)"
-)
 
 
 def verify(
@@ -35,7 +29,7 @@ def verify(
     steps: int = 20,
     global_batch_size: int = 64,
     seed: int = 0,
-    tolerance: float | None = None,
+    tolerance: float = 1e-5,
     batched: bool | None = None,
     explain: bool = False,
 ) -> Report | None:
@@ -48,8 +42,7 @@ def verify(
         steps: steps to take, the last of each epoch on an uneven batch.
         global_batch_size: rows of one step.
         seed: of the weights and of the order of records.
-        tolerance: the largest difference that counts as exact. None: 1e-5 in float32, 2e-3 in
-            mixed_float16, 1e-2 in mixed_bfloat16.
+        tolerance: the largest difference that counts as equal.
         batched: as in ``strategy.dataset``.
         explain: look, when the weights are others, for the first layer and the first step that
             part (``Report.explanation``). It takes some more comparisons.
@@ -69,57 +62,18 @@ def verify(
     check_seed(seed)
     feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed, batched=batched)
     feed = feed.limited(steps)
-    precision = strategy.precision or tf.keras.mixed_precision.global_policy().name
-    if tolerance is None:
-        tolerance = TOLERANCES.get(precision, TOLERANCES["float32"])
 
-    def compare(data: TrainingData, epochs: int, tolerance: float = tolerance) -> Report:
+    def compare(data: TrainingData, epochs: int) -> Report:
         # Every rank trains the reference too: none then waits for the chief, and all know alike.
         tf.keras.utils.set_random_seed(seed)
         return compare_once(model_fn, data, strategy, epochs, tolerance)
 
-    epochs = math.ceil(steps / len(feed))
-    report = replace(compare(feed, epochs), precision=precision)
-    is_mixed = precision.startswith("mixed")
-    if report.losses is None and (is_mixed or not strategy.from_chief(report.exact)):
-        if not report.causes and not isinstance(model_fn, tf.keras.Model):
-            again = _in_float64(compare, feed, epochs)
-            if again is not None:
-                report = replace(report, float64_difference=again.difference, causes=again.causes)
-        if report.exact:
-            if report.difference > report.tolerance:
-                report = replace(report, causes=(_ROUNDING,))
-        elif not report.causes:
-            report = replace(report, causes=(_unexplained(report),))
-        if explain and not strategy.from_chief(report.exact):
-            with _nothing_told_twice():
-                explanation = explain_difference(model_fn, feed, strategy, compare, report.steps)
-            report = replace(report, explanation=explanation)
+    report = compare(feed, math.ceil(steps / len(feed)))
+    if explain and report.losses is None and not strategy.from_chief(report.exact):
+        with _nothing_told_twice():
+            explanation = explain_difference(model_fn, feed, strategy, compare, report.steps)
+        report = replace(report, explanation=explanation)
     return report if strategy.topology.is_chief else None
-
-
-def _in_float64(
-    compare: Callable[[TrainingData, int, float], Report], feed: TrainingData, epochs: int
-) -> Report | None:
-    """Returns the comparison without float32's rounding; None where the model cannot take that.
-
-    It cannot where it makes tensors of float32 itself, alike on all ranks.
-    """
-    import tensorflow as tf
-
-    with _floatx("float64"), _nothing_told_twice():
-        try:
-            return compare(feed, epochs, 1e-6)
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
-            return None
-
-
-def _unexplained(report: Report) -> str:
-    if report.float64_difference is None:
-        return UNTRIED
-    if report.precision == "float32" or not report.exact_in_float64:
-        return UNKNOWN
-    return f"the rounding of {report.precision}, or updates that its loss scale has skipped"
 
 
 @contextlib.contextmanager
@@ -128,19 +82,3 @@ def _nothing_told_twice() -> Iterator[None]:
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
-
-
-@contextlib.contextmanager
-def _floatx(dtype: str) -> Iterator[None]:
-    import tensorflow as tf
-
-    from tfdist.training.keras_api import set_policy
-
-    before, policy = tf.keras.backend.floatx(), tf.keras.mixed_precision.global_policy()
-    tf.keras.backend.set_floatx(dtype)
-    set_policy(None)  # It follows floatx.
-    try:
-        yield
-    finally:
-        tf.keras.backend.set_floatx(before)
-        set_policy(None if policy.name == before else policy)

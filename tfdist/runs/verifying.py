@@ -33,7 +33,7 @@ def verify(
     steps: int = 20,
     global_batch_size: int = 64,
     seed: int = 0,
-    tolerance: float | None = None,
+    tolerance: float = 1e-5,
     batched: bool | None = None,
     explain: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -58,8 +58,7 @@ def verify(
         steps: steps to take, the last of each epoch on an uneven batch.
         global_batch_size: rows of one step.
         seed: of the weights and of the order of records.
-        tolerance: the largest difference that counts as exact. None: 1e-5 in float32, 2e-3 in
-            mixed_float16, 1e-2 in mixed_bfloat16.
+        tolerance: the largest difference that counts as equal.
         batched: as in ``strategy.dataset``, of a started strategy alone.
         explain: look, when the weights are others, for the first layer and the first step that
             part (``Report.explanation``). It takes some more comparisons.
@@ -132,7 +131,7 @@ def carry_out(
     global_batch_size: int,
     seed: int,
     explain: bool,
-    tolerance: float | None = None,
+    tolerance: float = 1e-5,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
 ) -> Report | None:
     """Compares on ``where``; see ``verify`` for what it returns and raises.

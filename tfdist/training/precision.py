@@ -18,11 +18,9 @@ from tfdist.training.keras_api import layers_in, set_policy
 def policy(precision: str | None) -> Iterator[None]:
     """Encloses the making of a model, whose layers then compute in ``precision``.
 
-    None leaves Keras' own policy. So does a ``floatx`` of float64, in which ``verify`` looks once
-    more at what rounding has blurred.
+    None leaves Keras' own policy.
     """
-    floatx = tf.keras.backend.floatx()
-    if precision is None or floatx == "float64":
+    if precision is None:
         yield
         return
     before = tf.keras.mixed_precision.global_policy()
@@ -31,7 +29,7 @@ def policy(precision: str | None) -> Iterator[None]:
         yield
     finally:
         # A policy that was not set follows floatx.
-        set_policy(None if before.name == floatx else before)
+        set_policy(None if before.name == tf.keras.backend.floatx() else before)
 
 
 def check_follows(model: tf.keras.Model, precision: str | None) -> None:
@@ -39,7 +37,7 @@ def check_follows(model: tf.keras.Model, precision: str | None) -> None:
     ModelError: no layer of ``model`` computes in ``precision``: it was made before, or chooses
         the types of its layers itself.
     """
-    if precision is None or tf.keras.backend.floatx() == "float64":
+    if precision is None:
         return
     layers = [
         layer
