@@ -16,7 +16,7 @@ import pytest
 
 from tfdist.aws import bundle, config, evaluation, job, sharding
 from tfdist.aws.container import Container
-from tfdist.aws.estimator import check_hyperparameters
+from tfdist.aws.training import check_hyperparameters
 from tfdist.errors import ModelError, OptionError
 from tfdist.records.writing.writer import write
 
@@ -364,11 +364,6 @@ def test_the_folder_does_not_hide_the_sdk():
     assert not list(SCRIPTS.rglob("__init__.py"))
     assert not (ROOT / "sagemaker.py").exists()
     assert not list((ROOT / "tfdist").rglob("sagemaker*"))
-    code = "import sagemaker; print(sagemaker.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert "site-packages" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,7 @@ class TrainingConfig:
         class_weight: "balanced", or "0=1.0,1=2.0".
         early_stopping: as "val_loss,patience=3", or with "restore_best_weights=true" behind it.
         processes_per_host: of MPI; None for one for each GPU.
-        framework_version: of TensorFlow, in AWS's image; of 2.16 or later; the newest that AWS has
-            is 2.19.0. They have tf_keras.
-        py_version: of Python in that image, as AWS writes it.
+        framework_version: of TensorFlow, in AWS's image: see tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
         spot: use spot instances, with checkpoints kept in S3.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
@@ -107,7 +105,6 @@ class TrainingConfig:
     processes_per_host: int | None = None
     image_uri: str | None = None
     framework_version: str = "2.19.0"
-    py_version: str = "py312"
     spot: bool = True
     max_run_s: int = 3600
     max_wait_s: int | None = None
