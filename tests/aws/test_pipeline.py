@@ -60,8 +60,8 @@ def test_the_shipped_pipeline_is_valid():
 def test_what_the_training_step_asks_for():
     train = by_name(built()[0])["Train"]["Arguments"]
     values = train["HyperParameters"]
-    assert values["sagemaker_mpi_num_of_processes_per_host"] == "2"
-    assert values["strategy"] == '"horovod"'
+    assert values["sagemaker_multi_worker_mirrored_strategy_enabled"] == "true"
+    assert values["strategy"] == '"multi_worker"'
     assert "model_dir" not in values
     assert train["EnableManagedSpotTraining"] is True
     assert train["StoppingCondition"]["MaxWaitTimeInSeconds"] == 7200
@@ -84,7 +84,7 @@ def test_no_execution_finds_what_another_one_left():
 def test_shards_that_are_uploaded_need_no_first_step(tmp_path):
     write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=4)
     data = f"data={{folder: {tmp_path / 'd'}, channels: {{train: {{mode: Pipe, distribution: "
-    value, problems = built(data + "ShardedByS3Key}}}", "training.instance_count=2")
+    value, problems = built(*HOROVOD, data + "ShardedByS3Key}}}", "training.instance_count=2")
     assert problems == []
     steps = by_name(value)
     assert "Shard" not in steps
@@ -149,9 +149,8 @@ def test_a_smaller_value_may_be_the_better_one():
 
 
 def test_a_version_that_aws_has_no_image_of():
-    changes = ("training.image_uri=null", "training.strategy=single")
     with pytest.raises(OptionError, match=r"one that AWS has an image of, but found '9\.9'"):
-        built(*changes, "training.framework_version='9.9'")
+        built("training.framework_version='9.9'")
 
 
 def test_moto_keeps_what_is_upserted():
@@ -196,7 +195,13 @@ def leaves(value, place=""):
 
 
 NAMES = ("Name", "ChannelName", "InputName", "OutputName")
-OF_SDK_2 = ("training.framework_version=2.19.0",)
+HOROVOD = (
+    "training.strategy=horovod",
+    "training.image_uri=your-repository/tfdist:2.19-cpu",
+    "training.instance_count=1",
+    "training.processes_per_host=2",
+)
+OF_SDK_2 = (*HOROVOD, "training.framework_version=2.19.0")
 # All that is otherwise than SageMaker's SDK 2.257.7 made it.
 CHANGED = [
     # A line of bash starts a script, which was a file of its own in S3, and an input.
@@ -208,6 +213,7 @@ CHANGED = [
     r".*\.S3CompressionType",
     r"\.Steps\[(Shard|Evaluate)\]\..*\.S3DataDistributionType",
     r".*\.SkipModelValidation",
+    r"\.HyperParameters\.keras",  # New.
 ]
 
 
@@ -222,17 +228,16 @@ def test_the_definition_is_the_one_of_sagemakers_sdk():
 
 
 JOBS = {
-    "horovod": (),
+    "horovod": HOROVOD,
     "multi worker": ("training.strategy=multi_worker", "training.instance_count=2"),
     "parameter server": ("training.strategy=parameter_server", "training.instance_count=2"),
-    "AWS's image": ("training.strategy=single", "training.image_uri=null"),
+    "AWS's image": ("training.strategy=single", "training.instance_count=1"),
     "data parallel": (
         "training.distribution=smdistributed_data_parallel",
         "training.framework_version=2.11.0",
         "training.instance_type=ml.p4d.24xlarge",
         "training.processes_per_host=8",
         "training.entry_point=inference.py",
-        "training.image_uri=null",
     ),
     "model parallel": (
         "training.distribution=smdistributed_model_parallel",
@@ -242,7 +247,6 @@ JOBS = {
         "training.instance_type=ml.p3.16xlarge",
         "training.processes_per_host=8",
         "training.entry_point=inference.py",
-        "training.image_uri=null",
     ),
 }
 

@@ -59,6 +59,10 @@ class Cloud:
             f"model={ROOT / 'examples' / 'digits.py'}:model_fn",
             f"data={{folder: {self.shards}}}",
             "training.checkpoint_every=5",
+            "training.strategy=horovod",
+            "training.image_uri=an-image",
+            "training.processes_per_host=2",
+            "training.instance_count=1",
         )
         return config.load(ROOT / "sagemaker" / "config.yaml", (*fixed, *changes))
 
@@ -200,9 +204,9 @@ def test_the_failure_file_tells_why(cloud):
     assert not (base / "output" / "success").exists()
 
 
-def test_hosts_without_mpi_are_not_simulated(cloud):
-    with pytest.raises(OptionError, match="2 instances without MPI"):
-        cloud.train("alone", "training.instance_count=2", "training.strategy=multi_worker")
+def test_hosts_of_parameter_servers_are_not_simulated(cloud):
+    with pytest.raises(OptionError, match="2 instances of another one"):
+        cloud.train("alone", "training.instance_count=2", "training.strategy=parameter_server")
 
 
 def test_more_processes_than_a_machine_should_start(cloud):

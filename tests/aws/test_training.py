@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 
@@ -84,14 +85,14 @@ def test_strategies_that_the_container_starts_itself():
 
 def test_data_parallel():
     options = {"distribution": "smdistributed_data_parallel", "instance_type": "ml.p4d.24xlarge"}
-    found = own(**options, framework_version="2.11.1")
+    found = own(**options, framework_version="2.11")
     assert found["sagemaker_distributed_dataparallel_enabled"] is True
-    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.19\.0"):
+    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.21\.0"):
         own(**options)
     with pytest.raises(OptionError, match="instance type"):
-        own(distribution=options["distribution"], framework_version="2.11.1")
+        own(distribution=options["distribution"], framework_version="2.11")
     with pytest.raises(OptionError, match="a script that is written for it"):
-        distribution(**options, framework_version="2.11.1")
+        distribution(**options, framework_version="2.11")
 
 
 def test_model_parallel():
@@ -119,7 +120,26 @@ def test_model_parallel_options_are_checked(options, message):
 
 def test_model_parallel_ended_with_tensorflow_2_6():
     with pytest.raises(OptionError, match=r"2\.6 or earlier"):
-        own(**{**MODEL_PARALLEL, "framework_version": "2.14.1"}, distribution_options=PARTS)
+        own(**{**MODEL_PARALLEL, "framework_version": "2.16.2"}, distribution_options=PARTS)
+
+
+def test_an_image_of_ones_own_is_enough():
+    wanted = load(SHIPPED, ("training.image_uri=mine", "training.framework_version='1.15'"))
+    assert training.image(wanted, "ml.m5.large") == "mine"
+    assert training.warning(wanted, datetime.date(2030, 1, 1)) is None
+    assert own(
+        **MODEL_PARALLEL | {"framework_version": None, "image_uri": "mine"},
+        distribution_options=PARTS,
+    )
+
+
+def test_a_tensorflow_that_tfdist_does_not_run_on():
+    wanted = load(SHIPPED, ("training.framework_version='2.11'",))
+    with pytest.raises(
+        OptionError, match=r"train.py must have TensorFlow 2\.16 or later.*2\.11\.0"
+    ):
+        training.request(wanted, PRICES["ml.m5.large"], "s3://b/c", [], "s3://b/d")
+    assert "since 2026-03-11, or earlier" in training.warning(wanted, datetime.date(2026, 12, 1))
 
 
 def test_hyperparameters_are_those_of_the_script():

@@ -20,11 +20,6 @@ def _table() -> dict[str, Any]:
     return read_table(TABLES / "images.yaml")
 
 
-def default_version() -> str:
-    """Returns the newest TensorFlow that AWS has a training image of."""
-    return next(iter(_table()["training"]))
-
-
 @dataclass(frozen=True)
 class Image:
     """One image.
@@ -40,36 +35,48 @@ class Image:
     patched_until: datetime.date | None
 
 
-def training(version: str, region: str, instance_type: str) -> Image:
-    """Returns AWS's image to train and to process data in.
-
-    Args:
-        version: of TensorFlow, as "2.21.0" or "2.21".
+def version_of(wanted: str | None) -> str:
+    """Returns the whole version of a training image: of "2.21" too, and of None, the newest.
 
     Raises:
-        OptionError: AWS has no such image, or none in the region.
+        OptionError: AWS has no such image.
     """
     known = list(_table()["training"])
-    found = next((each for each in known if each == version or _is_minor(each, version)), None)
-    if found is None:
+    found = [each for each in known if wanted in (None, each, each.rpartition(".")[0])]
+    if not found:
         raise OptionError(
             "training.framework_version must be one that AWS has an image of",
-            received=repr(version),
+            received=repr(wanted),
             mend=f"Choose one of {', '.join(known)}, or give training.image_uri",
         )
-    return _image("training", found, region, instance_type)
+    return found[0]
 
 
-def serving(version: str, region: str, instance_type: str) -> Image:
+def training(wanted: str | None, region: str, instance_type: str) -> Image:
+    """Returns AWS's image to train and to process data in.
+
+    Raises:
+        OptionError: see ``version_of``; or AWS has none in the region.
+    """
+    return _image("training", version_of(wanted), region, instance_type)
+
+
+def serving(version: str | None, region: str, instance_type: str) -> Image:
     """Returns AWS's image with TensorFlow Serving of ``version``, or else with the newest one."""
     known = list(_table()["inference"])
-    like = ".".join(version.split(".")[:2])
-    found = next((each for each in known if _is_minor(each, like)), known[0])
-    return _image("inference", found, region, instance_type)
+    like = [each for each in known if version and minor_version(each) == minor_version(version)]
+    return _image("inference", (like or known)[0], region, instance_type)
 
 
-def _is_minor(version: str, like: str) -> bool:
-    return version.rpartition(".")[0] == like
+def outdated(image: Image, today: datetime.date) -> str | None:
+    """Returns a line of warning of an image that is patched no more; None of another one."""
+    if image.patched_until is None or today <= image.patched_until:
+        return None
+    return (
+        f"AWS's image of TensorFlow {image.version} has had no security patches since "
+        f"{image.patched_until}, or earlier. Leave out training.framework_version to have "
+        f"{version_of(None)}"
+    )
 
 
 def _image(scope: str, version: str, region: str, instance_type: str) -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from typing import Any
@@ -11,6 +12,7 @@ from tfdist.aws.bundle import shipped_model
 from tfdist.aws.channels import Channel
 from tfdist.aws.config import Config, TrainingConfig
 from tfdist.aws.instances import Instance
+from tfdist.compat.versions import OLDEST, minor_version
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies import names_of, spec_of
 
@@ -68,8 +70,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
         return {f"sagemaker_{kind}_enabled": True}
     if training.image_uri is None:
         raise OptionError(
-            f"strategy '{training.strategy}' must have an image with Horovod, since AWS's image of "
-            f"TensorFlow {training.framework_version} has none",
+            f"strategy '{training.strategy}' must have an image with Horovod, which AWS's "
+            "images have not",
             received="no training.image_uri",
             mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes, and give its "
             "image_uri",
@@ -119,18 +121,26 @@ def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, An
 
 
 def _refuse_later(training: TrainingConfig, last: tuple[int, int]) -> None:
-    try:
-        version = tuple(int(part) for part in training.framework_version.split(".")[:2])
-    except ValueError:
-        raise OptionError(
-            "framework_version must be a version of TensorFlow", received=training.framework_version
-        ) from None
-    if version > last:
+    if training.image_uri is not None:
+        return
+    version = images.version_of(training.framework_version)
+    if minor_version(version) > last:
         raise OptionError(
             f"{training.distribution} must have TensorFlow {last[0]}.{last[1]} or earlier",
-            received=f"framework_version {training.framework_version}",
+            received=f"framework_version {version}",
             mend="Choose an earlier framework_version, or strategy: horovod",
         )
+
+
+def _refuse_earlier(training: TrainingConfig) -> None:
+    if training.image_uri is None:
+        version = images.version_of(training.framework_version)
+        if minor_version(version) < OLDEST:
+            raise OptionError(
+                f"train.py must have TensorFlow {OLDEST[0]}.{OLDEST[1]} or later",
+                received=f"framework_version {version}",
+                mend="Leave it out for the newest",
+            )
 
 
 def _model_parallel_options(options: dict[str, Any], processes: int) -> dict[str, Any]:
@@ -193,6 +203,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         "lr-scaling": training.lr_scaling,
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
+        "keras": training.keras,
     }
     for name in ("lr", "augment", "pad_to", "bucket_by_length", "class_weight", "early_stopping"):
         value = getattr(training, name)
@@ -234,6 +245,7 @@ def request(
     values = hyperparameters(config)
     if training.entry_point == "train.py":
         check_hyperparameters(values)
+        _refuse_earlier(training)
     values |= {
         "sagemaker_submit_directory": code_uri,
         "sagemaker_program": training.entry_point,
@@ -275,6 +287,15 @@ def image(config: Config, instance_type: str) -> str:
     if training.image_uri is not None:
         return training.image_uri
     return images.training(training.framework_version, config.region, instance_type).uri
+
+
+def warning(config: Config, today: datetime.date) -> str | None:
+    """Returns a line on an image of AWS that is patched no more; None where there is none."""
+    training = config.training
+    if training.image_uri is not None:
+        return None
+    used = images.training(training.framework_version, config.region, training.instance_type)
+    return images.outdated(used, today)
 
 
 def _input(channel: Channel) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_cost import cost
-from tfdist.cli.aws_options import config_options, load_config, speed_options
+from tfdist.cli.aws_options import config_options, load_config, speed_options, warn
 from tfdist.cli.aws_rehearse import rehearse
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def pipeline(
     voice.result(definition=value, problems=problems)
     if dry_run:
         click.echo(json.dumps(value, indent=1))
+    warn(config)
     for problem in problems:
         click.echo(f"tfdist: {problem}", err=True)
     if problems:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_options import config_options, load_config
+from tfdist.cli.aws_options import config_options, load_config, warn
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -89,6 +89,7 @@ def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
             _line("Upload", "moto", "Succeeded", f"{sent.sent} files to {config.data_root}")
         value, code, problems = pipeline.checked(config)
         voice.result(problems=problems)
+        warn(config)
         for problem in problems:
             click.echo(f"tfdist: {problem}", err=True)
         if problems:
@@ -134,25 +135,20 @@ def _environment(leads_there: Mapping[str, str]) -> dict[str, str]:
 
 
 def _runner(verbose: bool) -> Callable[..., int]:
-    from tfdist.launch import local, mpi, supervisor
+    from tfdist.launch import supervisor
 
     def run(
         command: list[str],
         environ: Mapping[str, str],
-        ranks: int | None,
+        job: Callable[..., supervisor.Job],
         on_line: Callable[[str], None],
     ) -> int:
-        if ranks is None:
-            job = local.job(command, environ=environ)
-        else:
-            job = mpi.job(command, workers=ranks, environ=environ)
-
         def take(rank: int | None, stream: str, text: str) -> None:
             on_line(text)
             if verbose:
                 click.echo(f"  {text}", err=True)
 
-        outcome = supervisor.run(job, on_line=take)
+        outcome = supervisor.run(job(command, environ=environ), on_line=take)
         if outcome.exit_code != 0 and not verbose:
             for line in outcome.last_lines:
                 click.echo(f"  {line}", err=True)

@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.aws.rehearsal.agent import Storage
 from tfdist.aws.rehearsal.training import Runner
 from tfdist.errors import LaunchError
+from tfdist.launch import local
 
 CONTAINER_DIR = "/opt/ml/processing"
 
@@ -44,7 +45,7 @@ def run_processing(
     app = request["AppSpecification"]
     command = [here(text) for text in (*app["ContainerEntrypoint"], *app["ContainerArguments"])]
     log: list[str] = []
-    code = run(command, environ, None, log.append)
+    code = run(command, environ, local.job, log.append)
     if code != 0:
         last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
         raise LaunchError(
