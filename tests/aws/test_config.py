@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parents[2] / "sagemaker" / "config.yaml"
 
 def test_the_shipped_configuration():
     wanted = config.load(SHIPPED)
-    assert wanted.training.strategy == "horovod"
+    assert wanted.training.strategy == "multi_worker"
     assert wanted.data_root == "s3://tfdist-example/digits/data"
     assert wanted.data.channels["train"].mode == "File"
     assert wanted.scripts == str(SHIPPED.parent)
@@ -43,6 +43,8 @@ def test_changes_replace_what_the_file_says():
         ("training.epochs=three", r"'training.epochs' must be of type int"),
         ("training.epochs=0", r"training.epochs must be at least 1"),
         ("training.spot=1", r"'training.spot' must be of type bool"),
+        ("training.keras=4", "training.keras must be 2 or 3, but found 4"),
+        ("training.framework_version='latest'", "must be a version as '2.21', but found 'latest'"),
         ("training.max_wait_s=60", "max_wait_s must be at least"),
         ("training.distribution=horovod", "distribution must be a known one"),
         ("data.channels.train.mode=Fast", "Did you mean 'FastFile'"),

@@ -1,21 +1,21 @@
-"""The pipeline and single jobs as the SDK makes them; moto takes them."""
+"""The pipeline and single jobs as AWS gets them: as SageMaker's SDK made them; moto takes them."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import tarfile
 from pathlib import Path
 
-import boto3
 import pytest
 
-from tfdist.aws import bundle, config, definition, estimator, pipeline, sessions, validate
+from tfdist.aws import bundle, config, definition, pipeline, sessions, training, validate
+from tfdist.aws.channels import Channel
 from tfdist.aws.instances import PriceTable
 from tfdist.errors import DataError, OptionError
 from tfdist.records import write
-
-# The SDK tells of what it does not do, which is what a pipeline is about.
-pytestmark = pytest.mark.filterwarnings("ignore:Running within a PipelineSession")
 
 ROOT = Path(__file__).parents[2]
 MODEL = f"model={ROOT / 'examples' / 'digits.py'}:model_fn"
@@ -25,20 +25,12 @@ def load(*changes):
     return config.load(ROOT / "sagemaker" / "config.yaml", (MODEL, *changes))
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return bundle.collect(load(), tmp_path_factory.mktemp("bundle") / "code")
+CODE = "s3://tfdist-example/digits/code/HASH/sourcedir.tar.gz"
 
 
-@pytest.fixture(scope="module")
-def session():
-    with sessions.offline("us-east-1", "tfdist-example", "digits") as session:
-        yield session
-
-
-def built(source, session, *changes):
+def built(*changes):
     wanted = load(*changes)
-    value = json.loads(pipeline.build(wanted, source, session).definition())
+    value = pipeline.build(wanted, CODE)
     problems = definition.check(value, name=wanted.name, role=wanted.role)
     return value, [str(problem) for problem in problems]
 
@@ -47,8 +39,8 @@ def by_name(value):
     return {step["Name"]: step for step in definition.all_steps(value["Steps"])}
 
 
-def test_the_shipped_pipeline_is_valid(source, session):
-    value, problems = built(source, session)
+def test_the_shipped_pipeline_is_valid():
+    value, problems = built()
     assert problems == []
     assert [(step["Name"], step["Type"]) for step in definition.all_steps(value["Steps"])] == [
         ("Shard", "Processing"),
@@ -65,11 +57,11 @@ def test_the_shipped_pipeline_is_valid(source, session):
     }
 
 
-def test_what_the_training_step_asks_for(source, session):
-    train = by_name(built(source, session)[0])["Train"]["Arguments"]
+def test_what_the_training_step_asks_for():
+    train = by_name(built()[0])["Train"]["Arguments"]
     values = train["HyperParameters"]
-    assert values["sagemaker_mpi_num_of_processes_per_host"] == "2"
-    assert values["strategy"] == '"horovod"'
+    assert values["sagemaker_multi_worker_mirrored_strategy_enabled"] == "true"
+    assert values["strategy"] == '"multi_worker"'
     assert "model_dir" not in values
     assert train["EnableManagedSpotTraining"] is True
     assert train["StoppingCondition"]["MaxWaitTimeInSeconds"] == 7200
@@ -78,9 +70,9 @@ def test_what_the_training_step_asks_for(source, session):
     assert "Steps.Shard." in channels["train"]["S3Uri"]["Get"]
 
 
-def test_no_execution_finds_what_another_one_left(source, session):
+def test_no_execution_finds_what_another_one_left():
     # Checkpoints of an earlier execution would be resumed, and shards of it read with the new ones.
-    steps = by_name(built(source, session)[0])
+    steps = by_name(built()[0])
     checkpoints = steps["Train"]["Arguments"]["CheckpointConfig"]["S3Uri"]
     outputs = steps["Shard"]["Arguments"]["ProcessingOutputConfig"]["Outputs"]
     outputs += steps["Evaluate"]["Arguments"]["ProcessingOutputConfig"]["Outputs"]
@@ -89,12 +81,10 @@ def test_no_execution_finds_what_another_one_left(source, session):
         assert {"Get": "Execution.PipelineExecutionId"} in uri["Std:Join"]["Values"]
 
 
-def test_shards_that_are_uploaded_need_no_first_step(source, session, tmp_path):
+def test_shards_that_are_uploaded_need_no_first_step(tmp_path):
     write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=4)
     data = f"data={{folder: {tmp_path / 'd'}, channels: {{train: {{mode: Pipe, distribution: "
-    value, problems = built(
-        source, session, data + "ShardedByS3Key}}}", "training.instance_count=2"
-    )
+    value, problems = built(*HOROVOD, data + "ShardedByS3Key}}}", "training.instance_count=2")
     assert problems == []
     steps = by_name(value)
     assert "Shard" not in steps
@@ -114,9 +104,9 @@ def test_shards_that_are_uploaded_need_no_first_step(source, session, tmp_path):
     }
 
 
-def test_raw_data_in_s3(source, session):
+def test_raw_data_in_s3():
     data = "data={source: s3://raw/iris.csv, label: species, split: 'train=3,test=1'}"
-    value, problems = built(source, session, data)
+    value, problems = built(data)
     assert problems == []
     shard = by_name(value)["Shard"]["Arguments"]
     arguments = shard["AppSpecification"]["ContainerArguments"]
@@ -125,109 +115,149 @@ def test_raw_data_in_s3(source, session):
     assert shard["ProcessingInputs"][0]["S3Input"]["S3Uri"] == "s3://raw/iris.csv"
 
 
-def test_what_aws_would_refuse_is_found(source, session):
+def test_what_aws_would_refuse_is_found():
     changes = ("registration.approval=Maybe", "evaluation.instance_type=ml.p4d.24xlarge")
-    _, problems = built(source, session, *changes)
+    _, problems = built(*changes)
     assert len(problems) == 2
     assert any("Register-RegisterModel.ModelApprovalStatus" in text for text in problems)
     assert any("Evaluate.ProcessingResources" in text for text in problems)
 
 
-def test_shards_that_do_not_divide_by_hosts(source, session):
+def test_shards_that_do_not_divide_by_hosts():
     changes = (
         "data.channels.train.distribution=ShardedByS3Key",
         "training.instance_count=3",
     )
     with pytest.raises(DataError, match="--num-shards 6"):
-        built(source, session, *changes)
+        built(*changes)
 
 
-def test_an_evaluation_needs_its_split(source, session):
+def test_an_evaluation_needs_its_split():
     with pytest.raises(OptionError, match="Choose one of train, validation"):
-        built(source, session, "data.split=train=4,validation=1")
+        built("data.split=train=4,validation=1")
 
 
-def test_a_smaller_value_may_be_the_better_one(source, session):
+def test_a_smaller_value_may_be_the_better_one():
     changes = (
         "evaluation={metric: regression_metrics.rmse.value, threshold: 2.5, "
         "larger_is_better: false}",
     )
-    value, problems = built(source, session, *changes)
+    value, problems = built(*changes)
     assert problems == []
     (condition,) = by_name(value)["Decide"]["Arguments"]["Conditions"]
     assert condition["Type"] == "LessThanOrEqualTo"
 
 
-def test_what_the_sdk_refuses_is_a_users_mistake(source, session):
-    changes = ("training.image_uri=null", "training.strategy=single")
-    with pytest.raises(OptionError, match=r"Unsupported tensorflow version: 9\.9"):
-        built(source, session, *changes, "training.framework_version='9.9'")
+def test_a_version_that_aws_has_no_image_of():
+    with pytest.raises(OptionError, match=r"one that AWS has an image of, but found '9\.9'"):
+        built("training.framework_version='9.9'")
 
 
-def test_moto_takes_it_twice_and_starts_it(source, session):
+def test_moto_keeps_what_is_upserted():
     wanted = load()
-    made = pipeline.build(wanted, source, session)
-    first = made.upsert(role_arn=wanted.role)["PipelineArn"]
-    assert made.upsert(role_arn=wanted.role)["PipelineArn"] == first
-    execution = made.start()
-    assert execution.describe()["PipelineArn"] == first
-    client = session.sagemaker_client
-    stored = client.describe_pipeline(PipelineName=wanted.name)
-    assert json.loads(stored["PipelineDefinition"])["Steps"][0]["Name"] == "Shard"
+    code = bundle.pack(wanted)
+    value = pipeline.build(wanted, code.uri)
+    with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
+        first = pipeline.upsert(wanted, value, code, session)
+        assert pipeline.upsert(wanted, value, code, session) == first
+        client = session.client("sagemaker")
+        execution = client.start_pipeline_execution(PipelineName=wanted.name)
+        found = client.describe_pipeline_execution(
+            PipelineExecutionArn=execution["PipelineExecutionArn"]
+        )
+        assert found["PipelineArn"] == first
+        stored = client.describe_pipeline(PipelineName=wanted.name)
+        assert json.loads(stored["PipelineDefinition"]) == value
+        key = code.uri.removeprefix("s3://tfdist-example/")
+        sent = session.client("s3").get_object(Bucket="tfdist-example", Key=key)["Body"].read()
+    assert sent == code.archive
+
+
+def test_the_same_files_make_the_same_archive():
+    code = bundle.pack(load())
+    assert bundle.pack(load()) == code
+    with tarfile.open(fileobj=io.BytesIO(code.archive)) as archive:
+        assert {"train.py", "digits.py", "tfdist/__init__.py"} < set(archive.getnames())
+
+
+def leaves(value, place=""):
+    """Yields (place, value) of all that a definition holds; references are whole."""
+    if isinstance(value, dict) and not set(value) & {"Get", "Std:Join", "Std:JsonGet"}:
+        for key, item in value.items():
+            yield from leaves(item, f"{place}.{key}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            of_item = item if isinstance(item, dict) else {}
+            names = [of_item[key] for key in of_item if key in NAMES]
+            yield from leaves(item, f"{place}[{names[0] if names else number}]")
+    else:
+        yield place, value
+
+
+NAMES = ("Name", "ChannelName", "InputName", "OutputName")
+HOROVOD = (
+    "training.strategy=horovod",
+    "training.image_uri=your-repository/tfdist:2.19-cpu",
+    "training.instance_count=1",
+    "training.processes_per_host=2",
+)
+OF_SDK_2 = (*HOROVOD, "training.framework_version=2.19.0")
+# All that is otherwise than SageMaker's SDK 2.257.7 made it.
+CHANGED = [
+    # A line of bash starts a script, which was a file of its own in S3, and an input.
+    r"\.ContainerEntrypoint\[[123]\]",
+    r"\.ProcessingInputs\[entrypoint\]\..*",
+    r"\.ProcessingInputs\[code\]\.S3Input\.LocalPath",  # A slash at its end.
+    # AWS's own defaults, which need not be said.
+    r".*\.AppManaged",
+    r".*\.S3CompressionType",
+    r"\.Steps\[(Shard|Evaluate)\]\..*\.S3DataDistributionType",
+    r".*\.SkipModelValidation",
+    r"\.HyperParameters\.keras",  # New.
+]
+
+
+def test_the_definition_is_the_one_of_sagemakers_sdk():
+    made = json.loads(Path(__file__).with_name("made_by_sdk_2.json").read_text())
+    value, _ = built("model=examples/digits.py:model_fn", *OF_SDK_2)
+    expected, found = dict(leaves(made)), dict(leaves(value))
+    other = [k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k)]
+    unnamed = [k for k in other if not any(re.search(f"{name}$", k) for name in CHANGED)]
+    assert unnamed == []
+    assert len(expected) > 100
 
 
 JOBS = {
-    "horovod": (),
+    "horovod": HOROVOD,
     "multi worker": ("training.strategy=multi_worker", "training.instance_count=2"),
     "parameter server": ("training.strategy=parameter_server", "training.instance_count=2"),
-    "AWS's image": ("training.strategy=single", "training.image_uri=null"),
+    "AWS's image": ("training.strategy=single", "training.instance_count=1"),
     "data parallel": (
         "training.distribution=smdistributed_data_parallel",
         "training.framework_version=2.11.0",
-        "training.py_version=py39",
         "training.instance_type=ml.p4d.24xlarge",
         "training.processes_per_host=8",
         "training.entry_point=inference.py",
-        "training.image_uri=null",
     ),
     "model parallel": (
         "training.distribution=smdistributed_model_parallel",
         "training.distribution_options={partitions: 2, microbatches: 4, pipeline: interleaved, "
         "optimize: memory, horovod: true}",
         "training.framework_version=2.6.3",
-        "training.py_version=py38",
         "training.instance_type=ml.p3.16xlarge",
         "training.processes_per_host=8",
         "training.entry_point=inference.py",
-        "training.image_uri=null",
     ),
 }
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_single_job_as_aws_gets_it(name, source, session):
-    """``fit`` of an ordinary session: moto takes the job, the service model agrees."""
-    import sagemaker
-
+def test_a_single_job_as_aws_gets_it(name):
     wanted = load(*JOBS[name])
-    requests = []
-    client = boto3.Session(region_name="us-east-1").client("sagemaker")
-    client.meta.events.register(
-        "provide-client-params.sagemaker.CreateTrainingJob",
-        lambda params, **_: requests.append(params),
-    )
-    plain = sagemaker.Session(
-        boto_session=session.boto_session,
-        sagemaker_client=client,
-        default_bucket="tfdist-example",
-    )
     instance = PriceTable.load()[wanted.training.instance_type]
-    made = estimator.make(
-        wanted, instance, source, plain, checkpoints="s3://tfdist-example/digits/checkpoints"
-    )
-    job_name = "job-" + name.replace(" ", "-").replace("'", "")
-    made.fit("s3://tfdist-example/digits/data/train", wait=False, job_name=job_name)
-    (request,) = requests
+    inputs = [Channel(name="train", uri="s3://bucket/train/")]
+    request = training.request(wanted, instance, CODE, inputs, "s3://bucket/checkpoints")
+    request["TrainingJobName"] = "job"
     assert validate.check_request("CreateTrainingJob", request, name) == []
     values = request["HyperParameters"]
     expected = {
@@ -243,16 +273,15 @@ def test_a_single_job_as_aws_gets_it(name, source, session):
     if name == "model parallel":
         parameters = json.loads(values["mp_parameters"])
         assert parameters["pipeline"] == "interleaved"
-    assert client.describe_training_job(TrainingJobName=job_name)["TrainingJobStatus"]
 
 
 def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "real")
     monkeypatch.setenv("AWS_PROFILE", "real")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://example.invalid")
-    with sessions.offline("eu-west-1", "bucket", "p") as made:
+    with sessions.loopback("eu-west-1", "bucket") as (made, _):
         assert os.environ["AWS_ACCESS_KEY_ID"] != "real"
         assert "AWS_PROFILE" not in os.environ
-        assert "AWS_ENDPOINT_URL" not in os.environ
-        assert made.boto_session.client("s3").list_buckets()["Buckets"]
+        assert os.environ["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+        assert made.client("s3").list_buckets()["Buckets"]
     assert os.environ["AWS_ACCESS_KEY_ID"] == "real"

@@ -27,10 +27,7 @@ from tfdist.errors import LaunchError, OptionError
 from tfdist.launch import programs
 from tfdist.records import write
 
-pytestmark = [
-    pytest.mark.honest_start,
-    pytest.mark.filterwarnings("ignore:Running within a PipelineSession"),
-]
+pytestmark = pytest.mark.honest_start
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 240
@@ -48,25 +45,31 @@ class Cloud:
 
     def __init__(self, session, leads_there, shards, folder):
         self.session, self.folder = session, folder
-        self.s3 = session.boto_session.client("s3")
+        self.s3 = session.client("s3")
         self.storage = Storage(self.s3)
         self.environ = _environment(leads_there)
         self.shards = shards
         upload(shards, "tfdist-example", "digits/data", self.s3)
-        self.source = bundle.collect(self.config(), folder / "code")
+        code = bundle.pack(self.config())
+        code.upload(self.s3)
+        self.code_uri = code.uri
 
     def config(self, *changes):
         fixed = (
             f"model={ROOT / 'examples' / 'digits.py'}:model_fn",
             f"data={{folder: {self.shards}}}",
             "training.checkpoint_every=5",
+            "training.strategy=horovod",
+            "training.image_uri=an-image",
+            "training.processes_per_host=2",
+            "training.instance_count=1",
         )
         return config.load(ROOT / "sagemaker" / "config.yaml", (*fixed, *changes))
 
     def request(self, execution, *changes):
         """Returns the CreateTrainingJob of the pipeline's training step."""
         wanted = self.config(*changes)
-        value = json.loads(pipeline.build(wanted, self.source, self.session).definition())
+        value = pipeline.build(wanted, self.code_uri)
         (train,) = (step for step in value["Steps"] if step["Name"] == "Train")
         resolver = Resolver(defaults(value), {"PipelineExecutionId": execution})
         return resolver.resolve(train["Arguments"])
@@ -84,7 +87,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def cloud(shards, tmp_path_factory):
-    with sessions.loopback("us-east-1", "tfdist-example", "digits") as (session, leads_there):
+    with sessions.loopback("us-east-1", "tfdist-example") as (session, leads_there):
         yield Cloud(session, leads_there, shards, tmp_path_factory.mktemp("cloud"))
 
 
@@ -201,9 +204,9 @@ def test_the_failure_file_tells_why(cloud):
     assert not (base / "output" / "success").exists()
 
 
-def test_hosts_without_mpi_are_not_simulated(cloud):
-    with pytest.raises(OptionError, match="2 instances without MPI"):
-        cloud.train("alone", "training.instance_count=2", "training.strategy=multi_worker")
+def test_hosts_of_parameter_servers_are_not_simulated(cloud):
+    with pytest.raises(OptionError, match="2 instances of another one"):
+        cloud.train("alone", "training.instance_count=2", "training.strategy=parameter_server")
 
 
 def test_more_processes_than_a_machine_should_start(cloud):
@@ -251,12 +254,12 @@ class Answers:
 
 def rehearsed(cloud, folder, run, *changes):
     wanted = cloud.config(*changes)
-    value = json.loads(pipeline.build(wanted, cloud.source, cloud.session).definition())
+    value = pipeline.build(wanted, cloud.code_uri)
     rehearsal = Rehearsal(
         definition=value,
         folder=folder,
         s3=cloud.s3,
-        sagemaker=cloud.session.sagemaker_client,
+        sagemaker=cloud.session.client("sagemaker"),
         environ=cloud.environ,
         run=run,
         name=wanted.name,
@@ -268,7 +271,7 @@ def test_a_good_model_is_registered(cloud, tmp_path):
     *_, decide, register = rehearsed(cloud, tmp_path, Answers(0.9))
     assert "0.9 GreaterThanOrEqualTo 0.9 holds: Register-RegisterModel" in decide.detail
     arn = register.detail.split(",")[0]
-    found = cloud.session.sagemaker_client.describe_model_package(ModelPackageName=arn)
+    found = cloud.session.client("sagemaker").describe_model_package(ModelPackageName=arn)
     assert found["ModelApprovalStatus"] == "PendingManualApproval"
     (container,) = found["InferenceSpecification"]["Containers"]
     bucket, key = parse_uri(container["ModelDataUrl"])

@@ -122,11 +122,10 @@ def test_a_bucket_that_is_not_there(s3, folder):
         upload(folder, "nowhere", "p", s3)
 
 
-@pytest.mark.filterwarnings("ignore:Running within a PipelineSession")
 def test_each_stand_in_on_loopback_begins_empty():
     for _ in range(2):
-        with sessions.loopback("us-east-1", "bucket", "p") as (session, _):
-            s3 = session.boto_session.client("s3")
+        with sessions.loopback("us-east-1", "bucket") as (session, _):
+            s3 = session.client("s3")
             assert keys(s3) == []
             s3.put_object(Bucket="bucket", Key="left", Body=b"")
             assert keys(s3) == ["left"]

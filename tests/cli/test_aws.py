@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.cli import aws
 from tfdist.records import write
 from tfdist.strategies import REGISTRY
 
@@ -35,8 +35,8 @@ def test_a_dry_run_prints_the_definition(run_cli):
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
     assert [step["Name"] for step in value["Steps"]] == ["Shard", "Train", "Evaluate", "Decide"]
-    assert done.stderr.startswith("valid: 6 steps checked against the API of botocore ")
-    assert done.stderr.count("\n") == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("valid: 6 steps checked against the API of botocore ")
 
 
 def test_the_script_beside_the_configuration_does_the_same():
@@ -80,7 +80,7 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("pipeline", "--dry-run", *CONFIG, "--set", "training.epoch=1"), "Did you mean 'epochs'"),
         (("pipeline", "--dry-run", *CONFIG), "the file of a model must exist"),
         (
-            ("pipeline", "--dry-run", *CONFIG, *MODEL, "--set", "training.image_uri=null"),
+            ("pipeline", "--dry-run", *CONFIG, *MODEL, "--set", "training.strategy=horovod"),
             "sagemaker/Dockerfile",
         ),
         (("pipeline", "--upsert", *CONFIG, *MODEL), "AWS must be reached with credentials"),
@@ -167,30 +167,51 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
     import boto3
 
     from tfdist.aws import sessions
-    from tfdist.cli import aws
 
-    in_memory = sessions.offline
+    def follow(client, execution):
+        print(client.describe_pipeline_execution(PipelineExecutionArn=execution))
+        return 0
 
-    @contextlib.contextmanager
-    def offline(*where):
-        with in_memory(*where) as session:
-            yield session
-        # moto's memory is one for all of a process: the check in memory has emptied the server's.
-        boto3.client("s3").create_bucket(Bucket="tfdist-example")
-
-    monkeypatch.setattr(sessions, "offline", offline)
-    monkeypatch.setattr(aws, "_follow", lambda execution: print(execution.describe()) or 0)
-    with sessions.loopback("us-east-1", "tfdist-example", "digits"):
+    monkeypatch.setattr(aws, "_follow", follow)  # moto lists no steps.
+    with sessions.loopback("us-east-1", "tfdist-example"):
         code, out, err = tfdist(
             *("aws", "pipeline", "--upsert", "--start", "--wait", *CONFIG, *MODEL),
             *("--samples-per-s", "5000", "--records", "1437"),
         )
         assert code == 0, err
         boto3.client("sagemaker").describe_pipeline(PipelineName="tfdist-digits")
-    texts = ("pipeline arn:aws", "kg CO2e", "at most 0.41 USD on demand", "started arn:aws")
-    places = [out.index(text) for text in texts]
+    texts = ("pipeline arn:aws", "kg CO2e", "at most 0.82 USD on demand", "started arn:aws")
+    places = [out.index(text) for text in (*texts, "PipelineExecutionStatus")]
     assert places == sorted(places)
-    assert "PipelineExecutionStatus" in out
+
+
+class Execution:
+    """A client of an execution that is looked at once while it runs, and then has failed."""
+
+    def __init__(self):
+        self.states = [{"PipelineExecutionStatus": "Executing"}]
+        self.states += [{"PipelineExecutionStatus": "Failed", "FailureReason": "a step failed"}]
+
+    def describe_pipeline_execution(self, PipelineExecutionArn):
+        return self.states.pop(0)
+
+    def get_paginator(self, name):
+        assert name == "list_pipeline_execution_steps"
+        return self
+
+    def paginate(self, **order):
+        failed = {"StepStatus": "Failed", "FailureReason": "no such data"}
+        yield {"PipelineExecutionSteps": [{"StepName": "Shard", "StepStatus": "Succeeded"}]}
+        yield {"PipelineExecutionSteps": [{"StepName": "Train", **failed}]}
+
+
+def test_an_execution_is_followed_to_its_end(capsys):
+    assert aws._follow(Execution(), "arn", every_s=0) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "Shard: Succeeded",
+        "Train: Failed no such data",
+        "execution: Failed a step failed",
+    ]
 
 
 def test_upload_and_its_second_time(tfdist, tmp_path):
@@ -198,7 +219,7 @@ def test_upload_and_its_second_time(tfdist, tmp_path):
 
     write("digits", tmp_path / "d", num_shards=2)
     arguments = ("upload", *CONFIG, "--set", "data={folder: d}")
-    with sessions.loopback("us-east-1", "tfdist-example", "digits"):
+    with sessions.loopback("us-east-1", "tfdist-example"):
         code, out, err = tfdist("aws", *arguments)
         assert code == 0, err
         assert "s3://tfdist-example/digits/data: 5 files sent" in out
@@ -226,7 +247,7 @@ def test_a_rehearsal_registers_a_model(run_cli):
 @pytest.mark.timeout(_TIMEOUT_S)
 def test_a_higher_threshold_refuses_it(run_cli, tmp_path):
     write("digits", tmp_path / "d", split="train=8,validation=1,test=1", num_shards=2)
-    changes = ("evaluation.threshold=0.999", "training.epochs=1", "training.strategy=single")
+    changes = ("evaluation.threshold=0.999", "training.epochs=1", "training.instance_count=1")
     settings = [text for change in changes for text in ("--set", change)]
     done = run_cli(
         *("aws", "rehearse", *CONFIG, *MODEL, *settings, "--set", "data={folder: d}", "--json"),

@@ -1,12 +1,19 @@
-"""What is sent into a container: the scripts, tfdist itself and the model's file, in one folder.
+"""What is sent into a container: the scripts, tfdist itself and the model's file, in one archive.
 
 tfdist is sent as source: no image has to hold it, and what runs is what was tested here.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tfdist
 from tfdist.aws.config import Config
@@ -15,6 +22,48 @@ from tfdist.errors import OptionError
 _SCRIPTS = ("train.py", "evaluate.py", "shard.py", "inference.py")
 _LISTS = ("requirements.txt", "serving-requirements.txt")
 _SENT_SUFFIXES = (".py", ".yaml", ".npz")
+ARCHIVE = "sourcedir.tar.gz"
+
+
+@dataclass(frozen=True)
+class Code:
+    """What containers run, as one archive.
+
+    Attributes:
+        uri: its place in S3, in a folder that is called by what it holds.
+    """
+
+    uri: str
+    archive: bytes
+
+    def upload(self, s3: Any) -> None:
+        """Sends it to its place, through boto3's client."""
+        bucket, _, key = self.uri.removeprefix("s3://").partition("/")
+        s3.put_object(Bucket=bucket, Key=key, Body=self.archive)
+
+
+def pack(config: Config) -> Code:
+    """Returns what the configuration sends; the same files make the same archive.
+
+    Raises:
+        OptionError: see ``collect``.
+    """
+    packed = io.BytesIO()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        folder = collect(config, Path(scratch) / "code")
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                entry = tarfile.TarInfo(str(path.relative_to(folder)))
+                entry.size, entry.mode = path.stat().st_size, 0o644
+                with path.open("rb") as file:
+                    archive.addfile(entry, file)
+    content = packed.getvalue()
+    name = hashlib.sha256(content).hexdigest()
+    return Code(f"{config.root}/code/{name}/{ARCHIVE}", content)
 
 
 def shipped_model(config: Config) -> str:

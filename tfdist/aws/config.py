@@ -6,6 +6,7 @@ Every section is a dataclass; an unknown key is an error that lists the known on
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -88,16 +89,17 @@ class TrainingConfig:
         class_weight: "balanced", or "0=1.0,1=2.0".
         early_stopping: as "val_loss,patience=3", or with "restore_best_weights=true" behind it.
         processes_per_host: of MPI; None for one for each GPU.
-        framework_version: of TensorFlow, in AWS's image; of 2.16 or later; the newest that AWS has
-            is 2.19.0. They have tf_keras.
-        py_version: of Python in that image, as AWS writes it.
+        keras: 2 or 3: which Keras the model is of. Keras 2 (tf_keras) is brought into the job where
+            the image has none.
+        framework_version: of TensorFlow, in AWS's image, as "2.21"; None for the newest. See
+            tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
         spot: use spot instances, with checkpoints kept in S3.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
         metrics: names of the model's loss and metrics to show in CloudWatch.
     """
 
-    strategy: str = "single"
+    strategy: str = "multi_worker"
     strategy_options: dict[str, Any] = field(default_factory=dict)
     distribution: str | None = None
     distribution_options: dict[str, Any] = field(default_factory=dict)
@@ -105,9 +107,9 @@ class TrainingConfig:
     instance_type: str = "ml.c5.2xlarge"
     instance_count: int = 1
     processes_per_host: int | None = None
+    keras: int = 2
     image_uri: str | None = None
-    framework_version: str = "2.19.0"
-    py_version: str = "py312"
+    framework_version: str | None = None
     spot: bool = True
     max_run_s: int = 3600
     max_wait_s: int | None = None
@@ -129,6 +131,13 @@ class TrainingConfig:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.framework_version or "0.0"):
+            raise OptionError(
+                "training.framework_version must be a version as '2.21'",
+                received=repr(self.framework_version),
+            )
+        if self.keras not in (2, 3):
+            raise OptionError("training.keras must be 2 or 3", received=self.keras)
         if self.distribution is not None:
             _among("distribution", self.distribution, SMDISTRIBUTED)
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):

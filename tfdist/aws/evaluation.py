@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tfdist.aws.entry import Parser
-from tfdist.compat import import_tensorflow, refuse_keras_3
+from tfdist.compat import import_tensorflow, keras
 from tfdist.errors import DataError, ModelError, package_missing
 from tfdist.records.reading.stored import Stored
 
@@ -101,7 +101,8 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     from tfdist.records.format.manifest import load_manifest
     from tfdist.records.reading.reader import explain_read_error, open_records
 
-    refuse_keras_3("a job on SageMaker")
+    # It asks the SavedModel, and no Keras: the image's own will do.
+    os.environ.setdefault(keras.VARIABLE, keras.KERAS_3[0])
     tf = import_tensorflow()
     records = open_records(stored)
     (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))

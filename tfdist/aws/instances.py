@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist.errors import DataError, OptionError, unknown_choice
 
-_FOLDER = Path(__file__).with_name("tables")
+TABLES = Path(__file__).with_name("tables")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class PriceTable:
         Raises:
             DataError: not a table of this form.
         """
-        value = _read(path or _FOLDER / "instances.yaml")
+        value = read_table(path or TABLES / "instances.yaml")
         try:
             instances = {
                 name: Instance(
@@ -95,7 +95,7 @@ class CarbonTable:
     @classmethod
     def load(cls, path: Path | None = None) -> CarbonTable:
         """Reads ``path``, or tfdist's own table. Raises DataError for another form."""
-        value = _read(path or _FOLDER / "carbon.yaml")
+        value = read_table(path or TABLES / "carbon.yaml")
         try:
             return cls(
                 str(value["date"]),
@@ -117,7 +117,8 @@ class CarbonTable:
         return self.kg_per_kwh[region] * self.power_usage_effectiveness
 
 
-def _read(path: Path) -> Any:
+def read_table(path: Path) -> Any:
+    """Returns what a table in YAML holds. Raises TfdistError where it cannot be read."""
     import yaml
 
     try:

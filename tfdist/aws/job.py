@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +18,21 @@ from typing import TYPE_CHECKING, Any
 from tfdist import topology
 from tfdist.aws.container import Container
 from tfdist.aws.entry import Parser
-from tfdist.compat import import_tensorflow, refuse_keras_3
-from tfdist.errors import DataError, DivergedError, ModelError, OptionError, read_json
+from tfdist.compat import import_tensorflow, keras
+from tfdist.compat.versions import minor_version, tensorflow_version
+from tfdist.errors import (
+    DataError,
+    DivergedError,
+    EngineMissingError,
+    ModelError,
+    OptionError,
+    read_json,
+    unknown_choice,
+)
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
-from tfdist.strategies import REGISTRY
+from tfdist.strategies import REGISTRY, names_of
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -30,6 +43,7 @@ _SERVING_FILES = {
     "inference.py": "code/inference.py",
     "serving-requirements.txt": "code/requirements.txt",
 }
+_INSTALL_S = 300
 TFLITE_KINDS = ("none", "float32", "dynamic", "float16", "int8")
 
 
@@ -53,6 +67,7 @@ def parser() -> Parser:
     add("--warmup-epochs", type=float, default=0.0)
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
     add("--checkpoint-every", type=int, metavar="STEPS", help="also within epochs")
+    add("--keras", type=int, choices=(2, 3), default=2, help="which one the model is of")
     add("--tflite", choices=TFLITE_KINDS, default="none", help="also write this TFLite model")
     return hyperparameters
 
@@ -94,6 +109,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     options = parser().parse(arguments)
     _settings(options).to_config(dict.fromkeys(("train", "validation"), ""))
+    if options.keras == 3:
+        others = names_of(lambda spec: spec.takes_keras_3)
+        if options.strategy not in (*others, "auto"):
+            raise unknown_choice("strategy for a model of Keras 3", options.strategy, others)
+        if options.tflite != "none":
+            raise OptionError("tflite must have a model of Keras 2", received="keras 3")
     return options
 
 
@@ -127,7 +148,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     place = topology.current()
     if options.tflite != "none":
         _exporter()  # Not after hours of training.
-    refuse_keras_3("a job on SageMaker")
+    _take_keras(options.keras)
     import_tensorflow()
     strategy = strategy_of(options)
     from tfdist.training import model_path
@@ -140,6 +161,39 @@ def train(arguments: list[str], code_folder: Path) -> None:
         )
     with strategy:
         fit(strategy, options, container, code_folder)
+
+
+def _take_keras(kind: int) -> None:
+    """Has ``tf.keras`` be Keras 2 or 3. Brings tf_keras where the image has none: from 2.21 on.
+
+    Without what it asks for: that would be a second TensorFlow beside the image's tensorflow_cpu.
+    One process of a host installs it; the others wait for that.
+
+    Raises:
+        EngineMissingError: it cannot be installed.
+    """
+    import importlib
+    import importlib.util
+
+    os.environ[keras.VARIABLE] = keras.KERAS_2[0] if kind == 2 else keras.KERAS_3[0]
+    version = tensorflow_version()
+    if kind == 3 or version is None or importlib.util.find_spec("tf_keras") is not None:
+        return
+    wanted = "tf_keras~={}.{}.0".format(*minor_version(version))
+    with (Path(tempfile.gettempdir()) / "tfdist-tf_keras.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        importlib.invalidate_caches()
+        if importlib.util.find_spec("tf_keras") is None:
+            command = [sys.executable, "-m", "pip", "install", "--no-deps", wanted]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S)
+            if done.returncode != 0:
+                raise EngineMissingError(
+                    f"a model of Keras 2 must have {wanted} in the image",
+                    received=f"none, and of pip: {' '.join(done.stderr.split())[-500:]}",
+                    mend="Take an image with it as training.image_uri, or a model of Keras 3 with "
+                    "training.keras: 3",
+                )
+            importlib.invalidate_caches()
 
 
 def strategy_of(options: argparse.Namespace) -> Strategy:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.aws import estimator as estimators
+from tfdist.aws import bundle, definition, images, training
+from tfdist.aws.bundle import ARCHIVE, Code
 from tfdist.aws.channels import Channel, Shape, channels, check_shards, shapes
 from tfdist.aws.config import ChannelConfig, Config
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.evaluation import REPORT
 from tfdist.aws.instances import PriceTable
+from tfdist.aws.validate import Problem
 from tfdist.errors import OptionError
 
 PROCESSING_DIR = "/opt/ml/processing"
+_CODE_DIR = f"{PROCESSING_DIR}/input/code"
+# Its arguments follow: the name of a script, and what that takes.
+_START = f"cd {_CODE_DIR} && tar -xzf {ARCHIVE} && python3 -m pip install -r requirements.txt "
+_START += '&& exec python3 "$0" "$@"'
+_PROCESSING_GB = 30
 _CONTENT_TYPES = ["application/json", "application/jsonlines", "application/x-tfrecord"]
 _RESPONSE_TYPES = ["application/json", "application/jsonlines"]
+_ARTIFACTS = "Steps.Train.ModelArtifacts.S3ModelArtifacts"
+_REPORT = "EvaluationReport"
 
 
 def splits(config: Config) -> dict[str, Shape]:
@@ -51,7 +61,7 @@ def training_channels(config: Config) -> list[Channel]:
         config.data.channels,
         config.data_root,
         hosts=config.training.instance_count,
-        processes_per_host=estimators.processes_per_host(config.training, instance),
+        processes_per_host=training.processes_per_host(config.training, instance),
     )
 
 
@@ -59,93 +69,129 @@ def _prices(config: Config) -> Path | None:
     return None if config.prices is None else Path(config.prices)
 
 
-def build(config: Config, source: Path, session: Any) -> Any:
-    """Returns the SDK's Pipeline. Uploads the code through ``session`` when it is defined.
+def build(config: Config, code_uri: str) -> dict[str, Any]:
+    """Returns the pipeline's definition, as AWS takes it in JSON.
 
     Args:
-        source: the folder that ``bundle.collect`` made.
-        session: a PipelineSession of ``sessions``.
+        code_uri: of what ``bundle.pack`` made.
 
     Raises:
         TfdistError: a configuration that AWS would refuse, or that would fail there.
     """
-    from sagemaker.workflow.parameters import ParameterFloat, ParameterInteger, ParameterString
-    from sagemaker.workflow.pipeline import Pipeline
-
-    from tfdist.aws.sessions import sdk_errors
-
-    builder = _Builder(
-        config,
-        source,
-        session,
-        threshold=ParameterFloat("Threshold", config.evaluation.threshold),
-        approval=ParameterString("ApprovalStatus", config.registration.approval),
-        epochs=ParameterInteger("Epochs", config.training.epochs),
-    )
-    with sdk_errors():
-        steps = builder.steps()
-    return Pipeline(
-        name=config.name,
-        parameters=[builder.threshold, builder.approval, builder.epochs],
-        steps=steps,
-        sagemaker_session=session,
-    )
+    parameters = {
+        "Threshold": ("Float", config.evaluation.threshold),
+        "ApprovalStatus": ("String", config.registration.approval),
+        "Epochs": ("Integer", config.training.epochs),
+    }
+    return {
+        "Version": "2020-12-01",
+        "Metadata": {},
+        "Parameters": [
+            {"Name": name, "Type": kind, "DefaultValue": value}
+            for name, (kind, value) in parameters.items()
+        ],
+        "PipelineExperimentConfig": {
+            "ExperimentName": _get("Execution.PipelineName"),
+            "TrialName": _get("Execution.PipelineExecutionId"),
+        },
+        "Steps": _Builder(config, code_uri).steps(),
+    }
 
 
-@dataclasses.dataclass
+def checked(config: Config) -> tuple[dict[str, Any], Code, list[Problem]]:
+    """Returns the definition, the code that it names, and what AWS would refuse; without AWS."""
+    code = bundle.pack(config)
+    made = build(config, code.uri)
+    return made, code, definition.check(made, name=config.name, role=config.role)
+
+
+def _get(path: str) -> dict[str, Any]:
+    return {"Get": path}
+
+
+def _join(on: str, *values: Any) -> dict[str, Any]:
+    return {"Std:Join": {"On": on, "Values": list(values)}}
+
+
+def _step(name: str, kind: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"Name": name, "Type": kind, "Arguments": arguments, **more}
+
+
+@dataclass
 class _Builder:
     config: Config
-    source: Path
-    session: Any
-    threshold: Any
-    approval: Any
-    epochs: Any
+    code_uri: str
 
-    def steps(self) -> list[Any]:
-        shard = self._shard() if self.config.data.source is not None else None
-        train = self._train(shard)
-        evaluate, report = self._evaluate(train, shard)
-        check = self._check(evaluate, report, train)
-        return [step for step in (shard, train, evaluate, check) if step is not None]
+    def steps(self) -> list[dict[str, Any]]:
+        first = [self._shard()] if self.config.data.source is not None else []
+        return [*first, self._train(), self._evaluate(), self._decide()]
 
-    def _processor(self, instance_type: str) -> Any:
-        from sagemaker.tensorflow import TensorFlowProcessor
+    def _process(
+        self,
+        script: str,
+        instance_type: str,
+        inputs: dict[str, Any],
+        outputs: dict[str, tuple[str, Any]],
+        arguments: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Returns a CreateProcessingJob request, but for the job's name.
 
-        return TensorFlowProcessor(
-            framework_version=self.config.training.framework_version,
-            py_version=self.config.training.py_version,
-            image_uri=self.config.training.image_uri or self._cpu_image(),
-            command=["python3"],
-            role=self.config.role,
-            instance_count=1,
-            instance_type=instance_type,
-            code_location=f"{self.config.root}/code",
-            sagemaker_session=self.session,
-        )
+        Args:
+            inputs: name -> S3 URI; each lies in ``PROCESSING_DIR/input/NAME``.
+            outputs: name -> (folder, S3 URI).
+        """
+        config = self.config
+        return {
+            "ProcessingResources": {
+                "ClusterConfig": {
+                    "InstanceType": instance_type,
+                    "InstanceCount": 1,
+                    "VolumeSizeInGB": _PROCESSING_GB,
+                }
+            },
+            "AppSpecification": {
+                "ImageUri": training.image(config, instance_type),
+                "ContainerEntrypoint": ["/bin/bash", "-c", _START, script],
+                "ContainerArguments": [
+                    text for key, value in arguments.items() for text in (f"--{key}", str(value))
+                ],
+            },
+            "RoleArn": config.role,
+            "ProcessingInputs": [
+                {
+                    "InputName": name,
+                    "S3Input": {
+                        "S3Uri": uri,
+                        "LocalPath": f"{PROCESSING_DIR}/input/{name}",
+                        "S3DataType": "S3Prefix",
+                        "S3InputMode": "File",
+                    },
+                }
+                for name, uri in {**inputs, "code": self.code_uri}.items()
+            ],
+            "ProcessingOutputConfig": {
+                "Outputs": [
+                    {
+                        "OutputName": name,
+                        "S3Output": {
+                            "S3Uri": uri,
+                            "LocalPath": folder,
+                            "S3UploadMode": "EndOfJob",
+                        },
+                    }
+                    for name, (folder, uri) in outputs.items()
+                ]
+            },
+        }
 
-    def _cpu_image(self) -> str:
-        from sagemaker import image_uris
-
-        return image_uris.retrieve(
-            "tensorflow",
-            self.config.region,
-            version=self.config.training.framework_version,
-            py_version=self.config.training.py_version,
-            instance_type=self.config.evaluation.instance_type,
-            image_scope="training",
-        )
-
-    def _shard(self) -> Any:
-        from sagemaker.processing import ProcessingInput, ProcessingOutput
-        from sagemaker.workflow.steps import ProcessingStep
-
+    def _shard(self) -> dict[str, Any]:
         data = self.config.data
-        source, inputs = data.source, []
+        source, inputs = data.source, {}
         if source.startswith("s3://"):
-            folder = f"{PROCESSING_DIR}/input/raw"
-            inputs = [ProcessingInput(source=source, destination=folder, input_name="raw")]
+            inputs = {"raw": source}
             # A file of a table is called by its own name; a folder of images is the folder.
             is_file = source.endswith((".csv", ".npz"))
+            folder = f"{PROCESSING_DIR}/input/raw"
             source = f"{folder}/{source.rsplit('/', 1)[1]}" if is_file else folder
         output = f"{PROCESSING_DIR}/output"
         arguments = {
@@ -158,153 +204,128 @@ class _Builder:
         }
         if data.label is not None:
             arguments["label"] = data.label
-        outputs = [
-            ProcessingOutput(
-                output_name=name,
-                source=f"{output}/{name}",
-                destination=self._of_run(f"data/{name}"),
-            )
+        outputs = {
+            name: (f"{output}/{name}", self._of_run(f"data/{name}"))
             for name in (MANIFEST_CHANNEL, *splits(self.config))
-        ]
-        return ProcessingStep(
-            "Shard",
-            step_args=self._processor(data.instance_type).run(
-                code="shard.py",
-                source_dir=str(self.source),
-                inputs=inputs or None,
-                outputs=outputs,
-                arguments=_arguments(arguments),
-            ),
-        )
+        }
+        request = self._process("shard.py", data.instance_type, inputs, outputs, arguments)
+        return _step("Shard", "Processing", request)
 
-    def _of_run(self, folder: str) -> Any:
+    def _of_run(self, folder: str) -> dict[str, Any]:
         """Returns a place in S3 that no other execution of the pipeline uses."""
-        from sagemaker.workflow.execution_variables import ExecutionVariables
-        from sagemaker.workflow.functions import Join
+        return _join("/", f"{self.config.root}/runs", _get("Execution.PipelineExecutionId"), folder)
 
-        execution = ExecutionVariables.PIPELINE_EXECUTION_ID
-        return Join(on="/", values=[f"{self.config.root}/runs", execution, folder])
-
-    def _uri(self, shard: Any, folder: str) -> Any:
+    def _uri(self, folder: str) -> Any:
         """Returns where a channel's data lies; of a first step's, as that step's own output."""
-        if shard is None:
+        if self.config.data.source is None:
             return f"{self.config.data_root}/{folder}/"
-        return shard.properties.ProcessingOutputConfig.Outputs[folder].S3Output.S3Uri
+        outputs = "Steps.Shard.ProcessingOutputConfig.Outputs"
+        return _get(f"{outputs}['{folder}'].S3Output.S3Uri")
 
-    def _train(self, shard: Any) -> Any:
-        from sagemaker.inputs import TrainingInput
-        from sagemaker.workflow.steps import TrainingStep
-
+    def _train(self) -> dict[str, Any]:
         config = self.config
         instance = PriceTable.load(_prices(config))[config.training.instance_type]
-        changes = {"epochs": self.epochs} if config.training.entry_point == "train.py" else {}
-        estimator = estimators.make(
-            config,
-            instance,
-            self.source,
-            self.session,
-            checkpoints=self._of_run("checkpoints"),
-            **changes,
-        )
-        inputs = {
-            channel.name: TrainingInput(
-                self._uri(shard, channel.uri.rstrip("/").rsplit("/", 1)[1]),
-                distribution=channel.distribution,
-                input_mode=channel.mode,
-                content_type="application/x-tfrecord",
-            )
+        inputs = [
+            replace(channel, uri=self._uri(channel.uri.rstrip("/").rsplit("/", 1)[1]))
             for channel in training_channels(config)
-        }
-        return TrainingStep("Train", step_args=estimator.fit(inputs))
-
-    def _evaluate(self, train: Any, shard: Any) -> tuple[Any, Any]:
-        from sagemaker.processing import ProcessingInput, ProcessingOutput
-        from sagemaker.workflow.properties import PropertyFile
-        from sagemaker.workflow.steps import ProcessingStep
-
-        split = self.config.evaluation.split
-        artifacts = train.properties.ModelArtifacts.S3ModelArtifacts
-        sources = {
-            "model": artifacts,
-            "manifest": self._uri(shard, MANIFEST_CHANNEL),
-            "data": self._uri(shard, split),
-        }
-        folders = {name: f"{PROCESSING_DIR}/input/{name}" for name in sources}
-        output = f"{PROCESSING_DIR}/output/evaluation"
-        report = PropertyFile("EvaluationReport", output_name="evaluation", path=REPORT)
-        step_args = self._processor(self.config.evaluation.instance_type).run(
-            code="evaluate.py",
-            source_dir=str(self.source),
-            inputs=[
-                ProcessingInput(source=uri, destination=folders[name], input_name=name)
-                for name, uri in sources.items()
-            ],
-            outputs=[
-                ProcessingOutput(
-                    output_name="evaluation",
-                    source=output,
-                    destination=self._of_run("evaluation"),
-                )
-            ],
-            arguments=_arguments({**folders, "split": split, "output": output}),
+        ]
+        request = training.request(
+            config, instance, self.code_uri, inputs, self._of_run("checkpoints")
         )
-        return ProcessingStep("Evaluate", step_args=step_args, property_files=[report]), report
+        if config.training.entry_point == "train.py":
+            request["HyperParameters"]["epochs"] = _join("", _get("Parameters.Epochs"))
+        return _step("Train", "Training", request)
 
-    def _check(self, evaluate: Any, report: Any, train: Any) -> Any:
-        from sagemaker.workflow.condition_step import ConditionStep
-        from sagemaker.workflow.conditions import (
-            ConditionGreaterThanOrEqualTo,
-            ConditionLessThanOrEqualTo,
-        )
-        from sagemaker.workflow.fail_step import FailStep
-        from sagemaker.workflow.functions import Join, JsonGet
-
+    def _evaluate(self) -> dict[str, Any]:
         wanted = self.config.evaluation
-        reaches = (
-            ConditionGreaterThanOrEqualTo if wanted.larger_is_better else ConditionLessThanOrEqualTo
-        )
-        value = JsonGet(step_name=evaluate.name, property_file=report, json_path=wanted.metric)
-        than = "below" if wanted.larger_is_better else "above"
-        fail = FailStep(
-            "Refuse",
-            error_message=Join(on=" ", values=[wanted.metric, "is", than, self.threshold]),
-        )
-        return ConditionStep(
-            "Decide",
-            conditions=[reaches(left=value, right=self.threshold)],
-            if_steps=[self._register(train, evaluate)],
-            else_steps=[fail],
-        )
+        inputs = {
+            "model": _get(_ARTIFACTS),
+            "manifest": self._uri(MANIFEST_CHANNEL),
+            "data": self._uri(wanted.split),
+        }
+        folders = {name: f"{PROCESSING_DIR}/input/{name}" for name in inputs}
+        output = f"{PROCESSING_DIR}/output/evaluation"
+        outputs = {"evaluation": (output, self._of_run("evaluation"))}
+        arguments = {**folders, "split": wanted.split, "output": output}
+        request = self._process("evaluate.py", wanted.instance_type, inputs, outputs, arguments)
+        file = {"PropertyFileName": _REPORT, "OutputName": "evaluation", "FilePath": REPORT}
+        return _step("Evaluate", "Processing", request, PropertyFiles=[file])
 
-    def _register(self, train: Any, evaluate: Any) -> Any:
-        from sagemaker.model_metrics import MetricsSource, ModelMetrics
-        from sagemaker.tensorflow import TensorFlowModel
-        from sagemaker.workflow.model_step import ModelStep
+    def _decide(self) -> dict[str, Any]:
+        wanted = self.config.evaluation
+        threshold = _get("Parameters.Threshold")
+        reaches, misses = ("GreaterThanOrEqualTo", "below")
+        if not wanted.larger_is_better:
+            reaches, misses = ("LessThanOrEqualTo", "above")
+        file = _get(f"Steps.Evaluate.PropertyFiles.{_REPORT}")
+        condition = {
+            "Type": reaches,
+            "LeftValue": {"Std:JsonGet": {"PropertyFile": file, "Path": wanted.metric}},
+            "RightValue": threshold,
+        }
+        message = _join(" ", wanted.metric, "is", misses, threshold)
+        # Registering reads evaluation.json, which is no property of a step.
+        register = _step(
+            "Register-RegisterModel", "RegisterModel", self._register(), DependsOn=["Evaluate"]
+        )
+        arguments = {
+            "Conditions": [condition],
+            "IfSteps": [register],
+            "ElseSteps": [_step("Refuse", "Fail", {"ErrorMessage": message})],
+        }
+        return _step("Decide", "Condition", arguments)
 
+    def _register(self) -> dict[str, Any]:
         config = self.config
-        # model.tar.gz has its handlers in code/ already, so nothing is packed again.
-        model = TensorFlowModel(
-            model_data=train.properties.ModelArtifacts.S3ModelArtifacts,
-            role=config.role,
-            framework_version=config.training.framework_version,
-            sagemaker_session=self.session,
+        wanted = config.registration
+        image = images.serving(
+            config.training.framework_version, config.region, wanted.instance_types[0]
         )
-        quality = MetricsSource(
-            s3_uri=self._of_run(f"evaluation/{REPORT}"), content_type="application/json"
-        )
-        step_args = model.register(
-            content_types=_CONTENT_TYPES,
-            response_types=_RESPONSE_TYPES,
-            inference_instances=config.registration.instance_types,
-            transform_instances=config.registration.instance_types,
-            model_package_group_name=config.registration.group,
-            approval_status=self.approval,
-            model_metrics=ModelMetrics(model_statistics=quality),
-            description=f"{config.model}, strategy {config.training.strategy}, by tfdist",
-        )
-        # It reads evaluation.json, which is no property of a step.
-        return ModelStep("Register", step_args=step_args, depends_on=[evaluate.name])
+        quality = {
+            "ContentType": "application/json",
+            "S3Uri": self._of_run(f"evaluation/{REPORT}"),
+        }
+        return {
+            "ModelPackageGroupName": wanted.group,
+            "ModelPackageDescription": f"{config.model}, strategy {config.training.strategy}, "
+            "by tfdist",
+            "ModelMetrics": {"ModelQuality": {"Statistics": quality}},
+            "InferenceSpecification": {
+                # model.tar.gz has its handlers in code/ already, so nothing is packed again.
+                "Containers": [
+                    {
+                        "Image": image.uri,
+                        "ModelDataUrl": _get(_ARTIFACTS),
+                        "Framework": "TENSORFLOW",
+                        "FrameworkVersion": image.version,
+                    }
+                ],
+                "SupportedContentTypes": _CONTENT_TYPES,
+                "SupportedResponseMIMETypes": _RESPONSE_TYPES,
+                "SupportedRealtimeInferenceInstanceTypes": wanted.instance_types,
+                "SupportedTransformInstanceTypes": wanted.instance_types,
+            },
+            "ModelApprovalStatus": _get("Parameters.ApprovalStatus"),
+        }
 
 
-def _arguments(values: dict[str, Any]) -> list[str]:
-    return [text for key, value in values.items() for text in (f"--{key}", str(value))]
+def upsert(config: Config, made: dict[str, Any], code: Code, session: Any) -> str:
+    """Sends the code, then creates or updates the pipeline; returns its ARN.
+
+    Args:
+        made, code: by ``checked``.
+        session: of boto3.
+    """
+    code.upload(session.client("s3"))
+    client = session.client("sagemaker")
+    request = {
+        "PipelineName": config.name,
+        "PipelineDefinition": json.dumps(made),
+        "RoleArn": config.role,
+    }
+    try:
+        return client.create_pipeline(**request)["PipelineArn"]
+    except client.exceptions.ClientError as error:
+        if "names must be unique" not in str(error):
+            raise
+    return client.update_pipeline(**request)["PipelineArn"]

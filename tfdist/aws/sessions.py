@@ -1,4 +1,4 @@
-"""Sessions of the SageMaker SDK: with AWS, with a stand-in in memory, or with one on loopback."""
+"""Sessions of boto3: with AWS, or with a stand-in for it on loopback."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import contextlib
 import http.client
 import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.errors import EngineMissingError, OptionError
+from tfdist.errors import OptionError, package_missing
 
 # Never a user's own: nothing that is only looked at may reach an account.
 _DUMMY = {
@@ -21,64 +20,6 @@ _DUMMY = {
 }
 # They would lead past the stand-in.
 _HIDDEN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL")
-
-
-def import_sdk() -> Any:
-    """Returns the package sagemaker, its notices silenced.
-
-    Raises:
-        EngineMissingError: it is not installed.
-    """
-    # It tells of its configuration files, and warns of what a pipeline always does.
-    for name in ("sagemaker", "sagemaker.config", "sagemaker.workflow", "botocore", "boto3"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="sagemaker")
-    try:
-        import sagemaker
-    except ImportError as error:
-        raise EngineMissingError(
-            "the SageMaker SDK must be installed to make pipelines",
-            received=f"an error: {str(error).splitlines()[0]}",
-            mend="Run pip install 'tfdist[sagemaker]'",
-        ) from error
-    if not hasattr(sagemaker, "Session"):
-        raise EngineMissingError(
-            "the package sagemaker must be the SageMaker SDK",
-            received=f"another one at {list(getattr(sagemaker, '__path__', []))}",
-            mend="Run pip install 'tfdist[sagemaker]'",
-        )
-    import sagemaker.utils
-
-    # It checks its configuration at each look-up, of which a pipeline makes a hundred: 8 s.
-    if not hasattr(sagemaker.utils.validate_sagemaker_config, "checks_once"):
-        check = _checking_once(sagemaker.utils.validate_sagemaker_config)
-        sagemaker.utils.validate_sagemaker_config = check
-    return sagemaker
-
-
-def _checking_once(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    checked: list[Any] = []
-
-    def once(config: Any = None) -> None:
-        if not any(config is known for known in checked):
-            check(config)
-            checked.append(config)
-
-    once.checks_once = True
-    return once
-
-
-@contextlib.contextmanager
-def sdk_errors() -> Iterator[None]:
-    """Turns what the SDK refuses of a configuration into a user's mistake."""
-    try:
-        yield
-    except ValueError as error:
-        text = " ".join(str(error).split())
-        raise OptionError(
-            "the SageMaker SDK must be able to take the configuration",
-            received=f"an error: {text[:500]}",
-        ) from error
 
 
 @contextlib.contextmanager
@@ -96,30 +37,18 @@ def environment(changes: Mapping[str, str], hidden: tuple[str, ...] = ()) -> Ite
 
 
 @contextlib.contextmanager
-def offline(region: str, bucket: str, prefix: str) -> Iterator[Any]:
-    """Yields a PipelineSession whose every call ends in moto, in this process's memory."""
-    import_sdk()
-    import boto3
-
-    moto = _import_moto()
-    with environment({**_DUMMY, "AWS_DEFAULT_REGION": region}, _HIDDEN), moto.mock_aws():
-        _make_bucket(boto3.Session(region_name=region), bucket, region)
-        yield _stand_in_session(region, bucket, prefix)
-
-
-@contextlib.contextmanager
-def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Yields a PipelineSession for a moto server on loopback, and the environment that leads there.
+def loopback(region: str, bucket: str) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Yields a session with a moto server on loopback, and the environment that leads there.
 
     Processes that get the environment see the same stand-in: real S3 traffic, on this machine. It
     begins empty.
     """
-    import_sdk()
     import boto3
 
-    _import_moto()
-    from moto.server import ThreadedMotoServer
-
+    try:
+        from moto.server import ThreadedMotoServer
+    except ImportError as error:
+        raise package_missing("moto", "a stand-in for AWS", "sagemaker", error) from error
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
@@ -134,8 +63,9 @@ def loopback(region: str, bucket: str, prefix: str) -> Iterator[tuple[Any, dict[
             "NO_PROXY": "127.0.0.1,localhost",
         }
         with environment(leads_there, tuple(set(_HIDDEN) - set(leads_there))):
-            _make_bucket(boto3.Session(region_name=region), bucket, region)
-            yield _stand_in_session(region, bucket, prefix), leads_there
+            session = boto3.Session(region_name=region)
+            _make_bucket(session, bucket, region)
+            yield session, leads_there
     finally:
         server.stop()
 
@@ -150,27 +80,9 @@ def _forget_everything(host: str, port: int) -> None:
         connection.close()
 
 
-def _stand_in_session(region: str, bucket: str, prefix: str) -> Any:
-    """Returns a PipelineSession that tells AWS nothing: the SDK reports what it is used for."""
-    from sagemaker.config import load_sagemaker_config
-
-    config = load_sagemaker_config()
-    modules = config.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
-    modules.setdefault("Modules", {})["TelemetryOptOut"] = True
-    return pipeline_session(region, bucket, prefix, {"SchemaVersion": "1.0", **config})
-
-
-def pipeline_session(
-    region: str, bucket: str, prefix: str, sdk_config: dict[str, Any] | None = None
-) -> Any:
-    """Returns a PipelineSession of boto3's usual credentials.
-
-    Args:
-        sdk_config: the SDK's own configuration; None for that of its files.
-    """
-    import_sdk()
+def with_aws(region: str) -> Any:
+    """Returns a session of boto3's usual credentials. Raises OptionError where there are none."""
     import boto3
-    from sagemaker.workflow.pipeline_context import PipelineSession
 
     session = boto3.Session(region_name=region)
     if session.get_credentials() is None:
@@ -179,25 +91,7 @@ def pipeline_session(
             received="none",
             mend="Configure them with `aws configure`, or stay here with --dry-run or rehearse",
         )
-    return PipelineSession(
-        boto_session=session,
-        sagemaker_client=session.client("sagemaker"),
-        default_bucket=bucket,
-        default_bucket_prefix=prefix.strip("/") or None,
-        sagemaker_config=sdk_config,
-    )
-
-
-def _import_moto() -> Any:
-    try:
-        import moto
-    except ImportError as error:
-        raise EngineMissingError(
-            "moto, the stand-in for AWS, must be installed",
-            received=f"an error: {str(error).splitlines()[0]}",
-            mend="Run pip install 'tfdist[sagemaker]'",
-        ) from error
-    return moto
+    return session
 
 
 def _make_bucket(session: Any, bucket: str, region: str) -> None:

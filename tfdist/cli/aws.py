@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,16 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_cost import cost
-from tfdist.cli.aws_options import config_options, load_config, speed_options
+from tfdist.cli.aws_options import config_options, load_config, speed_options, warn
 from tfdist.cli.aws_rehearse import rehearse
 
 if TYPE_CHECKING:
+    from tfdist.aws.bundle import Code
     from tfdist.aws.config import Config
 
 EXIT_REFUSED = 1
+# The longest wait for an execution.
+_LONGEST_S = 24 * 3600
 
 _PIPELINE_EPILOG = """\b
 Examples:
@@ -62,14 +64,14 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
             mend="Shard it here with `tfdist shard`, and give data.folder",
         )
     bucket, prefix = parse_uri(config.data_root)
-    session = sessions.pipeline_session(config.region, config.bucket, config.prefix)
+    session = sessions.with_aws(config.region)
     with progress_bar("bytes") as bar:
         task = bar.add_task("Uploading", total=None)
         done = send(
             Path(config.data.folder),
             bucket,
             prefix,
-            session.boto_session.client("s3"),
+            session.client("s3"),
             progress=lambda sent, total: bar.update(task, completed=sent, total=total),
         )
     voice.result(to=config.data_root, **dataclasses.asdict(done))
@@ -105,6 +107,7 @@ def pipeline(
     nothing is sent that AWS would refuse. Exit code 1 when something would be refused, or when an
     execution has failed.
     """
+    from tfdist.aws import pipeline as pipelines
     from tfdist.errors import OptionError
 
     if dry_run and (upsert or start or wait):
@@ -121,17 +124,18 @@ def pipeline(
         )
     config = load_config(config_path, changes)
     session = None if dry_run else _session(config)
-    text, problems = checked_definition(config)
-    voice.result(definition=json.loads(text), problems=problems)
+    value, code, problems = pipelines.checked(config)
+    voice.result(definition=value, problems=problems)
     if dry_run:
-        click.echo(text)
+        click.echo(json.dumps(value, indent=1))
+    warn(config)
     for problem in problems:
         click.echo(f"tfdist: {problem}", err=True)
     if problems:
         ctx.exit(EXIT_REFUSED)
-    note_checked(text)
+    note_checked(value)
     if session is not None:
-        ctx.exit(_on_aws(config, session, upsert, start, wait, measured))
+        ctx.exit(_on_aws(config, value, code, session, upsert, start, wait, measured))
 
 
 def _session(config: Config) -> Any:
@@ -141,74 +145,73 @@ def _session(config: Config) -> Any:
 
     if config.training.distribution is None and config.training.strategy != "auto":
         strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
-    return sessions.pipeline_session(config.region, config.bucket, config.prefix)
+    return sessions.with_aws(config.region)
 
 
-def checked_definition(config: Config) -> tuple[str, list]:
-    """Returns the definition's JSON, made without AWS, and what AWS would refuse of it."""
-    from tfdist.aws import bundle, definition, pipeline, sessions
-
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        sessions.offline(config.region, config.bucket, config.prefix) as session,
-    ):
-        source = bundle.collect(config, Path(folder) / "code")
-        value = json.loads(pipeline.build(config, source, session).definition())
-    problems = definition.check(value, name=config.name, role=config.role)
-    return json.dumps(value, indent=1), problems
-
-
-def note_checked(text: str) -> None:
+def note_checked(value: dict[str, Any]) -> None:
     """Says on stderr what has been checked; stdout is the definition's."""
     import importlib.metadata
 
     from tfdist.aws import definition
 
-    count = len(list(definition.all_steps(json.loads(text)["Steps"])))
+    count = len(list(definition.all_steps(value["Steps"])))
     version = importlib.metadata.version("botocore")
     click.echo(f"valid: {count} steps checked against the API of botocore {version}", err=True)
 
 
 def _on_aws(
-    config: Config, session: Any, upsert: bool, start: bool, wait: bool, measured: dict[str, Any]
+    config: Config,
+    value: dict[str, Any],
+    code: Code,
+    session: Any,
+    upsert: bool,
+    start: bool,
+    wait: bool,
+    measured: dict[str, Any],
 ) -> int:
     import botocore.exceptions
 
-    from tfdist.aws import bundle, pipeline
+    from tfdist.aws import pipeline
     from tfdist.aws.upload import UploadError
     from tfdist.cli.aws_cost import before_start
 
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            source = bundle.collect(config, Path(folder) / "code")
-            built = pipeline.build(config, source, session)
-            if upsert:
-                arn = built.upsert(role_arn=config.role)["PipelineArn"]
-                voice.result(pipeline=arn)
-                click.echo(f"pipeline {arn}")
-            if not start:
-                return 0
-            before_start(config, **measured)
-            execution = built.start()
-            voice.result(execution=execution.arn)
-            click.echo(f"started {execution.arn}")
-            return _follow(execution) if wait else 0
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise UploadError(
-                "AWS must be able to take the pipeline", received=f"an error: {error}"
-            ) from error
+    client = session.client("sagemaker")
+    try:
+        if upsert:
+            arn = pipeline.upsert(config, value, code, session)
+            voice.result(pipeline=arn)
+            click.echo(f"pipeline {arn}")
+        if not start:
+            return 0
+        before_start(config, **measured)
+        started = client.start_pipeline_execution(PipelineName=config.name)
+        execution = started["PipelineExecutionArn"]
+        voice.result(execution=execution)
+        click.echo(f"started {execution}")
+        return _follow(client, execution) if wait else 0
+    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        raise UploadError(
+            "AWS must be able to take the pipeline", received=f"an error: {error}"
+        ) from error
 
 
-def _follow(execution: Any) -> int:
-    import botocore.exceptions
-
-    with contextlib.suppress(botocore.exceptions.WaiterError):  # It failed: the steps tell why.
-        execution.wait(delay=30, max_attempts=2 * 60 * 24)
-    for step in reversed(execution.list_steps()):
-        name, status, reason = step["StepName"], step["StepStatus"], step.get("FailureReason", "")
-        voice.tell("stage", name=name, status=status, detail=reason)
-        click.echo(f"{name}: {status} {reason}".rstrip())
-    status = execution.describe()["PipelineExecutionStatus"]
+def _follow(client: Any, execution: str, every_s: float = 30) -> int:
+    """Waits until the execution has ended; prints how its steps did, the first one first."""
+    place = {"PipelineExecutionArn": execution}
+    deadline = time.monotonic() + _LONGEST_S
+    while True:
+        found = client.describe_pipeline_execution(**place)
+        status = found["PipelineExecutionStatus"]
+        if status not in ("Executing", "Stopping") or time.monotonic() > deadline:
+            break
+        time.sleep(every_s)
+    pages = client.get_paginator("list_pipeline_execution_steps").paginate(
+        **place, SortOrder="Ascending"
+    )
+    for step in (step for page in pages for step in page["PipelineExecutionSteps"]):
+        name, state, reason = step["StepName"], step["StepStatus"], step.get("FailureReason", "")
+        voice.tell("stage", name=name, status=state, detail=reason)
+        click.echo(f"{name}: {state} {reason}".rstrip())
     voice.result(status=status)
-    click.echo(f"execution: {status}")
+    click.echo(f"execution: {status} {found.get('FailureReason', '')}".rstrip())
     return 0 if status == "Succeeded" else EXIT_REFUSED

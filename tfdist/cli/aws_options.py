@@ -49,6 +49,17 @@ def load_config(path: Path, changes: tuple[str, ...]) -> Config:
     return config.load(path, changes)
 
 
+def warn(config: Config) -> None:
+    """Says in one line that the image of the configuration is patched no more, if so."""
+    import datetime
+
+    from tfdist.aws import training
+
+    told = training.warning(config, datetime.date.today())
+    if told is not None:
+        click.echo(f"tfdist: {told}", err=True)
+
+
 def speed_options(verb: Callable) -> Callable:
     """Adds what an estimate of costs is made from."""
     for decorate in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.aws_options import config_options, load_config
+from tfdist.cli.aws_options import config_options, load_config, warn
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
@@ -74,37 +73,36 @@ def rehearse(
 
 
 def _rehearse(config: Config, folder: Path, verbose: bool) -> int:
-    from tfdist.aws import bundle, definition, pipeline, sessions
+    from tfdist.aws import pipeline, sessions
     from tfdist.aws.rehearsal.agent import parse_uri
     from tfdist.aws.rehearsal.run import Rehearsal
     from tfdist.aws.upload import upload
 
     with (
         _sigterm_unwinds(),
-        sessions.loopback(config.region, config.bucket, config.prefix) as (session, leads_there),
+        sessions.loopback(config.region, config.bucket) as (session, leads_there),
     ):
-        s3 = session.boto_session.client("s3")
-        source = bundle.collect(config, folder / "bundle")
+        s3, sagemaker = session.client("s3"), session.client("sagemaker")
         if config.data.folder is not None:
             bucket, prefix = parse_uri(config.data_root)
             sent = upload(Path(config.data.folder), bucket, prefix, s3)
             _line("Upload", "moto", "Succeeded", f"{sent.sent} files to {config.data_root}")
-        built = pipeline.build(config, source, session)
-        value = json.loads(built.definition())
-        problems = definition.check(value, name=config.name, role=config.role)
+        value, code, problems = pipeline.checked(config)
         voice.result(problems=problems)
+        warn(config)
         for problem in problems:
             click.echo(f"tfdist: {problem}", err=True)
         if problems:
             return _EXIT_FAILED
-        built.upsert(role_arn=config.role)
-        arn = built.start().arn
+        pipeline.upsert(config, value, code, session)
+        started = sagemaker.start_pipeline_execution(PipelineName=config.name)
+        arn = started["PipelineExecutionArn"]
         _line("Pipeline", "moto", "Succeeded", f"valid, upserted, started: {arn}")
         rehearsal = Rehearsal(
             definition=value,
             folder=folder,
             s3=s3,
-            sagemaker=session.sagemaker_client,
+            sagemaker=sagemaker,
             environ=_environment(leads_there),
             run=_runner(verbose),
             name=config.name,
@@ -137,25 +135,20 @@ def _environment(leads_there: Mapping[str, str]) -> dict[str, str]:
 
 
 def _runner(verbose: bool) -> Callable[..., int]:
-    from tfdist.launch import local, mpi, supervisor
+    from tfdist.launch import supervisor
 
     def run(
         command: list[str],
         environ: Mapping[str, str],
-        ranks: int | None,
+        job: Callable[..., supervisor.Job],
         on_line: Callable[[str], None],
     ) -> int:
-        if ranks is None:
-            job = local.job(command, environ=environ)
-        else:
-            job = mpi.job(command, workers=ranks, environ=environ)
-
         def take(rank: int | None, stream: str, text: str) -> None:
             on_line(text)
             if verbose:
                 click.echo(f"  {text}", err=True)
 
-        outcome = supervisor.run(job, on_line=take)
+        outcome = supervisor.run(job(command, environ=environ), on_line=take)
         if outcome.exit_code != 0 and not verbose:
             for line in outcome.last_lines:
                 click.echo(f"  {line}", err=True)

@@ -50,7 +50,7 @@ _VERBS = {
 # begin.
 _MENDING = ("install", "doctor")
 # Their files and their containers are those of Keras 2.
-_OF_KERAS_2 = ("export", "aws")
+_OF_KERAS_2 = ("export",)
 
 
 class _LazyVerbs(click.Group):

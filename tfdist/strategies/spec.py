@@ -40,7 +40,7 @@ class Spec:
         engine: what ``tfdist doctor`` tries for it; None for one step of the strategy itself.
         example: options with which one process divides the work of a small machine, for those that
             try every strategy: examples, benchmarks, tests.
-        sagemaker: key of the SageMaker SDK's distribution; None for one process.
+        sagemaker: how the toolkit of SageMaker's containers starts it; None for one process.
 
     Raises:
         OptionError: there is no such launcher.

@@ -1,4 +1,4 @@
-"""One rank of simulated hosts: ``mpirun python -m tfdist.aws.rehearsal.host_rank DIR``.
+"""One rank of simulated hosts: ``python -m tfdist.aws.rehearsal.host_rank DIR``.
 
 Real hosts need a network and ssh. Here all ranks run on this machine, and each takes the folder of
 the host that it would be on, ``DIR/algo-1`` and so on, as its /opt/ml: the toolkit makes the
@@ -13,6 +13,8 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from tfdist import topology
+
 _RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _LOCAL_RANK, _LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
@@ -24,6 +26,8 @@ def host_folders(folder: Path) -> list[Path]:
 
 def take_host(environ: MutableMapping[str, str], hosts: int) -> int:
     """Makes ``environ`` that of a rank on one of ``hosts`` hosts; returns the host's number."""
+    if _SIZE not in environ:  # A process a host, with a TF_CONFIG.
+        return topology.from_environ(environ).rank
     per_host = int(environ[_SIZE]) // hosts
     host, local_rank = divmod(int(environ[_RANK]), per_host)
     environ[_LOCAL_RANK], environ[_LOCAL_SIZE] = str(local_rank), str(per_host)

@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.aws.rehearsal.agent import Storage
 from tfdist.aws.rehearsal.training import Runner
 from tfdist.errors import LaunchError
+from tfdist.launch import local
 
 CONTAINER_DIR = "/opt/ml/processing"
 
@@ -24,8 +25,7 @@ def run_processing(
     """Carries out a CreateProcessingJob request; returns its properties.
 
     Args:
-        folder: a new folder that stands for /opt/ml/processing: in the arguments, and in the start
-            script that the SDK wrote.
+        folder: a new folder that stands for /opt/ml/processing in the command.
 
     Raises:
         LaunchError: the script failed.
@@ -44,12 +44,8 @@ def run_processing(
         Path(here(item["S3Output"]["LocalPath"])).mkdir(parents=True, exist_ok=True)
     app = request["AppSpecification"]
     command = [here(text) for text in (*app["ContainerEntrypoint"], *app["ContainerArguments"])]
-    for part in command:
-        if part.endswith(".sh"):
-            script = Path(part)
-            script.write_text(here(script.read_text()))
     log: list[str] = []
-    code = run(command, environ, None, log.append)
+    code = run(command, environ, local.job, log.append)
     if code != 0:
         last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
         raise LaunchError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import sys
@@ -13,15 +14,18 @@ from typing import Any
 
 from tfdist.aws.rehearsal.agent import Storage, parse_uri, pipes
 from tfdist.errors import DataError, LaunchError, OptionError
+from tfdist.launch import local, mpi, tf_cluster
+from tfdist.launch.supervisor import Job
 
 CONTAINER_DIR = "/opt/ml"
 MAX_PROCESSES = 8
 # The toolkit looks its hosts up, and this name is always known.
 _ONLY_HOST = "localhost"
+_MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
 
-#: (command, environment, ranks, on_line) -> exit code. With ranks, the command is run as so many
-#: MPI ranks; with None, once. Whatever was started has ended when it returns.
-Runner = Callable[[list[str], Mapping[str, str], int | None, Callable[[str], None]], int]
+#: (command, environment, job, on_line) -> exit code. The job is one of ``tfdist.launch``'s, such as
+#: ``local.job``. Whatever was started has ended when it returns.
+Runner = Callable[[list[str], Mapping[str, str], Callable[..., Job], Callable[[str], None]], int]
 
 
 def run_training(
@@ -50,11 +54,12 @@ def run_training(
     hosts = request["ResourceConfig"]["InstanceCount"]
     values = request["HyperParameters"]
     per_host = int(values.get("sagemaker_mpi_num_of_processes_per_host", "1"))
-    if hosts > 1 and values.get("sagemaker_mpi_enabled") != "true":
+    has_mpi = values.get("sagemaker_mpi_enabled") == "true"
+    if hosts > 1 and not has_mpi and _MULTI_WORKER not in values:
         raise OptionError(
-            "a rehearsed job of several instances must be one of MPI",
-            received=f"{hosts} instances without MPI",
-            mend="Rehearse on one with --set training.instance_count=1, or with strategy horovod",
+            "a rehearsed job of several instances must be one of MPI or multi_worker",
+            received=f"{hosts} instances of another one",
+            mend="Rehearse on one with --set training.instance_count=1",
         )
     if hosts * per_host > MAX_PROCESSES:
         raise OptionError(
@@ -73,14 +78,17 @@ def run_training(
     log: list[str] = []
     module = [sys.executable, "-m", "tfdist.aws.rehearsal"]
     if hosts == 1:
-        command, ranks = [*module[:2], f"{module[2]}.toolkit"], None
+        command, job = [*module[:2], f"{module[2]}.toolkit"], local.job
         environ = {**environ, "SAGEMAKER_BASE_DIR": str(folder / "algo-1")}
     else:
-        command, ranks = [*module[:2], f"{module[2]}.host_rank", str(folder)], hosts * per_host
+        command = [*module[:2], f"{module[2]}.host_rank", str(folder)]
+        job = functools.partial(mpi.job, workers=hosts * per_host)
+        if not has_mpi:  # AWS's image gives each host such a TF_CONFIG.
+            job = functools.partial(tf_cluster.job, workers=hosts)
         for number in range(hosts):
             _bring_code(folder / f"algo-{number + 1}", values, storage)
     with pipes(feeds):
-        code = run(command, environ, ranks, log.append)
+        code = run(command, environ, job, log.append)
     if code != 0:
         raise LaunchError(
             "the training script must end with success", received=_reason(folder, code)

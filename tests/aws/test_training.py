@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 
 import pytest
 
-from tfdist.aws import estimator
+from tfdist.aws import training
 from tfdist.aws.config import TrainingConfig, load
 from tfdist.aws.instances import PriceTable
 from tfdist.aws.job import metric_line
@@ -18,8 +19,8 @@ PRICES = PriceTable.load()
 
 
 def distribution(**options):
-    training = TrainingConfig(**options)
-    return estimator.distribution(training, PRICES[training.instance_type])
+    wanted = TrainingConfig(**options)
+    return training.distribution(wanted, PRICES[wanted.instance_type])
 
 
 def own(**options):
@@ -43,7 +44,7 @@ PARTS = {
 
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "mesh", "pipeline", "auto"])
 def test_strategies_of_one_process(strategy):
-    assert distribution(strategy=strategy) is None
+    assert distribution(strategy=strategy) == {}
     with pytest.raises(OptionError, match="must run on one instance"):
         distribution(strategy=strategy, instance_count=2)
 
@@ -51,10 +52,14 @@ def test_strategies_of_one_process(strategy):
 def test_horovod_has_a_process_for_each_gpu():
     image = {"strategy": "horovod", "image_uri": "image"}
     found = distribution(**image, instance_type="ml.g5.12xlarge")
-    assert found == {"mpi": {"enabled": True, "processes_per_host": 4}}
+    assert found == {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": 4,
+        "sagemaker_mpi_custom_mpi_options": "",
+    }
     found = distribution(**image, instance_type="ml.c5.2xlarge", processes_per_host=2)
-    assert found["mpi"]["processes_per_host"] == 2
-    assert "mpi_yield_when_idle" in found["mpi"]["custom_mpi_options"]
+    assert found["sagemaker_mpi_num_of_processes_per_host"] == 2
+    assert "mpi_yield_when_idle" in found["sagemaker_mpi_custom_mpi_options"]
     with pytest.raises(OptionError, match=r"5 processes on ml.g5.12xlarge with 4 GPUs"):
         distribution(**image, instance_type="ml.g5.12xlarge", processes_per_host=5)
 
@@ -66,13 +71,13 @@ def test_horovod_needs_an_image_with_it():
         distribution(strategy="pipeline", strategy_options={"replicas": "horovod"})
 
 
-def test_strategies_that_the_sdk_starts_itself():
+def test_strategies_that_the_container_starts_itself():
     options = {"instance_count": 2}
     assert distribution(strategy="multi_worker", **options) == {
-        "multi_worker_mirrored_strategy": {"enabled": True}
+        "sagemaker_multi_worker_mirrored_strategy_enabled": True
     }
     assert distribution(strategy="parameter_server", **options) == {
-        "parameter_server": {"enabled": True}
+        "sagemaker_parameter_server_enabled": True
     }
     with pytest.raises(OptionError, match="strategy must be a known one"):
         distribution(strategy="horovd")
@@ -80,22 +85,20 @@ def test_strategies_that_the_sdk_starts_itself():
 
 def test_data_parallel():
     options = {"distribution": "smdistributed_data_parallel", "instance_type": "ml.p4d.24xlarge"}
-    found = own(**options, framework_version="2.11.1")
-    assert found == {"smdistributed": {"dataparallel": {"enabled": True}}}
-    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.19\.0"):
+    found = own(**options, framework_version="2.11")
+    assert found["sagemaker_distributed_dataparallel_enabled"] is True
+    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.21\.0"):
         own(**options)
     with pytest.raises(OptionError, match="instance type"):
-        own(distribution=options["distribution"], framework_version="2.11.1")
+        own(distribution=options["distribution"], framework_version="2.11")
     with pytest.raises(OptionError, match="a script that is written for it"):
-        distribution(**options, framework_version="2.11.1")
+        distribution(**options, framework_version="2.11")
 
 
 def test_model_parallel():
     found = own(**MODEL_PARALLEL, distribution_options=PARTS)
-    assert found == {
-        "smdistributed": {"modelparallel": {"enabled": True, "parameters": PARTS}},
-        "mpi": {"enabled": True, "processes_per_host": 8},
-    }
+    assert found["mp_parameters"] == PARTS
+    assert found["sagemaker_mpi_num_of_processes_per_host"] == 8
 
 
 @pytest.mark.parametrize(
@@ -117,26 +120,43 @@ def test_model_parallel_options_are_checked(options, message):
 
 def test_model_parallel_ended_with_tensorflow_2_6():
     with pytest.raises(OptionError, match=r"2\.6 or earlier"):
-        own(**{**MODEL_PARALLEL, "framework_version": "2.14.1"}, distribution_options=PARTS)
+        own(**{**MODEL_PARALLEL, "framework_version": "2.16.2"}, distribution_options=PARTS)
+
+
+def test_an_image_of_ones_own_is_enough():
+    wanted = load(SHIPPED, ("training.image_uri=mine", "training.framework_version='1.15'"))
+    assert training.image(wanted, "ml.m5.large") == "mine"
+    assert training.warning(wanted, datetime.date(2030, 1, 1)) is None
+    assert own(
+        **MODEL_PARALLEL | {"framework_version": None, "image_uri": "mine"},
+        distribution_options=PARTS,
+    )
+
+
+def test_a_tensorflow_that_tfdist_does_not_run_on():
+    wanted = load(SHIPPED, ("training.framework_version='2.11'",))
+    with pytest.raises(
+        OptionError, match=r"train.py must have TensorFlow 2\.16 or later.*2\.11\.0"
+    ):
+        training.request(wanted, PRICES["ml.m5.large"], "s3://b/c", [], "s3://b/d")
+    assert "since 2026-03-11, or earlier" in training.warning(wanted, datetime.date(2026, 12, 1))
 
 
 def test_hyperparameters_are_those_of_the_script():
-    values = estimator.hyperparameters(load(SHIPPED))
-    estimator.check_hyperparameters(values)
+    values = training.hyperparameters(load(SHIPPED))
+    training.check_hyperparameters(values)
     assert values["model"] == "digits.py:model_fn"
     assert values["checkpoint-dir"] == "/opt/ml/checkpoints"
-    assert "checkpoint-dir" not in estimator.hyperparameters(
-        load(SHIPPED, ("training.spot=false",))
-    )
+    assert "checkpoint-dir" not in training.hyperparameters(load(SHIPPED, ("training.spot=false",)))
     with pytest.raises(OptionError, match="tflite"):
-        estimator.check_hyperparameters({**values, "tflite": "int4"})
+        training.check_hyperparameters({**values, "tflite": "int4"})
 
 
 def test_hyperparameters_of_a_script_of_ones_own():
     changes = ("training.entry_point=mine.py", "training.hyperparameters={lr: 0.1}")
-    assert estimator.hyperparameters(load(SHIPPED, changes)) == {"lr": 0.1}
+    assert training.hyperparameters(load(SHIPPED, changes)) == {"lr": 0.1}
     with pytest.raises(OptionError, match="a script of your own"):
-        estimator.hyperparameters(load(SHIPPED, changes[1:]))
+        training.hyperparameters(load(SHIPPED, changes[1:]))
 
 
 # Captured from rehearsals: a plain run, mpirun's prefix, and what the toolkit makes of that prefix
@@ -152,7 +172,7 @@ START = "tfdist strategy=horovod hosts=1 replicas=2 records=1437 steps_per_epoch
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_metrics_are_found_in_the_log(prefix):
     found = {}
-    for definition in estimator.metric_definitions(["loss", "accuracy"]):
+    for definition in training.metric_definitions(["loss", "accuracy"]):
         assert not re.search(definition["Regex"], prefix + START)
         found[definition["Name"]] = float(re.search(definition["Regex"], prefix + EPOCH)[1])
     assert found == {
@@ -168,5 +188,5 @@ def test_metrics_are_found_in_the_log(prefix):
 @pytest.mark.parametrize("value", [1e-7, 123456789.0, 0.0, 1.0, -2.5])
 def test_every_number_is_found_whole(value):
     line = metric_line({"epoch": 1, "loss": value, "val_loss": 7})
-    (definition, *_) = estimator.metric_definitions(["loss"])
+    (definition, *_) = training.metric_definitions(["loss"])
     assert float(re.search(definition["Regex"], line)[1]) == pytest.approx(value, rel=1e-5)

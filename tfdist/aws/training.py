@@ -1,15 +1,18 @@
-"""The SageMaker estimator of a training job, made from the configuration."""
+"""The request for a training job, made from the configuration."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
-from pathlib import Path
 from typing import Any
 
+from tfdist.aws import images
 from tfdist.aws.bundle import shipped_model
+from tfdist.aws.channels import Channel
 from tfdist.aws.config import Config, TrainingConfig
 from tfdist.aws.instances import Instance
+from tfdist.compat.versions import OLDEST, minor_version
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies import names_of, spec_of
 
@@ -17,8 +20,7 @@ CHECKPOINT_DIR = "/opt/ml/checkpoints"
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
-# Last TensorFlow with which AWS ships the library. The SDK does not check it for an image of one's
-# own, nor for model parallelism at all.
+# Last TensorFlow with which AWS ships the library.
 _LAST_DATA_PARALLEL = (2, 11)
 _LAST_MODEL_PARALLEL = (2, 6)
 _DATA_PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge")
@@ -26,7 +28,7 @@ _MODEL_PARALLEL_OPTIONS = ("partitions", "microbatches", "pipeline", "optimize",
 
 
 def _kind(training: TrainingConfig) -> str | None:
-    """Returns the key of the SDK's distribution; None for a job of one process."""
+    """Returns what starts the processes of a job; None for a job of one process."""
     if training.strategy == "auto":
         return None
     return spec_of(training.strategy, training.strategy_options).sagemaker
@@ -46,8 +48,8 @@ def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
     return wanted
 
 
-def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any] | None:
-    """Returns the SDK's ``distribution``; None for a job of one process.
+def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]:
+    """Returns what tells the container's toolkit how to start the processes: hyperparameters.
 
     Raises:
         OptionError: an unknown strategy, several hosts for a strategy of one process, a version of
@@ -63,23 +65,28 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
                 received=f"instance_count {training.instance_count}",
                 mend=f"Choose one of {', '.join(names_of(lambda spec: spec.sagemaker))}",
             )
-        return None
+        return {}
     if kind != "mpi":
-        return {kind: {"enabled": True}}
+        return {f"sagemaker_{kind}_enabled": True}
     if training.image_uri is None:
         raise OptionError(
-            f"strategy '{training.strategy}' must have an image with Horovod, since AWS's image of "
-            f"TensorFlow {training.framework_version} has none",
+            f"strategy '{training.strategy}' must have an image with Horovod, which AWS's "
+            "images have not",
             received="no training.image_uri",
             mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes, and give its "
             "image_uri",
         )
-    processes = processes_per_host(training, instance)
-    mpi = {"enabled": True, "processes_per_host": processes}
     # On CPUs a waiting rank would spin on a core that another one computes on.
-    if instance.gpus == 0:
-        mpi["custom_mpi_options"] = "--mca mpi_yield_when_idle 1"
-    return {"mpi": mpi}
+    options = "" if instance.gpus else "--mca mpi_yield_when_idle 1"
+    return _mpi(processes_per_host(training, instance), options)
+
+
+def _mpi(processes: int, options: str = "") -> dict[str, Any]:
+    return {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": processes,
+        "sagemaker_mpi_custom_mpi_options": options,
+    }
 
 
 def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, Any]:
@@ -102,29 +109,38 @@ def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, An
                 instance.name,
                 _DATA_PARALLEL_INSTANCES,
             )
-        return {"smdistributed": {"dataparallel": {"enabled": True}}}
+        return {
+            "sagemaker_distributed_dataparallel_enabled": True,
+            "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+            "sagemaker_instance_type": instance.name,
+        }
     _refuse_later(training, _LAST_MODEL_PARALLEL)
     processes = processes_per_host(training, instance)
     options = _model_parallel_options(training.distribution_options, processes)
-    return {
-        "smdistributed": {"modelparallel": {"enabled": True, "parameters": options}},
-        "mpi": {"enabled": True, "processes_per_host": processes},
-    }
+    return {**_mpi(processes), "mp_parameters": options, "sagemaker_instance_type": instance.name}
 
 
 def _refuse_later(training: TrainingConfig, last: tuple[int, int]) -> None:
-    try:
-        version = tuple(int(part) for part in training.framework_version.split(".")[:2])
-    except ValueError:
-        raise OptionError(
-            "framework_version must be a version of TensorFlow", received=training.framework_version
-        ) from None
-    if version > last:
+    if training.image_uri is not None:
+        return
+    version = images.version_of(training.framework_version)
+    if minor_version(version) > last:
         raise OptionError(
             f"{training.distribution} must have TensorFlow {last[0]}.{last[1]} or earlier",
-            received=f"framework_version {training.framework_version}",
-            mend="Choose an earlier framework_version with its py_version, or strategy: horovod",
+            received=f"framework_version {version}",
+            mend="Choose an earlier framework_version, or strategy: horovod",
         )
+
+
+def _refuse_earlier(training: TrainingConfig) -> None:
+    if training.image_uri is None:
+        version = images.version_of(training.framework_version)
+        if minor_version(version) < OLDEST:
+            raise OptionError(
+                f"train.py must have TensorFlow {OLDEST[0]}.{OLDEST[1]} or later",
+                received=f"framework_version {version}",
+                mend="Leave it out for the newest",
+            )
 
 
 def _model_parallel_options(options: dict[str, Any], processes: int) -> dict[str, Any]:
@@ -187,6 +203,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         "lr-scaling": training.lr_scaling,
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
+        "keras": training.keras,
     }
     for name in ("lr", "augment", "pad_to", "bucket_by_length", "class_weight", "early_stopping"):
         value = getattr(training, name)
@@ -211,64 +228,86 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
     job.parse(arguments)
 
 
-def make(
-    config: Config,
-    instance: Instance,
-    source: Path,
-    session: Any,
-    *,
-    checkpoints: Any,
-    **changes: Any,
-) -> Any:
-    """Returns the SDK's TensorFlow estimator.
+def request(
+    config: Config, instance: Instance, code_uri: str, inputs: list[Channel], checkpoints: Any
+) -> dict[str, Any]:
+    """Returns the CreateTrainingJob request of the configuration, but for the job's name.
 
     Args:
-        source: the folder that ``bundle.collect`` made.
-        session: of ``sessions``.
+        code_uri: of what ``bundle.pack`` made.
         checkpoints: S3 URI for the checkpoints of this job and of no other: one that is not new
             resumes.
-        changes: hyperparameters that replace the configuration's, such as a pipeline's parameters.
 
     Raises:
         OptionError: see ``distribution`` and ``check_hyperparameters``.
     """
-    from sagemaker.tensorflow import TensorFlow
-
-    from tfdist.aws.sessions import sdk_errors
-
     training = config.training
     values = hyperparameters(config)
     if training.entry_point == "train.py":
         check_hyperparameters(values)
-    spot = {}
+        _refuse_earlier(training)
+    values |= {
+        "sagemaker_submit_directory": code_uri,
+        "sagemaker_program": training.entry_point,
+        "sagemaker_container_log_level": 20,
+        "sagemaker_region": config.region,
+        **distribution(training, instance),
+    }
+    made = {
+        "AlgorithmSpecification": {
+            "TrainingInputMode": "File",
+            "TrainingImage": image(config, training.instance_type),
+            "MetricDefinitions": metric_definitions(training.metrics),
+            "EnableSageMakerMetricsTimeSeries": True,
+        },
+        # The toolkit reads each of them as JSON.
+        "HyperParameters": {key: json.dumps(value) for key, value in values.items()},
+        "InputDataConfig": [_input(channel) for channel in inputs],
+        "OutputDataConfig": {"S3OutputPath": f"{config.root}/output"},
+        "ResourceConfig": {
+            "InstanceType": training.instance_type,
+            "InstanceCount": training.instance_count,
+            "VolumeSizeInGB": training.volume_gb,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": training.max_run_s},
+        "RoleArn": config.role,
+        "ProfilerConfig": {"DisableProfiler": True},
+    }
     if training.spot:
-        spot = {
-            "use_spot_instances": True,
-            "max_wait": training.max_wait_s or 2 * training.max_run_s,
-            "checkpoint_s3_uri": checkpoints,
-            "checkpoint_local_path": CHECKPOINT_DIR,
-        }
-    with sdk_errors():
-        return TensorFlow(
-            entry_point=training.entry_point,
-            source_dir=str(source),
-            role=config.role,
-            instance_type=training.instance_type,
-            instance_count=training.instance_count,
-            volume_size=training.volume_gb,
-            max_run=training.max_run_s,
-            image_uri=training.image_uri,
-            framework_version=training.framework_version,
-            py_version=training.py_version,
-            distribution=distribution(training, instance),
-            hyperparameters={**values, **changes},
-            metric_definitions=metric_definitions(training.metrics),
-            model_dir=False,  # The SDK would add a hyperparameter that no script of ours takes.
-            output_path=f"{config.root}/output",
-            code_location=f"{config.root}/code",
-            base_job_name=config.name,
-            sagemaker_session=session,
-            disable_profiler=True,
-            debugger_hook_config=False,
-            **spot,
-        )
+        wait_s = training.max_wait_s or 2 * training.max_run_s
+        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = wait_s
+        made["EnableManagedSpotTraining"] = True
+        made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
+    return made
+
+
+def image(config: Config, instance_type: str) -> str:
+    """Returns the image to train and to process data in: one's own, or AWS's."""
+    training = config.training
+    if training.image_uri is not None:
+        return training.image_uri
+    return images.training(training.framework_version, config.region, instance_type).uri
+
+
+def warning(config: Config, today: datetime.date) -> str | None:
+    """Returns a line on an image of AWS that is patched no more; None where there is none."""
+    training = config.training
+    if training.image_uri is not None:
+        return None
+    used = images.training(training.framework_version, config.region, training.instance_type)
+    return images.outdated(used, today)
+
+
+def _input(channel: Channel) -> dict[str, Any]:
+    return {
+        "ChannelName": channel.name,
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": channel.uri,
+                "S3DataDistributionType": channel.distribution,
+            }
+        },
+        "ContentType": "application/x-tfrecord",
+        "InputMode": channel.mode,
+    }
