@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import apart
+from tfdist.strategies.federated.engine import import_tff
 
 _TARGET_TUNED, _TARGET_TUTORIAL, _TARGET_FLOWER = 0.95, 2.5, 1.0
 _RECORDS, _BATCH_SIZE, _RATE = 32, 16, 0.02
@@ -136,7 +137,8 @@ def _row(work: str, baseline: list[float], ours: list[float], target: float) -> 
 
 def _by_hand(x: np.ndarray, y: np.ndarray, *, tuned: bool) -> Callable[[int], None]:
     import tensorflow as tf
-    import tensorflow_federated as tff
+
+    tff = import_tff()
     from tensorflow import keras
 
     datasets = [
