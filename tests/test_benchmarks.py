@@ -14,10 +14,7 @@ from tiers import long
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 _SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs", "steps_in_turn"}
-
-
 _OTHERS = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - _SHARED - {"records"})
-
 
 _CONTRACT = """
 import importlib, inspect
@@ -57,9 +54,7 @@ def test_every_module_can_be_run_quickly_or_in_full(run_python):
 
 
 @pytest.mark.timeout(620)
-@pytest.mark.parametrize(
-    "name", ["records", *long(*(each for each in _names() if each != "records"))]
-)
+@pytest.mark.parametrize("name", ["records", *long(*_OTHERS)])
 def test_a_quick_run_prints_a_table_and_writes_json(run_python, tmp_path, name):
     printed = run_python("-m", "benchmarks", "--quick", "--only", name)
     [path] = (tmp_path / "benchmarks" / "results").glob("*")
