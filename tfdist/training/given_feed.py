@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.records.reading.elementwise import begun_anew
 from tfdist.records.reading.graph_checks import check
 from tfdist.training.feed import Feed, in_batch_order
 from tfdist.training.same_batches import Seen
@@ -110,8 +111,7 @@ def passes(
 ) -> tf.data.Dataset:
     """Returns the first ``steps`` batches of pass after pass, each an iterator as Keras' epoch is.
 
-    A shuffle goes on with what it draws. What a map draws begins anew with the kernels of its
-    function, which ``repeat`` would keep.
+    A shuffle goes on with what it draws, a map draws the same again; not so in ``repeat``.
 
     Args:
         dataset: of batches.
@@ -121,9 +121,7 @@ def passes(
     dataset = lasting(dataset)
 
     def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-        iterator = iter(dataset)
-        count = tf.where(is_read(number), tf.constant(steps, tf.int64), 0)
-        return tf.data.Dataset.range(count).map(lambda _: iterator.get_next())
+        return begun_anew(dataset, tf.where(is_read(number), tf.constant(steps, tf.int64), 0))
 
     return tf.data.Dataset.range(ENDLESS).flat_map(one_pass)
 
