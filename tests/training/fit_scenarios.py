@@ -627,9 +627,15 @@ def shuffled_batches():
     return records_in_order().shuffle(25, seed=3).batch(8)
 
 
+def noisy_batches():
+    """In each pass another order, and the same noise: that of new kernels."""
+    return shuffled_batches().map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=1), y))
+
+
 # What Keras is given, and the options beside it.
 GIVEN = {
     "shuffled": (shuffled_batches, {"validation_data": Sliding}),
+    "noisy": (noisy_batches, {"validation_data": noisy_batches}),
     "filtered": (lambda: shuffled_batches().unbatch().filter(lambda x, y: y < 2).batch(4), {}),
     "repeated": (lambda: shuffled_batches().repeat(), {"steps_per_epoch": 3}),
     "longer": (lambda: records_in_order().batch(3), {"steps_per_epoch": 4}),
@@ -661,6 +667,30 @@ def batches_are_taken_as_keras_takes_them(strategy, folder):
     )
     expected = reference.evaluate(x[:24], y[:24], verbose=0)
     assert model.evaluate(endless_batches(), steps=3, verbose=0) == pytest.approx(expected)
+
+
+@scenario("mirrored", "horovod")
+def what_can_be_read_once_is_read_once(strategy, folder):
+    model, reference = pair(strategy, mlp)
+    x, y = data()
+    spec = tf.TensorSpec((None, 5)), tf.TensorSpec((None,), tf.int64)
+
+    def once(rows=25):
+        batches = iter([(x[n : n + 8], y[n : n + 8]) for n in range(0, rows, 8)])
+        return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+
+    refused = pytest.raises(DataError, match="must be readable again, or come with steps")
+    alone = contextlib.nullcontext() if strategy.topology.world_size == 1 else refused
+    with alone:
+        expected = reference.evaluate(x, y, batch_size=8, verbose=0)
+        assert model.evaluate(once(), verbose=0) == pytest.approx(expected)
+    with alone:
+        expected = reference.predict(x, verbose=0)
+        np.testing.assert_allclose(model.predict(once(), verbose=0), expected, atol=1e-6)
+    with refused:  # Its steps are told to callbacks, checkpoints and schedules.
+        model.fit(once(), verbose=0)
+    with pytest.raises(DataError, match="at least one batch"):
+        model.evaluate(once(0), verbose=0)
 
 
 @scenario("mirrored", "horovod", long=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from one_device import each_replica_drops_its_own
+from one_device import each_replica_drops_its_own, pair
 from scenarios import scenario
 from tensorflow import keras
 
@@ -174,6 +174,26 @@ def tables_that_rows_look_up(strategy, folder):
 def executions_of_several_steps(strategy, folder):
     check_exact(strategy, lambda: mlp(steps_per_execution=5))
     check_refused(strategy, lambda: mlp(steps_per_execution=2), "must divide the steps of an epoch")
+
+
+@scenario("mirrored", "horovod")
+def passes_begin_as_keras_begins_them(strategy, folder):
+    """It begins one more after each epoch of a dataset of known length."""
+
+    def batches(is_known: bool) -> tf.data.Dataset:
+        records = tf.data.Dataset.from_tensor_slices((X, Y))
+        if not is_known:
+            records = records.filter(lambda x, y: y < 2)
+        batches = records.shuffle(ROWS, seed=3).batch(12)
+        return batches.map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=1), y))
+
+    model, reference = pair(strategy, mlp)
+    for is_known in (True, False):
+        losses = []
+        for each in (model, reference):
+            keras.utils.set_random_seed(7)
+            losses.append(each.fit(batches(is_known), epochs=3, verbose=0).history["loss"])
+        np.testing.assert_allclose(*losses, atol=1e-5)
 
 
 @scenario(long=True)

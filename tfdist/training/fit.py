@@ -146,7 +146,8 @@ class Runs:
     def _read(self, loop: Callable[..., Any], x: Any, options: dict) -> Any:
         if not is_given_in_batches(x):
             return self._run_again_if_lost(loop, self._as_feed(x, options), options)
-        feed = self._given_feed(x, options, "steps")
+        reads_on = keras_api.steps_per_execution(self._model) == 1
+        feed = self._given_feed(x, options, "steps", reads_on=reads_on)
         results = loop(feed, **options)
         feed.seen.confirm(self._gather)
         return results
@@ -215,10 +216,10 @@ class Runs:
         shuffle = bool(options.pop("shuffle", True))
         return self._feed_of(arrays, batch_size, training=shuffle)
 
-    def _given_feed(self, x: Any, options: dict, steps: str, *, fits: bool = False) -> GivenFeed:
+    def _given_feed(self, x: Any, options: dict, steps: str, **wanted: bool) -> GivenFeed:
         """Returns what ``GivenData.feed`` does, which may read all batches to count them."""
         with self._explaining_data(x):
-            return self._given.feed(x, options, steps, fits=fits)
+            return self._given.feed(x, options, steps, **wanted)
 
     def _open_validation(self, options: dict, batch_size: int) -> None:
         """Makes feeds of what Keras takes for validation.
@@ -230,9 +231,9 @@ class Runs:
         steps = options.pop("validation_steps", None)
         rows = options.pop("validation_batch_size", None)
         if is_given_in_batches(data):
-            own = {"steps": steps, "batch_size": rows}
+            own = {"validation_steps": steps, "batch_size": rows}
             own |= ReadAhead.among(options)
-            options["validation_data"] = self._given_feed(data, own, "steps")
+            options["validation_data"] = self._given_feed(data, own, "validation_steps")
             return
         own = {"validation_steps": steps}
         if isinstance(data, Feed):
@@ -478,14 +479,15 @@ class Runs:
         feed = self._membership.present(feed)
         self._agree_on(feed)
         notices = self._notices(verbose)
-        with self._reading(feed) as watch, tracing.closing(notices):
+        told = keras_api.told_steps(feed.steps_per_epoch)
+        with self._reading(feed) as watch, tracing.closing(notices), told as steps:
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             is_masked = loss_masks.can_be(self._model)
             batches = self._batches(feed.evaluated(is_masked=is_masked), 0, 1)
             early_variables.make_known_metrics(self._model, feed.records.element_spec)
             return self._keras_evaluate(
                 batches,
-                steps=feed.steps_per_epoch,
+                steps=steps,
                 verbose=self._membership.verbosity(verbose),
                 **options,
             )
@@ -495,11 +497,12 @@ class Runs:
         feed = self._membership.present(feed)
         self._agree_on(feed)
         notices = self._notices(verbose)
-        with self._reading(feed) as watch, tracing.closing(notices):
+        told = keras_api.told_steps(feed.steps_per_epoch)
+        with self._reading(feed) as watch, tracing.closing(notices), told as steps:
             options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
             local = self._keras_predict(
                 self._batches(feed.evaluated(), 0, 1),
-                steps=feed.steps_per_epoch,
+                steps=steps,
                 verbose=self._membership.verbosity(verbose),
                 **options,
             )

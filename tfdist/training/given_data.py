@@ -18,9 +18,18 @@ import tensorflow as tf
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.batched import DENSE, is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
+from tfdist.training import keras_api
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective
-from tfdist.training.given_feed import GivenBatches, GivenFeed, GivenRecords, GivenStream, lasting
+from tfdist.training.given_feed import (
+    ENDLESS,
+    GivenBatches,
+    GivenFeed,
+    GivenRecords,
+    GivenStream,
+    lasting,
+    passes,
+)
 from tfdist.training.read_ahead import ReadAhead
 
 # What batches have in them, and what Keras refuses beside them, too.
@@ -64,14 +73,16 @@ class Given:
 
     Attributes:
         dataset: one pass over it.
-        steps: of an epoch.
+        steps: of an epoch; None where it is read to its end.
         begins_anew: whether each epoch is a pass of its own.
+        is_sized: whether Keras knows its steps, and is not told them.
         is_drawn_once: whether what is drawn for each pass has been drawn once, to count batches.
     """
 
     dataset: tf.data.Dataset
-    steps: int
+    steps: int | None
     begins_anew: bool = True
+    is_sized: bool = False
     is_drawn_once: bool = False
 
     def for_fit(self, initial_epoch: int, epochs: int) -> GivenBatches:
@@ -83,11 +94,19 @@ class Given:
         if not self.begins_anew:
             self.check_lasts(self.steps * (epochs - initial_epoch), "add .repeat() to it")
             return GivenStream(self.dataset, initial_epoch * self.steps)
-        if not self.is_drawn_once:
-            iter(self.dataset)  # Keras begins once before the first epoch: seeds are drawn alike.
-        # What was counted may give fewer another time, which must not go unnoticed.
-        of_epoch = lasting(self.dataset).take(self.steps)
-        return GivenStream(of_epoch.repeat(), initial_epoch * self.steps)
+        drawn = int(self.is_drawn_once)
+        of_all = passes(
+            self.dataset,
+            self.steps,
+            lambda number: keras_api.reads_pass(number + drawn, is_sized=self.is_sized),
+        )
+        return GivenStream(of_all, initial_epoch * self.steps)
+
+    def for_evaluation(self) -> GivenBatches:
+        """Returns the batches of an evaluation, or of each validation of a fit."""
+        begins_before = self.begins_anew and not self.is_drawn_once
+        begins_before = begins_before and not keras_api.reads_pass(0, is_sized=self.is_sized)
+        return GivenBatches(self.dataset, begins_before=begins_before)
 
     def check_lasts(self, steps: int, mend: str) -> None:
         """Raises DataError when the data is known to have fewer batches than that."""
@@ -121,6 +140,7 @@ class GivenData:
         steps: str,
         *,
         fits: bool = False,
+        reads_on: bool = False,
     ) -> GivenFeed:
         """Returns a feed of what ``x`` gives; takes what it settles out of ``options``.
 
@@ -129,6 +149,7 @@ class GivenData:
             options: those of Keras' loop.
             steps: what Keras calls the number of steps there.
             fits: whether it is trained on.
+            reads_on: whether one pass may be as long as it is, if no process waits for another.
 
         Raises:
             DataError: there is no such number, and it cannot be found; or elements are no batches;
@@ -147,7 +168,8 @@ class GivenData:
         order = self._order if shuffle else None
         tell = print if self._collective.is_chief else _say_nothing
         ahead = ReadAhead(**ReadAhead.among(options))
-        given = _opened(x, options.pop(steps, None), steps, order, ahead, tell)
+        counts = not reads_on or self._collective.num_processes > 1
+        given = _opened(x, options.pop(steps, None), steps, order, ahead, tell, counts=counts)
         spec = given.dataset.element_spec
         _check_batches(spec)
         self._agree_on(given)
@@ -155,7 +177,7 @@ class GivenData:
             batches = given.for_fit(options.get("initial_epoch", 0), options.get("epochs", 1))
         else:
             given.check_lasts(given.steps, f"leave {steps} out")
-            batches = GivenBatches(given.dataset)
+            batches = given.for_evaluation()
         collective = self._collective
         return GivenFeed(
             records=GivenRecords(spec),
@@ -266,11 +288,13 @@ def _opened(
     order: Callable[[], Any] | None,
     ahead: ReadAhead,
     tell: Callable[[str], None],
+    *,
+    counts: bool,
 ) -> Given:
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
     if isinstance(x, tf.data.Dataset):
-        return _of_dataset(x, steps, option, tell)
+        return _of_dataset(x, steps, option, tell if counts else None)
     if isinstance(x, tf.keras.utils.Sequence):
         if ahead.use_multiprocessing:
             tell("tfdist: threads read the batches of a Sequence, not processes")
@@ -279,8 +303,12 @@ def _opened(
 
 
 def _of_dataset(
-    dataset: tf.data.Dataset, steps: int | None, option: str, tell: Callable[[str], None]
+    dataset: tf.data.Dataset,
+    steps: int | None,
+    option: str,
+    tell: Callable[[str], None] | None,
 ) -> Given:
+    """Returns a dataset that is given; its batches are counted where ``tell`` can say so."""
     spec = dataset.element_spec
     if not isinstance(spec, tuple):
         dataset = dataset.map(lambda x: (x,))
@@ -293,25 +321,46 @@ def _of_dataset(
             mend=f"Give {option}",
         )
     known = int(dataset.cardinality())
+    if known < 0 and tell is None:
+        return Given(_read_on(dataset), None, begins_anew=False)
     if known < 0:
         tell(f"tfdist: counting the batches of a dataset, which {option} would spare")
         # A shuffle would draw numbers that are the fit's.
         ordered = without_shuffle(dataset)
         known = int(ordered.reduce(np.int64(0), lambda count, *_: count + 1))
-        return _checked(Given(dataset, known, is_drawn_once=ordered is dataset))
-    return _checked(Given(dataset, known))
+        is_drawn_once = ordered is dataset
+        return _checked(Given(lasting(dataset, option), known, is_drawn_once=is_drawn_once))
+    return _checked(Given(dataset, known, is_sized=True))
 
 
 def _checked(given: Given) -> Given:
     if given.steps == 0:
-        raise DataError("data must have at least one batch", received="none")
+        raise _no_batch("none")
     return given
+
+
+def _no_batch(received: str) -> DataError:
+    return DataError("data must have at least one batch", received=received)
+
+
+def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the batches of one pass, which has begun. Raises DataError where there is none."""
+    if not keras_api.reads_pass(0, is_sized=False):
+        iter(dataset)
+    batches = iter(dataset)
+    first = batches.get_next_as_optional()
+    if not first.has_value():
+        raise _no_batch("none")
+    others = tf.data.Dataset.range(ENDLESS).map(lambda _: batches.get_next_as_optional())
+    others = others.take_while(lambda other: other.has_value())
+    others = others.map(lambda other: other.get_value())
+    return tf.data.Dataset.from_tensors(first.get_value()).concatenate(others)
 
 
 def _of_sequence(sequence: Any, steps: int | None, order: Any, ahead: ReadAhead) -> Given:
     batches = len(sequence)
     if batches == 0:
-        raise DataError("data must have at least one batch", received="an empty Sequence")
+        raise _no_batch("an empty Sequence")
     if steps is not None and steps > batches:
         raise DataError(
             "an epoch must have at most the batches of the Sequence",
@@ -349,7 +398,7 @@ def _of_iterator(iterator: Iterator[Any], steps: int | None, option: str) -> Giv
 def _first_of(iterator: Iterator[Any]) -> Any:
     for first in iterator:
         return first
-    raise DataError("data must have at least one batch", received="a generator that has ended")
+    raise _no_batch("a generator that has ended")
 
 
 def _from_python(first: Any, read: Callable[[], Iterable[Any]]) -> tf.data.Dataset:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.records.reading.elementwise import begun_anew
 from tfdist.records.reading.graph_checks import check
 from tfdist.training.feed import Feed, in_batch_order
 from tfdist.training.same_batches import Seen
 
-_ENDLESS = 2**62
+ENDLESS = 2**62
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,29 @@ class GivenBatches:
 
     Args:
         dataset: of batches.
+        begins_before: whether another pass is begun before each, which draws a shuffle's order.
     """
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, dataset: tf.data.Dataset, *, begins_before: bool = False):
         self.dataset = dataset
+        self._begins_before = begins_before
 
     def first(self) -> Any:
         """Returns the first batch where that changes nothing of what is read, else None."""
 
-    def read(self, first: int, count: int) -> tf.data.Dataset:
-        """Returns ``count`` batches from number ``first`` on."""
-        # Keras begins one of known length twice: what a pass draws would be drawn twice.
-        return lasting(self.dataset).skip(first).take(count).filter(lambda *_: True)
+    def read(self, first: int, count: int | None) -> tf.data.Dataset:
+        """Returns ``count`` batches from number ``first`` on; None is all."""
+        batches = self.dataset.skip(first)
+        if count is not None:
+            batches = lasting(batches).take(count)
+
+        def begun(_: tf.Tensor) -> tf.data.Dataset:
+            if self._begins_before:
+                iter(self.dataset)
+            return batches
+
+        # Of no known length: Keras would begin the whole twice.
+        return tf.data.Dataset.range(1).flat_map(begun)
 
 
 class GivenStream(GivenBatches):
@@ -69,9 +81,9 @@ class GivenStream(GivenBatches):
 
     def first(self) -> Any:
         if self._iterator is None and self.dataset.cardinality() != 0:
-            of_all = iter(lasting(self.dataset))
+            of_all = _begun(self.dataset)
             first = of_all.get_next()
-            others = tf.data.Dataset.range(_ENDLESS).map(lambda _: of_all.get_next())
+            others = tf.data.Dataset.range(ENDLESS).map(lambda _: of_all.get_next())
             self.dataset = tf.data.Dataset.from_tensors(first).concatenate(others)
             return first
         return None
@@ -80,25 +92,56 @@ class GivenStream(GivenBatches):
         if self._iterator is None:
             # A fit that is resumed reads again what lies before: it may be drawn at random.
             skipped = first - self._next
-            self._iterator = iter(lasting(self.dataset).skip(skipped))
+            self._iterator = _begun(self.dataset.skip(skipped))
             self._next = first
         assert first == self._next, (first, self._next)
         self._next += count
         return tf.data.Dataset.range(count).map(lambda _: self._iterator.get_next())
 
 
-def lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset followed by an error, so that no training ends early and unnoticed."""
+def _begun(dataset: tf.data.Dataset) -> Any:
+    """Returns an iterator that begins no pass before one of its batches is asked for."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return iter(lasting(dataset).with_options(options))
+
+
+def passes(
+    dataset: tf.data.Dataset, steps: int, is_read: Callable[[tf.Tensor], Any]
+) -> tf.data.Dataset:
+    """Returns the first ``steps`` batches of pass after pass, each an iterator as Keras' epoch is.
+
+    A shuffle goes on with what it draws, a map draws the same again; not so in ``repeat``.
+
+    Args:
+        dataset: of batches.
+        is_read: of the number of a pass, whether it is more than begun.
+    """
+
+    dataset = lasting(dataset)
+
+    def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+        return begun_anew(dataset, tf.where(is_read(number), tf.constant(steps, tf.int64), 0))
+
+    return tf.data.Dataset.range(ENDLESS).flat_map(one_pass)
+
+
+def lasting(dataset: tf.data.Dataset, counted_for: str | None = None) -> tf.data.Dataset:
+    """Returns the dataset followed by an error, so that no training ends early and unnoticed.
+
+    Args:
+        counted_for: what would have spared to count its batches, in a pass of its own.
+    """
+    rule, received = "batches must last for all steps", "data that ended before"
+    if counted_for is not None:
+        rule = f"a dataset of unknown length must be readable again, or come with {counted_for}"
+        received = "fewer batches, or none, after the pass that counted them"
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return dataset
     spec = dataset.element_spec
 
     def nothing(_: tf.Tensor) -> Any:
-        ended = check(
-            tf.constant(False),
-            "batches must last for all steps",
-            tf.constant("data that ended before"),
-        )
+        ended = check(tf.constant(False), rule, tf.constant(received))
         with tf.control_dependencies([ended]):
             return tf.nest.map_structure(
                 lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec
@@ -114,13 +157,13 @@ class GivenFeed(Feed):
 
     Attributes:
         batches: what is read.
-        steps: of an epoch.
+        steps: of an epoch; None where it is read to its end.
         seen: what this process has read.
         global_batch_size: rows of a batch, where they are known; otherwise 0.
     """
 
     batches: GivenBatches
-    steps: int
+    steps: int | None
     seen: Seen = field(default_factory=Seen)
     global_batch_size: int = 0
 
@@ -128,7 +171,7 @@ class GivenFeed(Feed):
         """Nothing is known of sizes: a batch may have fewer rows than there are replicas."""
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int | None:
         return self.steps
 
     @property
@@ -169,8 +212,11 @@ class GivenFeed(Feed):
         return whole if self.parts == 1 else in_batch_order(whole, self.seen.rows, self.parts)
 
     def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
-        begin = first * self.steps + skip_steps
-        batches = self.batches.read(begin, last * self.steps - begin)
+        if self.steps is None:
+            batches = self.batches.read(0, None)
+        else:
+            begin = first * self.steps + skip_steps
+            batches = self.batches.read(begin, last * self.steps - begin)
         if self.parts > 1:
             batches = self.seen.watched(batches)
         if self.class_weight:

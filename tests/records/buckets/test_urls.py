@@ -47,8 +47,27 @@ def test_what_must_be_a_folder_here():
         refuse_url(Path("s3://b/out"), "the output")
 
 
-def test_a_password_is_not_repeated():
-    with pytest.raises(DataError, match=r"no password.*one for host:8080\.") as refusal:
-        url_of("https://me:hunter2@host:8080/data")
+@pytest.mark.parametrize(
+    ("given", "received"),
+    [
+        ("https://me:hunter2@host:8080/data", "one before @ for host:8080/data"),
+        ("https://hunter2@host/data", "one before @ for host/data"),
+        ("s3://key:hunter2@bucket", "one before @ for bucket"),
+        ("https://host/a/x.tar?X-Amz-Signature=hunter2", "a query for host/a/x.tar"),
+        ("https://host/data?hunter2", "a query for host/data"),
+        ("https://host?sig=a/b@hunter2", "a query for host"),
+        ("az://container/data?sv=1&sig=hunter2", "a query for container/data"),
+        ("ftp://me:hunter2@host/x", "one before @ for host/x"),
+    ],
+)
+def test_a_secret_is_not_repeated(given, received):
+    with pytest.raises(
+        DataError, match=f"no password, token or signature.*{received}\\."
+    ) as refusal:
+        url_of(given)
     assert "hunter2" not in str(refusal.value)
+
+
+def test_what_looks_like_a_secret():
     assert url_of("https://host/data@2:3") == "https://host/data@2:3"
+    assert url_of("s3://bucket/what?/data") == "s3://bucket/what?/data"

@@ -116,3 +116,23 @@ def test_what_is_taken_off(dataset, maps, is_costly):
     whole = found.mapped(found.base)
     if maps:
         tf.nest.map_structure(np.testing.assert_array_equal, list(whole), list(dataset))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_record_has_the_noise_that_it_has_in_a_pass_of_its_own(parts, nested):
+    """As in each epoch of plain Keras, and as where the records are kept in memory."""
+
+    def noisy(x, y):
+        return x + tf.random.normal(tf.shape(x), seed=1), y
+
+    dataset = ROWS.map(tf.function(noisy) if nested else noisy)
+    expected = np.array([x for x, _ in dataset.as_numpy_iterator()])
+    for skip in (0, 2):
+        seen = []
+        for feed in feeds(dataset, parts, shuffle=True):
+            for (x, y), share in feed.epochs(2, 5, skip_steps=skip):
+                own = slice(int(share[0]))
+                np.testing.assert_array_equal(x[own], expected[y[own]])
+                seen += y[own].numpy().tolist()
+        assert len(seen) == 3 * NUM - 8 * skip

@@ -27,7 +27,7 @@ def url_of(path: Any) -> str | None:
     """Returns the URL that a text or a path names, without a slash at its end; None for a path.
 
     Raises:
-        DataError: a URL of a kind that is not read, or with a password.
+        DataError: a URL of a kind that is not read, or with a password, a token or a signature.
     """
     if not isinstance(path, (str, os.PathLike)):
         return None
@@ -36,17 +36,25 @@ def url_of(path: Any) -> str | None:
     if found is None or os.path.exists(text):
         return None
     scheme = found[1].lower()
+    _refuse_secrets(scheme, found[2])
     if scheme not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise DataError(f"a URL must begin with one of {known}", received=f"{scheme}://{found[2]}")
-    user, at, place = found[2].partition("/")[0].rpartition("@")
-    if at and ":" in user:
+    return f"{scheme}://{found[2].rstrip('/')}"
+
+
+def _refuse_secrets(scheme: str, rest: str) -> None:
+    place, mark, query = rest.partition("?")
+    host, slash, below = place.partition("/")
+    user, _, host = host.rpartition("@")
+    # Which query is a signature is for the server to know; no folder can be read through any.
+    if user or "=" in query or (mark and scheme in ("http", "https")):
         raise DataError(
-            "a URL must hold no password, which files, logs and lists of processes would show",
-            received=f"one for {place}",
+            "a URL must hold no password, token or signature, which files, logs and lists of "
+            "processes would show",
+            received=f"{'one before @' if user else 'a query'} for {host}{slash}{below}",
             mend="Fetch the data with a program that asks for it, and name the folder",
         )
-    return f"{scheme}://{found[2].rstrip('/')}"
 
 
 def refuse_url(path: Any, what: str, mend: str = "Name a folder, and copy it afterwards") -> None:

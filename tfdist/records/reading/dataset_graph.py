@@ -13,6 +13,9 @@ import tensorflow as tf
 # Ops that TensorFlow calls stateful, and that give the same for the same.
 _PURE = ("Assert", "EagerPyFunc", "PyFunc", "ReadFile", "ReadVariableOp")
 
+# What runs a function of which nothing is known here.
+_OF_FUNCTIONS = ("StatefulPartitionedCall", "If", "While", "Case")
+
 
 def operation(dataset: tf.data.Dataset) -> str:
     """Returns the last operation of a dataset, such as "Batch", "ParallelMap" or "TensorSlice"."""
@@ -62,6 +65,22 @@ def is_pure_map(dataset: tf.data.Dataset) -> bool:
     # Python functions that give something else each time are refused beforehand: a second pass over
     # the first records gives others. Random numbers of an op may be the same in each pass.
     return all(op.type in _PURE or not op.op_def.is_stateful for op in operations)
+
+
+def draws(dataset: tf.data.Dataset) -> bool:
+    """Whether an operation of a dataset has a function that may draw random numbers, which begin
+    anew in a new iterator alone; False when that is not known."""
+    try:
+        functions = dataset._functions()
+        operations = [op for f in functions for op in f.function.graph.get_operations()]
+    except (AttributeError, NotImplementedError):
+        operations = []
+    return any(map(_may_draw, operations)) or any(map(draws, inputs(dataset)))
+
+
+def _may_draw(op: tf.Operation) -> bool:
+    is_random = any(attribute.name == "seed" for attribute in op.op_def.attr)
+    return op.op_def.is_stateful and (is_random or op.type in _OF_FUNCTIONS)
 
 
 def parallel_calls(dataset: tf.data.Dataset) -> int | None:

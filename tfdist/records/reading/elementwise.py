@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -53,6 +54,15 @@ class Elementwise:
                 return True
             below += graph.inputs(dataset)
         return False
+
+
+def begun_anew(dataset: tf.data.Dataset, count: Any) -> tf.data.Dataset:
+    """Returns the first elements of an iterator of its own: its functions draw what they drew in
+    the last one, which they do not in a dataset that is read within another. Called in a function
+    of tf.data.
+    """
+    iterator = iter(dataset)
+    return tf.data.Dataset.range(count).map(lambda _: iterator.get_next())
 
 
 def elementwise(dataset: tf.data.Dataset) -> Elementwise:

@@ -15,10 +15,11 @@ import tensorflow as tf
 from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
+from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.reading.batched import DENSE, SingleRecords
 from tfdist.records.reading.dataframes import plain
 from tfdist.records.reading.decode import spec_bytes
-from tfdist.records.reading.elementwise import elementwise
+from tfdist.records.reading.elementwise import begun_anew, elementwise
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -277,6 +278,7 @@ class DatasetSource(Source):
         self.fingerprint = _first_records(dataset)
         # The maps run on the records that are wanted, and not on all before them.
         self._elements = elementwise(dataset)
+        self._draws = graph.draws(self._elements.base)
         self.is_repeated = self._elements.is_costly
         self.num_records = records.num_records or _count(self._elements.base)
         self.spec = tf.nest.map_structure(
@@ -294,6 +296,9 @@ class DatasetSource(Source):
     ) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
         elements, total = self._elements, stop - start
         part = elements.base.skip(start).take(total)
+        if self._draws:
+            whole = part
+            part = tf.data.Dataset.range(1).flat_map(lambda _: begun_anew(whole, total))
         if order is None or elements.is_in_memory:
             return elements.mapped(self._shuffled(part, order, total).skip(skip_records)), as_it_is
         # What the maps read may be much larger than a record: too much for the buffer.

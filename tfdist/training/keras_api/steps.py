@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,37 @@ def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
     model._symbolic_build(data_batch=element_spec)
+
+
+def reads_pass(number: Any, *, is_sized: bool) -> Any:
+    """Returns whether Keras reads the pass of that number over a dataset that it begins.
+
+    Keras 2 begins one before the first epoch, Keras 3 one after each.
+
+    Args:
+        is_sized: whether the dataset tells its steps, and the user does not.
+    """
+    if not IS_KERAS_3:
+        return number > 0
+    return number % 2 == 0 if is_sized else number >= 0
+
+
+@contextlib.contextmanager
+def told_steps(steps: int | None) -> Iterator[int | None]:
+    """Gives what a loop of Keras over distributed batches must be told; None is all of them."""
+    if IS_KERAS_3 or steps is not None:
+        yield steps
+        return
+    logger = tf.get_logger()
+    logger.addFilter(_is_not_of_endless_steps)
+    try:
+        yield -1
+    finally:
+        logger.removeFilter(_is_not_of_endless_steps)
+
+
+def _is_not_of_endless_steps(record: logging.LogRecord) -> bool:
+    return "will run indefinitely" not in record.getMessage()
 
 
 def repeatable(batches: Any, steps: int) -> Any:
