@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tfdist.aws import config
 from tfdist.aws.instances import CarbonTable, PriceTable
@@ -45,6 +46,19 @@ def test_changes_replace_what_the_file_says():
         ("training.spot=1", r"'training.spot' must be of type bool"),
         ("training.keras=4", "training.keras must be 2 or 3, but found 4"),
         ("training.framework_version='latest'", "must be a version as '2.21', but found 'latest'"),
+        ("training.bucket_by_length=often", "'training.bucket_by_length' must be of type bool"),
+        ("training.metrics_file=a.prom", "nobody reads it in a container"),
+        ("training.channels={more: /tmp}", "training.channels.more must begin with s3://"),
+        ("training.init_weights=model.keras", "must be CHANNEL/FILE, of one of training.channels"),
+        ("security={subnets: [subnet-1]}", "must be given together, but found subnets alone"),
+        (
+            "security={subnets: [net-1], security_group_ids: [sg-1]}",
+            "security.subnets must begin with subnet-, but found 'net-1'",
+        ),
+        ("security.tags={cost: 7}", "security.tags must be texts, but found 'cost': 7"),
+        ("security.tags={'aws:x': a}", "must not begin with aws:"),
+        ("security.network_isolation=true", r"network_isolation without training\.image_uri"),
+        ("security={volume_kms_key: k, tag: 1}", "key of 'security' must be a known one"),
         ("training.max_wait_s=60", "max_wait_s must be at least"),
         ("training.distribution=horovod", "distribution must be a known one"),
         ("data.channels.train.mode=Fast", "Did you mean 'FastFile'"),
@@ -61,6 +75,24 @@ def test_changes_replace_what_the_file_says():
 def test_a_mistake_is_named(change, message):
     with pytest.raises(OptionError, match=message):
         config.load(SHIPPED, (change,))
+
+
+@pytest.mark.parametrize("kind", ["ml.g4dn.xlarge", "ml.g5.xlarge", "ml.p4d.24xlarge"])
+def test_disks_that_encrypt_themselves_take_no_key(kind):
+    changes = ("security.volume_kms_key=a-key", f"training.instance_type={kind}")
+    with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
+        config.load(SHIPPED, changes)
+    assert config.load(SHIPPED, changes[:1]).security.volume_kms_key == "a-key"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["pad_to=batch", "pad_to=8", "bucket_by_length=[16, 32]", "augment=[crop]", "lr=1"],
+)
+def test_settings_are_as_tfdist_train_takes_them(change):
+    name, _, value = change.partition("=")
+    found = getattr(config.load(SHIPPED, (f"training.{change}",)).training, name)
+    assert found == yaml.safe_load(value)
 
 
 def test_missing_keys_are_named(tmp_path):

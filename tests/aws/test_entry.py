@@ -437,5 +437,5 @@ def test_what_is_missing_is_named(tmp_path, change, message):
 def test_a_model_may_not_hide_a_script(tmp_path):
     (tmp_path / "train.py").touch()
     wanted = config.load(SCRIPTS / "config.yaml", (f"model={tmp_path / 'train.py'}:f",))
-    with pytest.raises(OptionError, match="must not be called as one of the scripts"):
+    with pytest.raises(OptionError, match="must not be called as another one that is sent"):
         bundle.collect(wanted, tmp_path / "code")

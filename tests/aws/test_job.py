@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tfdist.errors import DivergedError
 from tfdist.launch import events
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
+from tfdist.runs import trackers
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import training_config
@@ -106,6 +108,49 @@ def test_a_job_comes_to_the_weights_of_tfdist_train(fit, folder, tmp_path, monke
     found = tf.saved_model.load(str(model / "1")).variables
     found = {tuple(v.shape): v.numpy() for v in found}
     for weight in trained(folder, tmp_path / "run"):
+        np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)
+
+
+_CALLBACKS = """
+from tensorflow import keras
+
+
+class Own(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("own", epoch)
+
+
+def callbacks():
+    return [Own()]
+"""
+
+
+def test_best_model_callbacks_and_trackers(fit, folder, tmp_path, monkeypatch, capfd):
+    """What a spot instance that is lost must not take along lies where SageMaker keeps it."""
+    logged = []
+    tracker = SimpleNamespace(
+        log=lambda numbers, step: logged.append((step, numbers)), end=lambda failed: None
+    )
+    monkeypatch.setitem(trackers._TRACKERS, "mlflow", lambda *place: tracker)
+    (tmp_path / "mine.py").write_text(_CALLBACKS)
+    best = {"save_best": "val_accuracy", "callbacks": f"{tmp_path / 'mine.py'}:callbacks"}
+    kept = tmp_path / "checkpoints"
+    model = fit(**_SETTINGS, **best, mlflow="http://tracker", checkpoint_dir=kept)
+    assert (kept / "best.keras").read_bytes() == (model / "best.keras").read_bytes()
+    assert tf.keras.models.load_model(model / "best.keras").count_params() == 27
+    assert [step for step, _ in logged] == [1, 2]
+    assert {"loss", "val_accuracy", "samples_per_s"} < logged[0][1].keys()
+    assert "own 0\n" in capfd.readouterr().out
+
+
+def test_a_job_begins_with_the_weights_of_a_file(fit, folder, tmp_path):
+    first = fit(**_SETTINGS, save_best="loss")
+    shutil.copyfile(first / "best.keras", tmp_path / "first.keras")
+    shutil.rmtree(first)
+    (tmp_path / "output").rename(tmp_path / "before")
+    model = fit(**_SETTINGS | {"lr": 1e-9}, init_weights=tmp_path / "first.keras")
+    found = {tuple(v.shape): v.numpy() for v in tf.saved_model.load(str(model / "1")).variables}
+    for weight in tf.keras.models.load_model(tmp_path / "first.keras").get_weights():
         np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)
 
 

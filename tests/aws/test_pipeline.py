@@ -275,6 +275,81 @@ def test_a_single_job_as_aws_gets_it(name):
         assert parameters["pipeline"] == "interleaved"
 
 
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd"
+COMPANY = (
+    "security={subnets: [subnet-1], security_group_ids: [sg-1], network_isolation: true, "
+    f"encrypt_between_containers: true, volume_kms_key: '{KEY}', output_kms_key: '{KEY}', "
+    "tags: {team: vision}}",
+    "training.image_uri=mine",
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        HOROVOD,
+        (*HOROVOD, "training.strategy=pipeline", "training.strategy_options={replicas: horovod}"),
+    ],
+    ids=["multi_worker", "horovod", "pipeline with replicas"],
+)
+def test_what_a_company_asks_for_is_in_every_step(changes):
+    value, problems = built(*changes, *COMPANY)
+    assert problems == []
+    steps = {name: step["Arguments"] for name, step in by_name(value).items()}
+    network = {
+        "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]},
+        "EnableNetworkIsolation": True,
+        "EnableInterContainerTrafficEncryption": True,
+    }
+    for name in ("Shard", "Evaluate"):
+        assert steps[name]["NetworkConfig"] == network
+        assert steps[name]["ProcessingResources"]["ClusterConfig"]["VolumeKmsKeyId"] == KEY
+        assert steps[name]["ProcessingOutputConfig"]["KmsKeyId"] == KEY
+    train = steps["Train"]
+    assert {key: train[key] for key in network} == network
+    assert train["ResourceConfig"]["VolumeKmsKeyId"] == train["OutputDataConfig"]["KmsKeyId"] == KEY
+    # The container cannot fetch its code.
+    assert train["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"] == CODE
+    submitted = train["HyperParameters"]["sagemaker_submit_directory"]
+    assert submitted == '"/opt/ml/input/data/code/sourcedir.tar.gz"'
+    tags = [{"Key": "team", "Value": "vision"}]
+    assert [steps[name]["Tags"] for name in ("Shard", "Train", "Evaluate")] == [tags] * 3
+
+
+def test_what_is_sent_is_encrypted_and_the_pipeline_has_its_tags():
+    wanted = load(*COMPANY)
+    value, code, _ = pipeline.checked(wanted)
+    with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
+        arn = pipeline.upsert(wanted, value, code, session)
+        tags = session.client("sagemaker").list_tags(ResourceArn=arn)["Tags"]
+        key = code.uri.removeprefix("s3://tfdist-example/")
+        sent = session.client("s3").head_object(Bucket="tfdist-example", Key=key)
+    assert tags == [{"Key": "team", "Value": "vision"}]
+    assert (sent["ServerSideEncryption"], sent["SSEKMSKeyId"]) == ("aws:kms", KEY)
+
+
+def test_more_channels_and_weights_to_begin_with():
+    changes = (
+        "training.channels={pretrained: s3://zoo/v1}",
+        "training.init_weights=pretrained/m.keras",
+    )
+    value, problems = built(*changes, "training.tensorboard=logs")
+    assert problems == []
+    train = by_name(value)["Train"]["Arguments"]
+    (channel,) = (c for c in train["InputDataConfig"] if c["ChannelName"] == "pretrained")
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://zoo/v1"
+    values = train["HyperParameters"]
+    assert values["init-weights"] == '"/opt/ml/input/data/pretrained/m.keras"'
+    assert values["tensorboard"] == '"/opt/ml/output/tensorboard"'
+    assert train["TensorBoardOutputConfig"] == {
+        "LocalPath": "/opt/ml/output/tensorboard",
+        "S3OutputPath": "s3://tfdist-example/digits/logs",
+    }
+    with pytest.raises(OptionError, match="names of their own, but found train"):
+        built("training.channels={train: s3://zoo/v1}")
+
+
 def test_nothing_of_the_users_environment_leads_past_the_stand_in(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "real")
     monkeypatch.setenv("AWS_PROFILE", "real")

@@ -51,7 +51,7 @@ class Cloud:
         self.shards = shards
         upload(shards, "tfdist-example", "digits/data", self.s3)
         code = bundle.pack(self.config())
-        code.upload(self.s3)
+        code.upload(self.s3, {})
         self.code_uri = code.uri
 
     def config(self, *changes):

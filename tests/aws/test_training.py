@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from tfdist.aws.config import TrainingConfig, load
 from tfdist.aws.instances import PriceTable
 from tfdist.aws.job import metric_line
 from tfdist.errors import OptionError
+from tfdist.runs.settings import Settings
 
 SHIPPED = Path(__file__).parents[2] / "sagemaker" / "config.yaml"
 PRICES = PriceTable.load()
@@ -150,6 +152,26 @@ def test_hyperparameters_are_those_of_the_script():
     assert "checkpoint-dir" not in training.hyperparameters(load(SHIPPED, ("training.spot=false",)))
     with pytest.raises(OptionError, match="tflite"):
         training.check_hyperparameters({**values, "tflite": "int4"})
+
+
+def test_every_setting_of_tfdist_train_reaches_a_job():
+    from tfdist.aws import job
+
+    known = {action.dest for action in job.parser()._actions}
+    assert {setting.name for setting in dataclasses.fields(Settings)} < known
+    changes = (
+        f"training.callbacks={SHIPPED.parent / 'own.py'}:callbacks",
+        "training.save_best={monitor: val_accuracy, mode: max}",
+        "training.stop_on_nan=false",
+        "training.keep=5",
+    )
+    values = training.hyperparameters(load(SHIPPED, changes))
+    assert values["callbacks"] == "own.py:callbacks"
+    training.check_hyperparameters(values)
+    arguments = [t for key, value in values.items() for t in (f"--{key}", str(value))]
+    options = job.parser().parse(arguments)
+    assert options.save_best == {"monitor": "val_accuracy", "mode": "max"}
+    assert (options.stop_on_nan, options.keep) == (False, 5)
 
 
 def test_hyperparameters_of_a_script_of_ones_own():

@@ -36,10 +36,10 @@ class Code:
     uri: str
     archive: bytes
 
-    def upload(self, s3: Any) -> None:
-        """Sends it to its place, through boto3's client."""
+    def upload(self, s3: Any, encryption: dict[str, str]) -> None:
+        """Sends it to its place, through boto3's client; see ``upload.encryption``."""
         bucket, _, key = self.uri.removeprefix("s3://").partition("/")
-        s3.put_object(Bucket=bucket, Key=key, Body=self.archive)
+        s3.put_object(Bucket=bucket, Key=key, Body=self.archive, **encryption)
 
 
 def pack(config: Config) -> Code:
@@ -66,10 +66,10 @@ def pack(config: Config) -> Code:
     return Code(f"{config.root}/code/{name}/{ARCHIVE}", content)
 
 
-def shipped_model(config: Config) -> str:
+def shipped(name: str) -> str:
     """Returns FILE.py:NAME as it is called beside the scripts, the file being sent with them."""
-    place, _, name = config.model.rpartition(":")
-    return f"{Path(place).name}:{name}" if place.endswith(".py") else config.model
+    place, _, function = name.rpartition(":")
+    return f"{Path(place).name}:{function}" if place.endswith(".py") else name
 
 
 def collect(config: Config, folder: Path) -> Path:
@@ -88,18 +88,21 @@ def collect(config: Config, folder: Path) -> Path:
                 mend="Run tfdist init --sagemaker, or give `scripts:` in the configuration",
             )
         shutil.copy(scripts / name, folder)
-    place = config.model.rpartition(":")[0]
-    if place.endswith(".py"):
-        model = Path(place)
-        if not model.is_file():
-            raise OptionError("the file of a model must exist", received=f"no file {place}")
-        if (folder / model.name).exists():
+    callbacks = config.training.callbacks or ""
+    for what, name in (("a model", config.model), ("callbacks", callbacks)):
+        file = Path(name.rpartition(":")[0])
+        if file.suffix != ".py":
+            continue
+        if not file.is_file():
+            raise OptionError(f"the file of {what} must exist", received=f"no file {file}")
+        sent = folder / file.name
+        if sent.exists() and sent.read_bytes() != file.read_bytes():
             raise OptionError(
-                "the file of a model must not be called as one of the scripts",
-                received=model.name,
+                f"the file of {what} must not be called as another one that is sent",
+                received=file.name,
                 mend="Rename it",
             )
-        shutil.copy(model, folder)
+        shutil.copy(file, folder)
     package = Path(tfdist.__file__).parent
     for path in sorted(package.rglob("*")):
         if path.suffix in _SENT_SUFFIXES and "__pycache__" not in path.parts:

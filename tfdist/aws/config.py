@@ -9,15 +9,19 @@ import dataclasses
 import re
 import types
 import typing
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError, TfdistError, unknown_choice
+from tfdist.runs.settings import Settings
 
 MODES = ("File", "FastFile", "Pipe")
 DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
+# Families with disks of their own, of which AWS takes no VolumeKmsKeyId.
+_LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|p5e?n?|trn1n?|trn2)\.")
 SMDISTRIBUTED = ("smdistributed_data_parallel", "smdistributed_model_parallel")
 
 
@@ -75,19 +79,62 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """The training job.
+class SecurityConfig:
+    """What a company may ask of every job.
+
+    Attributes:
+        subnets, security_group_ids: of the VPC that the containers run in.
+        network_isolation: no container reaches a network; all comes through channels, so
+            ``training.image_uri`` must hold what tfdist needs.
+        encrypt_between_containers: what the hosts of a job send each other.
+        volume_kms_key, output_kms_key: keys of the volumes, and of what is written to S3, the code
+            that is sent included.
+        tags: of the pipeline and of each job.
+    """
+
+    subnets: list[str] = field(default_factory=list)
+    security_group_ids: list[str] = field(default_factory=list)
+    network_isolation: bool = False
+    encrypt_between_containers: bool = False
+    volume_kms_key: str | None = None
+    output_kms_key: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.subnets) != bool(self.security_group_ids):
+            given = "subnets" if self.subnets else "security_group_ids"
+            raise OptionError(
+                "security.subnets and security.security_group_ids must be given together",
+                received=f"{given} alone",
+            )
+        for key in ("subnets", "security_group_ids"):
+            for value in getattr(self, key):
+                _begins(f"security.{key}", value, "subnet-" if key == "subnets" else "sg-")
+        for key, value in self.tags.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise OptionError(
+                    "security.tags must be texts", received=f"{key!r}: {value!r}", mend="Quote it"
+                )
+            if key.lower().startswith("aws:"):
+                raise OptionError("a tag must not begin with aws:, which AWS keeps", received=key)
+
+
+def _begins(what: str, value: object, beginning: str) -> None:
+    if not isinstance(value, str) or not value.startswith(beginning):
+        raise OptionError(f"{what} must begin with {beginning}", received=repr(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Settings):
+    """The training job: all settings of ``tfdist.train``, with its meanings, and what is of AWS.
 
     Attributes:
         distribution: None for what the strategy needs, or one of ``SMDISTRIBUTED`` for a script of
             the user's own (``entry_point``).
         distribution_options: parameters of smdistributed_model_parallel.
-        lr: the learning rate, in place of the one that the model was compiled with.
-        augment: names of changes to the images that are trained on, as "flip,crop,color".
-        pad_to: "batch", or a number as text: as ``tfdist train --pad-to``.
-        bucket_by_length: "true", or lengths as "32,64,128"; with pad_to.
-        class_weight: "balanced", or "0=1.0,1=2.0".
-        early_stopping: as "val_loss,patience=3", or with "restore_best_weights=true" behind it.
+        channels: more channels, name -> S3 URI: each reaches the program as a folder.
+        init_weights: CHANNEL/FILE of one of them.
+        tensorboard, profile: folders below the configuration's place in S3.
         processes_per_host: of MPI; None for one for each GPU.
         keras: 2 or 3: which Keras the model is of. Keras 2 (tf_keras) is brought into the job where
             the image has none.
@@ -114,18 +161,9 @@ class TrainingConfig:
     max_run_s: int = 3600
     max_wait_s: int | None = None
     volume_gb: int = 30
-    epochs: int = 5
-    global_batch_size: int = 128
-    seed: int = 0
+    channels: dict[str, str] = field(default_factory=dict)
     lr_scaling: str = "none"
     warmup_epochs: float = 0.0
-    lr: float | None = None
-    augment: str | None = None
-    pad_to: str | None = None
-    bucket_by_length: str | None = None
-    class_weight: str | None = None
-    early_stopping: str | None = None
-    checkpoint_every: int | None = None
     tflite: str = "none"
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
     hyperparameters: dict[str, Any] = field(default_factory=dict)
@@ -135,6 +173,21 @@ class TrainingConfig:
             raise OptionError(
                 "training.framework_version must be a version as '2.21'",
                 received=repr(self.framework_version),
+            )
+        if self.metrics_file is not None:
+            raise OptionError(
+                "training.metrics_file must be left out, for nobody reads it in a container",
+                received=self.metrics_file,
+                mend="See training.metrics, which CloudWatch shows",
+            )
+        for name, uri in self.channels.items():
+            _begins(f"training.channels.{name}", uri, "s3://")
+        if self.init_weights and self.init_weights.partition("/")[0] not in self.channels:
+            raise OptionError(
+                "training.init_weights must be CHANNEL/FILE, of one of training.channels",
+                received=self.init_weights,
+                mend="Write channels: {pretrained: s3://BUCKET/PLACE} and init_weights: "
+                "pretrained/model.keras",
             )
         if self.keras not in (2, 3):
             raise OptionError("training.keras must be 2 or 3", received=self.keras)
@@ -193,8 +246,26 @@ class Config:
     training: TrainingConfig
     registration: RegistrationConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    security: SecurityConfig = SecurityConfig()
     prices: str | None = None
     scripts: str = ""
+
+    def __post_init__(self) -> None:
+        if self.security.network_isolation and self.training.image_uri is None:
+            raise OptionError(
+                "jobs without a network must have an image that holds what tfdist needs",
+                received="security.network_isolation without training.image_uri",
+                mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes",
+            )
+        if self.security.volume_kms_key is not None:
+            kinds = (self.training, self.evaluation, self.data)
+            for kind in sorted({each.instance_type for each in kinds}):
+                if _LOCAL_STORAGE.match(kind):
+                    raise OptionError(
+                        "security.volume_kms_key must be left out for instances with disks of "
+                        "their own, which encrypt them themselves",
+                        received=kind,
+                    )
 
     @property
     def root(self) -> str:
@@ -286,12 +357,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _value(next(kind for kind in arguments if kind is not type(None)), value, where)
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        fitting = [kind for kind in kinds if type(value) is _plain(kind)]
+        return _value((fitting or kinds)[0], value, where)
     if dataclasses.is_dataclass(hint):
         return _read(hint, value, where)
     if origin is dict and isinstance(value, dict) and dataclasses.is_dataclass(arguments[1]):
         return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    kind = origin or hint
+    kind = _plain(hint)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
@@ -300,3 +373,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             received=f"{value!r} ({type(value).__name__})",
         )
     return value
+
+
+def _plain(hint: Any) -> Any:
+    """Returns the type that YAML gives for a hint."""
+    kind = typing.get_origin(hint) or hint
+    return {abc.Sequence: list, abc.Mapping: dict}.get(kind, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -32,6 +33,7 @@ from tfdist.errors import (
 from tfdist.runs.files import write_json
 from tfdist.runs.fitting import Fitting, say, writing
 from tfdist.runs.settings import Settings
+from tfdist.runs.trackers import tracked
 from tfdist.strategies import REGISTRY, names_of
 
 if TYPE_CHECKING:
@@ -44,29 +46,23 @@ _SERVING_FILES = {
     "serving-requirements.txt": "code/requirements.txt",
 }
 _INSTALL_S = 300
+_BEST = "best.keras"
 TFLITE_KINDS = ("none", "float32", "dynamic", "float16", "int8")
 
 
 def parser() -> Parser:
-    """Returns the hyperparameters of the script."""
+    """Returns the hyperparameters of the script: all settings of ``tfdist.train``, and its own."""
     hyperparameters = Parser("Trains a Keras model in a SageMaker container.")
     add = hyperparameters.add_argument
     add("--model", required=True, metavar="FILE.py:NAME", help="a function that returns a model")
     add("--strategy", default="auto", help=f"{', '.join(REGISTRY)}, or auto")
     add("--strategy-options", type=_listed, default={}, metavar="JSON")
-    add("--epochs", type=int, default=5)
-    add("--global-batch-size", type=int, default=128, help="records of a step, over all replicas")
-    add("--seed", type=int, default=0)
-    add("--lr", type=float, help="the learning rate in place of the model's own")
-    add("--augment", type=_listed, metavar="NAME,...", help="changes images, as tfdist.augment")
-    add("--pad-to", type=_length, metavar="batch|N", help="pads to a batch's longest record")
-    add("--bucket-by-length", type=_lengths, default=False, metavar="true|32,64,...")
-    add("--class-weight", type=_listed, metavar="balanced|0=1.0,1=2.0", help="what a class counts")
-    add("--early-stopping", type=_listed, metavar="NUMBER,...", help="as val_loss,patience=3")
+    for setting in dataclasses.fields(Settings):
+        name, read = setting.name.replace("_", "-"), _READERS.get(setting.type, _listed)
+        add(f"--{name}", type=read, default=setting.default)
     add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
     add("--warmup-epochs", type=float, default=0.0)
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
-    add("--checkpoint-every", type=int, metavar="STEPS", help="also within epochs")
     add("--keras", type=int, choices=(2, 3), default=2, help="which one the model is of")
     add("--tflite", choices=TFLITE_KINDS, default="none", help="also write this TFLite model")
     return hyperparameters
@@ -101,6 +97,25 @@ def _lengths(text: str) -> bool | list[int]:
     return lengths
 
 
+def _flag(text: str) -> bool:
+    value = _value(text)
+    if not isinstance(value, bool):
+        raise argparse.ArgumentTypeError(f"must be true or false, but is {text!r}")
+    return value
+
+
+# Annotation of a setting -> what reads it as SageMaker gives it; all others are ``_listed``.
+_READERS = {
+    "int": int,
+    "int | None": int,
+    "float | None": float,
+    "bool": _flag,
+    "str | None": str,
+    "int | str | None": _length,
+    "bool | Sequence[int]": _lengths,
+}
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Returns the hyperparameters, each checked as far as it can be without the data.
 
@@ -120,17 +135,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def _settings(options: argparse.Namespace) -> Settings:
     """Returns what is trained, but for the weights of classes, which need the manifest."""
-    return Settings(
-        epochs=options.epochs,
-        global_batch_size=options.global_batch_size,
-        seed=options.seed,
-        lr=options.lr,
-        augment=options.augment,
-        pad_to=options.pad_to,
-        bucket_by_length=options.bucket_by_length,
-        early_stopping=options.early_stopping,
-        checkpoint_every=options.checkpoint_every,
-    )
+    names = [setting.name for setting in dataclasses.fields(Settings)]
+    given = {name: getattr(options, name) for name in names}
+    return Settings(**given | {"class_weight": None})
 
 
 def train(arguments: list[str], code_folder: Path) -> None:
@@ -232,10 +239,11 @@ def fit(
     channels = ("train", "validation")
     found = {name: container.source(name, strategy.topology) for name in channels}
     sources = {name: source for name, source in found.items() if source}
-    fitting = Fitting(strategy, _config(options, container, sources), sources)
+    config = _config(options, container, sources)
+    fitting = Fitting(strategy, config, sources)
     _check_can_be_served(fitting.model)
     is_chief = strategy.topology.is_chief
-    lines = _lines(fitting, is_chief)
+    lines = _lines(fitting, is_chief, options.epochs)
     checkpoints = None
     if options.checkpoint_dir:
         checkpoints = fitting.checkpoints(options.checkpoint_dir, resume=True)
@@ -246,7 +254,12 @@ def fit(
             f"replicas={strategy.num_replicas} records={feed.num_records} "
             f"steps_per_epoch={feed.steps_per_epoch} global_batch_size={options.global_batch_size}"
         )
-    fitted = fitting.fit(lines, checkpoints, lambda: container.model_dir)
+    # What SageMaker keeps of an attempt that is interrupted.
+    best = Path(options.checkpoint_dir or container.model_dir) / _BEST
+    with (
+        tracked(config | {"output": options.model}, lines) if is_chief else contextlib.nullcontext()
+    ):
+        fitted = fitting.fit(lines, checkpoints, lambda: best)
     if fitted.diverged is not None:  # On every process: it is the whole job's.
         raise DivergedError(
             "the loss of a training must stay finite",
@@ -259,6 +272,8 @@ def fit(
         try:
             with writing():
                 _write_model(fitting.model_fn, weights, options, container, code_folder)
+                if fitted.best is not None and best.parent != container.model_dir:
+                    shutil.copyfile(best, container.model_dir / _BEST)
                 write_json(container.output_data_dir / "history.json", lines.new_rows)
         except Exception as error:
             problem = error
@@ -298,17 +313,25 @@ def _config(
     return config
 
 
-def _lines(fitting: Fitting, is_chief: bool) -> EpochRows:
+def _lines(fitting: Fitting, is_chief: bool, epochs: int) -> EpochRows:
     """Returns a callback that prints a line an epoch, which CloudWatch's metrics are read from.
 
     It ends a training whose loss is no number any more: no instance is paid for to go on.
     """
     from tfdist.runs.epoch_rows import EpochRows
+    from tfdist.runs.told import told
 
     class Lines(EpochRows):
+        def __init__(self, **of_rows: Any):
+            super().__init__(**of_rows)
+            self.listeners: list[Callable[[dict[str, Any]], None]] = []
+
         def keep(self, row: dict[str, float]) -> None:
             if is_chief:
                 say(metric_line(row))
+                event = {"event": "epoch", "row": row, "step_ms": self.step_ms()}
+                for take in self.listeners:
+                    take(told(event, 0, epochs, None))
 
     return Lines(**fitting.for_rows)
 

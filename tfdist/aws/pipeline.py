@@ -14,6 +14,7 @@ from tfdist.aws.config import ChannelConfig, Config
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.evaluation import REPORT
 from tfdist.aws.instances import PriceTable
+from tfdist.aws.upload import encryption
 from tfdist.aws.validate import Problem
 from tfdist.errors import OptionError
 
@@ -141,12 +142,15 @@ class _Builder:
             outputs: name -> (folder, S3 URI).
         """
         config = self.config
+        security = config.security
+        network = training.network(security)
         return {
             "ProcessingResources": {
                 "ClusterConfig": {
                     "InstanceType": instance_type,
                     "InstanceCount": 1,
                     "VolumeSizeInGB": _PROCESSING_GB,
+                    **training.volume_key(security),
                 }
             },
             "AppSpecification": {
@@ -180,8 +184,11 @@ class _Builder:
                         },
                     }
                     for name, (folder, uri) in outputs.items()
-                ]
+                ],
+                **training.output_key(security),
             },
+            **({"NetworkConfig": network} if network else {}),
+            **training.tags(security),
         }
 
     def _shard(self) -> dict[str, Any]:
@@ -316,7 +323,7 @@ def upsert(config: Config, made: dict[str, Any], code: Code, session: Any) -> st
         made, code: by ``checked``.
         session: of boto3.
     """
-    code.upload(session.client("s3"))
+    code.upload(session.client("s3"), encryption(config.security.output_kms_key))
     client = session.client("sagemaker")
     request = {
         "PipelineName": config.name,
@@ -324,7 +331,7 @@ def upsert(config: Config, made: dict[str, Any], code: Code, session: Any) -> st
         "RoleArn": config.role,
     }
     try:
-        return client.create_pipeline(**request)["PipelineArn"]
+        return client.create_pipeline(**request, **training.tags(config.security))["PipelineArn"]
     except client.exceptions.ClientError as error:
         if "names must be unique" not in str(error):
             raise

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import re
 from typing import Any
 
 from tfdist.aws import images
-from tfdist.aws.bundle import shipped_model
+from tfdist.aws.bundle import ARCHIVE, shipped
 from tfdist.aws.channels import Channel
-from tfdist.aws.config import Config, TrainingConfig
+from tfdist.aws.config import Config, SecurityConfig, TrainingConfig
 from tfdist.aws.instances import Instance
 from tfdist.compat.versions import OLDEST, minor_version
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
 
 CHECKPOINT_DIR = "/opt/ml/checkpoints"
+TENSORBOARD_DIR = "/opt/ml/output/tensorboard"
+_INPUT_DIR = "/opt/ml/input/data"
+# The channel of the code, for jobs that cannot fetch it.
+_CODE = "code"
+_LOGS = ("tensorboard", "profile")
+# Settings that are sent although they are the default.
+_ALWAYS = ("epochs", "global_batch_size", "seed")
+# Files and folders of the container, which are not here.
+_PLACES = ("callbacks", "init-weights", *_LOGS)
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
@@ -194,26 +205,32 @@ def hyperparameters(config: Config) -> dict[str, Any]:
             mend="Give them as training.epochs and so on, or a script of your own as entry_point",
         )
     values = {
-        "model": shipped_model(config),
+        "model": shipped(config.model),
         "strategy": training.strategy,
         "strategy-options": json.dumps(training.strategy_options),
-        "epochs": training.epochs,
-        "global-batch-size": training.global_batch_size,
-        "seed": training.seed,
         "lr-scaling": training.lr_scaling,
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
         "keras": training.keras,
     }
-    for name in ("lr", "augment", "pad_to", "bucket_by_length", "class_weight", "early_stopping"):
-        value = getattr(training, name)
-        if value is not None:
-            values[name.replace("_", "-")] = value
+    for setting in dataclasses.fields(Settings):
+        value = getattr(training, setting.name)
+        if value != setting.default or setting.name in _ALWAYS:
+            values[setting.name.replace("_", "-")] = _in_container(setting.name, value)
     if training.spot:
         values["checkpoint-dir"] = CHECKPOINT_DIR
-        if training.checkpoint_every:
-            values["checkpoint-every"] = training.checkpoint_every
+    else:
+        values.pop("checkpoint-every", None)
     return values
+
+
+def _in_container(name: str, value: Any) -> Any:
+    """Returns a setting as it is called where the job runs."""
+    if name == "callbacks":
+        return shipped(value)
+    if name == "init_weights":
+        return f"{_INPUT_DIR}/{value}"
+    return TENSORBOARD_DIR if name in _LOGS else value
 
 
 def check_hyperparameters(values: dict[str, Any]) -> None:
@@ -224,7 +241,12 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
     """
     from tfdist.aws import job
 
-    arguments = [text for key, value in values.items() for text in (f"--{key}", str(value))]
+    arguments = [
+        text
+        for key, value in values.items()
+        if key not in _PLACES
+        for text in (f"--{key}", str(value))
+    ]
     job.parse(arguments)
 
 
@@ -246,8 +268,16 @@ def request(
     if training.entry_point == "train.py":
         check_hyperparameters(values)
         _refuse_earlier(training)
+    security, submitted = config.security, code_uri
+    for name, uri in training.channels.items():
+        if name in (_CODE, *(channel.name for channel in inputs)):
+            raise OptionError("training.channels must have names of their own", received=name)
+        inputs = [*inputs, Channel(name=name, uri=uri)]
+    if security.network_isolation:
+        inputs = [*inputs, Channel(name=_CODE, uri=code_uri)]
+        submitted = f"{_INPUT_DIR}/{_CODE}/{ARCHIVE}"
     values |= {
-        "sagemaker_submit_directory": code_uri,
+        "sagemaker_submit_directory": submitted,
         "sagemaker_program": training.entry_point,
         "sagemaker_container_log_level": 20,
         "sagemaker_region": config.region,
@@ -278,7 +308,42 @@ def request(
         made["StoppingCondition"]["MaxWaitTimeInSeconds"] = wait_s
         made["EnableManagedSpotTraining"] = True
         made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
+    if logs := [getattr(training, name) for name in _LOGS if getattr(training, name)]:
+        place = {"LocalPath": TENSORBOARD_DIR, "S3OutputPath": f"{config.root}/{logs[0]}"}
+        made["TensorBoardOutputConfig"] = place
+    made |= network(security)
+    made["ResourceConfig"] |= volume_key(security)
+    made["OutputDataConfig"] |= output_key(security)
+    return made | tags(security)
+
+
+def network(security: SecurityConfig) -> dict[str, Any]:
+    """Returns the members of a request that say how containers reach each other and the world."""
+    made: dict[str, Any] = {}
+    if security.subnets:
+        groups = security.security_group_ids
+        made["VpcConfig"] = {"SecurityGroupIds": groups, "Subnets": security.subnets}
+    if security.network_isolation:
+        made["EnableNetworkIsolation"] = True
+    if security.encrypt_between_containers:
+        made["EnableInterContainerTrafficEncryption"] = True
     return made
+
+
+def volume_key(security: SecurityConfig) -> dict[str, str]:
+    """Returns the key of volumes, as a member of what describes instances."""
+    return {"VolumeKmsKeyId": security.volume_kms_key} if security.volume_kms_key else {}
+
+
+def output_key(security: SecurityConfig) -> dict[str, str]:
+    """Returns the key of results, as a member of what describes outputs."""
+    return {"KmsKeyId": security.output_kms_key} if security.output_kms_key else {}
+
+
+def tags(security: SecurityConfig) -> dict[str, Any]:
+    """Returns the tags as a member of a request."""
+    pairs = [{"Key": key, "Value": value} for key, value in security.tags.items()]
+    return {"Tags": pairs} if pairs else {}
 
 
 def image(config: Config, instance_type: str) -> str:

@@ -33,12 +33,18 @@ class UploadError(TfdistError):
     """AWS refused something, or could not be reached."""
 
 
+def encryption(kms_key: str | None) -> dict[str, str]:
+    """Returns what S3 must be told of each object, to encrypt it by a key of one's own."""
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+
+
 def upload(
     folder: Path,
     bucket: str,
     prefix: str,
     client: Any,
     *,
+    kms_key: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Uploaded:
     """Sends all shards of ``folder``, then its manifest; what is there already is not sent again.
@@ -49,6 +55,7 @@ def upload(
     Args:
         prefix: the shards of split s become ``prefix/s/...``, the manifest ``prefix/manifest/...``.
         client: boto3's for S3.
+        kms_key: encrypts them; None for the bucket's own.
         progress: called with (bytes done, bytes in all).
 
     Raises:
@@ -85,7 +92,7 @@ def upload(
             if _is_there(client, bucket, key, size, checksums[file]):
                 kept += 1
             else:
-                _send(client, bucket, key, path, checksums[file])
+                _send(client, bucket, key, path, checksums[file], encryption(kms_key))
                 sent += 1
                 bytes_sent += size
             done += size
@@ -137,7 +144,9 @@ def _is_there(client: Any, bucket: str, key: str, size: int, checksum: str) -> b
     return head["ContentLength"] == size and head["Metadata"].get("crc32c") == checksum
 
 
-def _send(client: Any, bucket: str, key: str, path: Path, checksum: str) -> None:
+def _send(
+    client: Any, bucket: str, key: str, path: Path, checksum: str, more: dict[str, str]
+) -> None:
     found = f"{_checksum(path):08x}"
     if found != checksum:
         raise CorruptShardError(
@@ -145,15 +154,15 @@ def _send(client: Any, bucket: str, key: str, path: Path, checksum: str) -> None
             received=found,
             mend=f"See all faults with `tfdist inspect {path.parent} --check`",
         )
-    metadata = {"crc32c": checksum}
+    more = {**more, "Metadata": {"crc32c": checksum}}
     if path.stat().st_size > _ONE_REQUEST_BYTES:
-        client.upload_file(str(path), bucket, key, ExtraArgs={"Metadata": metadata})
+        client.upload_file(str(path), bucket, key, ExtraArgs=more)
         return
     with open(path, "rb") as file:
         client.put_object(
             Bucket=bucket,
             Key=key,
             Body=file,
-            Metadata=metadata,
             ChecksumCRC32C=base64.b64encode(bytes.fromhex(checksum)).decode(),
+            **more,
         )

@@ -72,6 +72,7 @@ def upload(config_path: Path, changes: tuple[str, ...]) -> None:
             bucket,
             prefix,
             session.client("s3"),
+            kms_key=config.security.output_kms_key,
             progress=lambda sent, total: bar.update(task, completed=sent, total=total),
         )
     voice.result(to=config.data_root, **dataclasses.asdict(done))

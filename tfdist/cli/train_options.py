@@ -73,6 +73,11 @@ of_learning = _together(
         help="Records in one step, over all replicas.",
     ),
     click.option(
+        "--init-weights",
+        metavar="FILE",
+        help="Begin with the weights of this file, .keras or .weights.h5, of an earlier training.",
+    ),
+    click.option(
         "--lr",
         type=click.FloatRange(min=0, min_open=True),
         metavar="RATE",

@@ -45,7 +45,7 @@ _UNFINISHED_MODEL = re.compile(r"\.(model|best)\.keras-[a-z0-9_]{8}", re.ASCII)
 _FILES_ON_RESUME = ("model", "data")
 _SAME_ON_RESUME = (
     *("global_batch_size", "seed", "augment", "pad_to", "bucket_by_length"),
-    *("lr", "class_weight", "save_best", "limit_steps"),
+    *("init_weights", "lr", "class_weight", "save_best", "limit_steps"),
 )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tfdist.errors import OptionError
 from tfdist.runs import monitors
-from tfdist.training import model_path
+from tfdist.training import init_weights, model_path
 from tfdist.training.options import check_count, check_seed
 
 
@@ -23,6 +23,7 @@ class Settings:
     epochs: int = 5
     global_batch_size: int = 128
     seed: int = 0
+    init_weights: str | None = None
     lr: float | None = None
     augment: str | Sequence[str] | None = None
     pad_to: int | str | None = None
@@ -61,6 +62,8 @@ class Settings:
         for option in ("tensorboard", "profile"):
             if getattr(self, option) is not None:
                 _check_writable(option, getattr(self, option))
+        if self.init_weights is not None:
+            init_weights.check(self.init_weights)
         padding = padding_of(self.pad_to, self.bucket_by_length)
         buckets = None
         if padding is not None and padding.buckets is not None:
@@ -87,6 +90,7 @@ class Settings:
             "epochs": self.epochs,
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,
+            "init_weights": self.init_weights,
             "lr": None if self.lr is None else _rate(self.lr),
             "augment": None if self.augment is None else ",".join(parse_presets(self.augment)),
             "pad_to": self.pad_to,

@@ -96,6 +96,7 @@ def train(
     epochs: int = 5,
     global_batch_size: int = 128,
     seed: int = 0,
+    init_weights: str | None = None,
     lr: float | None = None,
     augment: str | Sequence[str] | None = None,
     pad_to: int | str | None = None,
@@ -144,6 +145,7 @@ def train(
         epochs: of the whole training.
         global_batch_size: records in one step, over all replicas.
         seed: of weights, order and augmentation.
+        init_weights: a .keras or .weights.h5 file of Keras, with whose weights the model begins.
         lr: the learning rate, in place of the one that the model was compiled with.
         augment: changes the images that are trained on at random, as "flip,crop,color"; see
             ``tfdist.augment``.
@@ -209,6 +211,7 @@ def train(
             epochs=epochs,
             global_batch_size=global_batch_size,
             seed=seed,
+            init_weights=init_weights,
             lr=lr,
             augment=augment,
             pad_to=pad_to,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.launch.events import emit
-from tfdist.training import model_path
+from tfdist.training import init_weights, model_path
 
 if TYPE_CHECKING:
     from tfdist.training.best_model import BestModel
@@ -50,8 +50,10 @@ class Callbacks:
 
 
 def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
-    """Returns the function of the model, with the learning rate that was asked for."""
+    """Returns the function of the model, with the weights and the learning rate asked for."""
     loaded = model_path.load(config["model"])
+    if config.get("init_weights") is not None:
+        loaded = init_weights.with_weights(loaded, config["init_weights"])
     if config.get("lr") is None:
         return loaded
     from tfdist.training.learning_rate import with_learning_rate

@@ -185,9 +185,12 @@ def _bring_checkpoints(base: Path, request: dict[str, Any], storage: Storage) ->
 
 def _bring_code(base: Path, values: Mapping[str, str], storage: Storage) -> None:
     """Does what the toolkit does before it starts a script: brings the code."""
-    bucket, key = parse_uri(json.loads(values["sagemaker_submit_directory"]))
+    place = json.loads(values["sagemaker_submit_directory"])
     archive = base / "sourcedir.tar.gz"
-    archive.write_bytes(storage.read(bucket, key))
+    if place.startswith(CONTAINER_DIR):  # A channel has brought it.
+        archive = base / Path(place).relative_to(CONTAINER_DIR)
+    else:
+        archive.write_bytes(storage.read(*parse_uri(place)))
     with tarfile.open(archive) as packed:
         packed.extractall(base / "code", filter="data")
 
