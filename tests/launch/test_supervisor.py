@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from tiers import long
 
 from tfdist.errors import LaunchError
-from tfdist.launch import hosts, local, mpi, supervisor, tf_cluster
+from tfdist.launch import hosts, local, mpi, restarts, supervisor, tf_cluster
 from tfdist.launch.supervisor import Job
 
 pytestmark = pytest.mark.timeout(120)
@@ -350,6 +351,39 @@ def test_time_without_a_core_is_no_silence(traces):
         for rival in rivals:
             rival.kill()
             rival.wait()
+
+
+@pytest.mark.parametrize("stall_timeout_s", [None, 1.0], ids=["its time is over", "it is silent"])
+def test_sigterm_gives_the_ranks_time_and_ends_them_all_the_same(
+    traces, monkeypatch, stall_timeout_s
+):
+    monkeypatch.setattr(supervisor, "_LAST_CALL_S", 3.0)
+    code = (
+        "import signal, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True)); "
+        "from tfdist.launch import events; events.emit({'event': 'ready'}); "
+        "print('up', flush=True); [time.sleep(1) for _ in range(600)]"
+    )
+    sink = Sink()
+
+    def strike(rank, stream, text):
+        sink.on_line(rank, stream, text)
+        if text == "up":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    restarted = []
+    job = local.job(python(code, traces.token), stall_timeout_s=stall_timeout_s)
+    with pytest.raises(SystemExit) as ended:
+        restarts.run(
+            lambda attempt: job,
+            max_restarts=1,
+            on_restart=lambda *told: restarted.append(told),
+            on_line=strike,
+        )
+    assert ended.value.code == 143
+    assert (0, "stdout", "heard") in sink.lines
+    assert restarted == []
+    assert traces.alive() == []
 
 
 def test_the_environment_of_signals_is_given_back():

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.strategies import strategy
 from tfdist.training import last_call
 from tfdist.training.checkpoint import Checkpoints
+from tfdist.training.elastic import ElasticCollective
 from tfdist.training.last_call import LastCall
 
 
@@ -53,6 +54,35 @@ def test_a_handler_of_the_users_own_is_left_in_place(fit):
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert told == ["his own"]
+
+
+def test_a_notice_that_nothing_has_heeded_ends_the_program(monkeypatch):
+    ended = []
+    monkeypatch.setattr(last_call.os, "kill", lambda _, number: ended.append(number))
+    with last_call.listening():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # Of a launcher that passes it on.
+        assert not ended
+    assert ended == [signal.SIGTERM]
+    with last_call.listening():
+        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(last_call, "_SAME_NOTICE_S", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert len(ended) == 2
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_elastic_rank_leaves_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr(last_call.os, "kill", lambda _, number: ended.append(number))
+    monkeypatch.setattr(ElasticCollective, "__abstractmethods__", frozenset())
+    call = LastCall(ElasticCollective.__new__(ElasticCollective))
+    with last_call.listening():
+        assert not call.after_step()
+        assert not ended
+        signal.raise_signal(signal.SIGTERM)
+        assert not call.after_step()
+        assert ended == [signal.SIGTERM]
 
 
 def test_processes_of_another_pace_ask_each_other_after_the_same_steps(monkeypatch):

@@ -35,17 +35,6 @@ def test_what_the_user_has_set_stays():
         keras.mixed_precision.set_global_policy(None)
 
 
-def test_a_second_look_in_float64_is_in_float64():
-    keras.backend.set_floatx("float64")
-    try:
-        with policy("mixed_float16"):
-            assert made() == "float64"
-        assert made() == "float64"
-    finally:
-        keras.backend.set_floatx("float32")
-    assert made() == "float32"
-
-
 def test_rows_are_counted_in_full():
     assert float(in_full(tf.constant(257, tf.bfloat16)) * 0) == 0
     assert in_full(tf.constant(1, tf.float16)).dtype == tf.float32

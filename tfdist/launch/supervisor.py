@@ -42,8 +42,10 @@ _PROGRAMS = {"mpirun", "orterun", "orted", "horovodrun"}
 # After its grace the guard only kills; a guard that takes longer than this is ended itself.
 _GUARD_TIMEOUT_S = TERM_GRACE_S + 5.0
 # After SIGTERM, for steps in progress and for a checkpoint: Kubernetes kills after 30 s, Docker
-# after 10, SageMaker after 120.
-_LAST_CALL_S = 25.0
+# after 10, SageMaker after 120. A rank that tells that it writes has more.
+_LAST_CALL_S = 20.0
+# Whoever signals all processes of a job does so once.
+_SAME_CALL_S = 1.0
 _WRITING_S = 110.0
 
 
@@ -112,16 +114,21 @@ def run(
         LaunchError: a rank did not start in time, the job fell silent, or too few workers of an
             elastic job are left. All of it has been ended.
         KeyboardInterrupt: Ctrl-C. All of it has been ended.
-        SystemExit: with code 143, on SIGTERM. Ranks that keep checkpoints have written one; all of
-            it has been ended.
+        SystemExit: with code 143, on SIGTERM. Ranks that keep checkpoints have had the time for
+            one; all of it has been ended.
     """
     watch = _Watch(job, on_line, on_event or (lambda rank, event: None))
-    with _taking_sigterm(watch), _guarded(job) as guard:
-        watch.pump(guard)
-        code = guard.wait(timeout=_GUARD_TIMEOUT_S)
-        if watch.is_last_call:
-            sys.exit(128 + signal.SIGTERM)
-        return watch.outcome(code)
+    try:
+        with _taking_sigterm(watch), _guarded(job) as guard:
+            watch.pump(guard)
+            code = guard.wait(timeout=_GUARD_TIMEOUT_S)
+            outcome = None if watch.is_last_call else watch.outcome(code)
+    except LaunchError:
+        if not watch.is_last_call:
+            raise
+    if watch.is_last_call:
+        sys.exit(128 + signal.SIGTERM)
+    return outcome
 
 
 class _Watch:
@@ -148,6 +155,7 @@ class _Watch:
         #: Rank -> for how many seconds it has been seen to be stopped.
         self._stopped_s: dict[int, float] = {}
         self._called_at: float | None = None
+        self._is_call_told = False
 
     @property
     def is_last_call(self) -> bool:
@@ -161,8 +169,11 @@ class _Watch:
             SystemExit: none of them can do anything with it, or it comes once more.
         """
         heard = False
+        now = time.monotonic()
+        if self._called_at is not None and now - self._called_at < _SAME_CALL_S:
+            return
         if self._called_at is None and self._membership is None:
-            self._called_at = time.monotonic()
+            self._called_at = now
             for rank, own in self._started.items():
                 if rank in self._heard_at and own["host"] == os.uname().nodename:
                     heard |= _terminate_command(own["pid"])
@@ -256,6 +267,10 @@ class _Watch:
         SystemExit: the ranks have had their time, and are not about to write.
         """
         if self._called_at is not None:
+            if not self._is_call_told:
+                self._is_call_told = True
+                text = f"tfdist: SIGTERM; the ranks have {_LAST_CALL_S:.0f} s for a last checkpoint"
+                self._on_line(None, "stderr", text)
             is_writing = any(event["event"] == "writing" for event in self._last_event.values())
             seconds = _WRITING_S if is_writing else _LAST_CALL_S
             if time.monotonic() - self._called_at > seconds:
@@ -462,13 +477,13 @@ def _terminate_command(rank: int) -> bool:
     """Sends SIGTERM to what a rank runs, not to its guard, which would soon kill it."""
     import psutil
 
-    try:
-        commands = psutil.Process(rank).children()
-        for command in commands:
-            command.terminate()
-    except psutil.Error:
-        return False
-    return bool(commands)
+    heard = False
+    with contextlib.suppress(psutil.Error):
+        for command in psutil.Process(rank).children():
+            with contextlib.suppress(psutil.Error):
+                command.terminate()
+                heard = True
+    return heard
 
 
 @contextlib.contextmanager

@@ -350,7 +350,8 @@ class Checkpoints(tf.keras.callbacks.Callback):
 
     def _leave(self) -> NoReturn:
         self.on_train_end()
-        self._last_call.leave(self.newest)
+        newest = self.newest
+        self._last_call.leave("none" if newest is None else f"{self._place}/{newest.name}")
 
     def _save(
         self, position: Position, metric_state: list[np.ndarray], logs: dict | None = None

@@ -6,6 +6,7 @@ Kubernetes, Slurm and spot machines give notice so, half a minute to two minutes
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -18,37 +19,55 @@ from tfdist.training.elastic import ElasticCollective
 
 # How often processes ask each other: they must stop after the same step.
 _INTERVAL_S = 2.0
+_MOST_STEPS = 500  # Between two questions, should steps become slower.
+# Whoever signals all processes of a job has a launcher pass it on once more.
+_SAME_NOTICE_S = 1.0
 
 
 class _Notice:
-    is_given = False
+    #: When it was given.
+    at: float | None = None
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Encloses a fit: the first SIGTERM is a notice, unless the user has a handler of his own."""
+    """Encloses a fit: the first SIGTERM is a notice, unless the user has a handler of his own.
+
+    The next one ends the process, as does the end of the fit where nothing heeded the notice.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
     def take_notice(number: int, _frame: object) -> None:
-        _Notice.is_given = True
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if _Notice.at is None:
+            _Notice.at = now
+        elif now - _Notice.at > _SAME_NOTICE_S:
+            _end()
 
     signal.signal(signal.SIGTERM, take_notice)
     try:
         yield
     finally:
-        _Notice.is_given = False
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        is_given, _Notice.at = _Notice.at is not None, None
+        if signal.getsignal(signal.SIGTERM) is take_notice:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if is_given:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class LastCall:
     """Whether it is time to write and leave; all processes of a fit ask after the same steps.
 
-    Several processes ask each other about every two seconds, so that no step waits for it. Elastic
-    ones never do: what one has been told, the others go on without.
+    Several processes ask each other about every two seconds, so that no step waits for it. An
+    elastic one that is told to end does so at once: the others go on without it.
     """
 
     def __init__(self, collective: Collective):
@@ -58,23 +77,28 @@ class LastCall:
         self._wait = 1
 
     def after_step(self) -> bool:
-        if self._collective.num_processes == 1:
-            return _Notice.is_given
+        if isinstance(self._collective, ElasticCollective) or self._collective.num_processes == 1:
+            return self.after_epoch()
         self._steps += 1
         return self._steps >= self._wait and self.after_epoch()
 
     def after_epoch(self) -> bool:
+        is_given = _Notice.at is not None
         if isinstance(self._collective, ElasticCollective):
+            if is_given:
+                _end()
             return False
+        if self._collective.num_processes == 1:
+            return is_given
         now = time.monotonic()
-        told = self._collective.gather((_Notice.is_given, now - self._asked_at))
+        told = self._collective.gather((is_given, now - self._asked_at))
         if self._steps:  # The first ones may have traced: the pace is felt for.
             due = self._steps * _INTERVAL_S / max(told[0][1], 1e-3)
-            self._wait = max(1, min(int(due), 2 * self._wait))
+            self._wait = max(1, min(int(due), 2 * self._wait, _MOST_STEPS))
         self._asked_at, self._steps = now, 0
         return any(is_given for is_given, _ in told)
 
-    def leave(self, newest: object) -> NoReturn:
+    def leave(self, newest: str) -> NoReturn:
         """Ends the process, as SIGTERM would have."""
         if self._collective.is_chief:
             print(f"tfdist: the last checkpoint before SIGTERM ends this: {newest}", flush=True)
