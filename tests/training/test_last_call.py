@@ -23,6 +23,14 @@ class Strike(tf.keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.fixture(autouse=True)
+def _default_handler():
+    """A command that ran in this process may have left its own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def fit(tmp_path):
     def fitted():
@@ -49,10 +57,7 @@ def test_the_step_in_progress_is_the_last(fit, tmp_path):
 def test_a_handler_of_the_users_own_is_left_in_place(fit):
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append("his own"))
-    try:
-        assert fit().newest.name == "ckpt-4"
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert fit().newest.name == "ckpt-4"
     assert told == ["his own"]
 
 
