@@ -142,9 +142,9 @@ def s3_server() -> Iterator[Any]:
 
     from tfdist.aws import sessions
 
-    with sessions.loopback("us-east-1", "bucket", "prefix") as (session, _):
+    with sessions.loopback("us-east-1", "bucket") as (session, _):
         s3fs.S3FileSystem.clear_instance_cache()  # It keeps the address of another file's server.
-        yield session.boto_session.client("s3")
+        yield session.client("s3")
 
 
 @pytest.fixture(scope="module")

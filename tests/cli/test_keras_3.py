@@ -61,7 +61,6 @@ def test_other_strategies_are_refused_before_they_begin(run, strategy, model_fil
     "verb",
     [
         ("export", "nowhere.keras", "out.tflite"),
-        ("aws", "pipeline", "--dry-run"),
         ("launch", "--strategy", "pipeline", "--", "nothing"),
         ("launch", "--min-workers", 1, "--", "nothing"),
     ],

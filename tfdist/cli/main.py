@@ -49,7 +49,7 @@ _VERBS = {
 # All others use TensorFlow, or have ranks or containers that do: the wrong one is told before they
 # begin.
 _MENDING = ("install", "doctor")
-# Their files and their containers are those of Keras 2.
+# Its files are those of Keras 2.
 _OF_KERAS_2 = ("export",)
 
 
