@@ -58,6 +58,17 @@ def test_kinds(change, is_alike, is_mean):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_balance_of_experts_is_no_mean_though_some_rows_move_it_alike():
+    def balanced(state, x):
+        load = tf.reduce_sum(tf.one_hot(tf.argmax(x + state, 1), 4), 0)
+        return state + 0.05 * tf.sign(tf.reduce_mean(load) - load)
+
+    tf.keras.utils.set_random_seed(1)
+    [moved] = moved_by(of(Keeps(balanced)), _SPEC)
+    assert not moved.is_alike
+    assert not moved.is_mean
+
+
 def test_what_is_left_as_it_is_is_not_found():
     same = Keeps(lambda state, x: state)
     assert moved_by(of(same, layers.BatchNormalization(), layers.Dropout(0.5)), _SPEC) == []

@@ -10,6 +10,7 @@ one, so that they can be named, and then the whole model. What cannot be tried i
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ from tfdist.training.coupling_model import (
     without_metrics,
 )
 from tfdist.training.coupling_rows import (
+    DRAWS,
     OTHER_ROWS,
     SLICES,
     TOLERANCE,
@@ -111,9 +113,13 @@ def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list
 
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[moved_state.Moved]:
     """Returns what the user's own layers in ``model`` change in a step beside their weights."""
+    found: dict[Any, moved_state.Moved] = {}
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
-        return moved_state.found(model, made_up(element_spec[0]), SLICES)
-    return []
+        for seed in range(DRAWS):  # Of some, parts may move a state alike by chance.
+            for moved in moved_state.found(model, made_up(element_spec[0], seed=seed), SLICES):
+                ref = moved.variable.ref()
+                found[ref] = moved.beside(found.get(ref, moved))
+    return list(found.values())
 
 
 def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> frozenset[Any]:
@@ -196,7 +202,7 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
     """Whether what replicas have counted, added up, is not what one device has counted."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
         return couples(function_of(metric), truth, prediction)
-    fresh = type(metric).from_config(metric.get_config())
+    fresh = _another(metric)
 
     def count(y: Any, y_pred: Any) -> list[np.ndarray]:
         fresh.reset_state()
@@ -211,6 +217,16 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
     for variable, *of_parts in zip(fresh.variables, *parts, strict=True):
         variable.assign(sum(of_parts))
     return not np.allclose(np.array(fresh.result()), expected, rtol=TOLERANCE, equal_nan=True)
+
+
+def _another(metric: Any) -> Any:
+    """Returns a metric like ``metric``, which need not take all that Keras' own config has."""
+    kind, config = type(metric), metric.get_config()
+    with contextlib.suppress(TypeError):
+        return kind.from_config(config)
+    known = vars(metric) | config
+    parameters = inspect.signature(kind).parameters
+    return kind(**{name: known[name] for name in parameters if name in known})
 
 
 def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:

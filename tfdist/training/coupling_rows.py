@@ -17,7 +17,7 @@ SLICES = slice(0, FIRST), slice(FIRST, None)
 TOLERANCE = 1e-4  # Another order of summation is 1e-6 of a float32.
 _OF_16_BITS = 0.05
 _UNKNOWN_SIZE = 4
-_DRAWS = 4  # Of rows: of some, parts may make up the whole by chance, as where a mask is even.
+DRAWS = 4  # Of rows: of some, parts may make up the whole by chance, as where a mask is even.
 _PADDINGS = (-1, -100)  # Labels that a loss may leave out.
 _DRAWS_PADDED = 4
 OTHER_ROWS = 1000  # Added to a seed: labels that are the outputs have no loss.
@@ -50,11 +50,11 @@ def tried(
     """
     if outputs is None:
         return
-    for seed in range(_DRAWS) if given else ():
+    for seed in range(DRAWS) if given else ():
         # Parts of one order may make up the whole by chance.
         order = np.random.default_rng(seed).permutation(ROWS)
         yield tf.nest.map_structure(lambda tensor, order=order: tf.gather(tensor, order), given)
-    for seed in range(_DRAWS + _DRAWS_PADDED):
+    for seed in range(DRAWS + _DRAWS_PADDED):
         yield made_up(element_spec[0], seed=seed), *_made_up_results(outputs, element_spec, seed)
 
 
@@ -91,7 +91,7 @@ def _made_up_results(outputs: Any, element_spec: tuple[Any, ...], seed: int) -> 
     """Returns labels and outputs; ``outputs``: real or symbolic ones of a model."""
     outputs = made_up(outputs, probabilities=True, seed=seed)
     labels = made_up(element_spec[1], seed=seed + OTHER_ROWS)
-    if seed >= _DRAWS:
+    if seed >= DRAWS:
         padding = _PADDINGS[seed % len(_PADDINGS)]
         labels = tf.nest.map_structure(
             lambda leaf: tf.where(leaf == 0, padding, leaf) if _is_signed(leaf) else leaf, labels

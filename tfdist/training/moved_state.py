@@ -9,7 +9,7 @@ has its own way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,14 @@ class Moved:
         is_local = self.variable.synchronization == tf.VariableSynchronization.ON_READ
         is_one = self.variable.aggregation in (kinds.MEAN, kinds.ONLY_FIRST_REPLICA)
         return not self.is_distributed or (is_local and is_one)
+
+    def beside(self, other: Moved) -> Moved:
+        """Returns what holds on the rows of both: ``other`` is the same variable on other rows."""
+        return replace(
+            self,
+            is_alike=self.is_alike and other.is_alike,
+            is_mean=self.is_mean and other.is_mean,
+        )
 
     def __str__(self) -> str:
         name = self.variable.name.split(":")[0].rpartition("/")[2]
