@@ -137,10 +137,9 @@ def _row(work: str, baseline: list[float], ours: list[float], target: float) -> 
 
 def _by_hand(x: np.ndarray, y: np.ndarray, *, tuned: bool) -> Callable[[int], None]:
     import tensorflow as tf
-
-    tff = import_tff()
     from tensorflow import keras
 
+    tff = import_tff()
     datasets = [
         tf.data.Dataset.from_tensor_slices(OrderedDict(x=cx, y=cy))
         .shuffle(_RECORDS)

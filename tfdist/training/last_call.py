@@ -77,8 +77,6 @@ class LastCall:
         self._wait = 1
 
     def after_step(self) -> bool:
-        if isinstance(self._collective, ElasticCollective) or self._collective.num_processes == 1:
-            return self.after_epoch()
         self._steps += 1
         return self._steps >= self._wait and self.after_epoch()
 
