@@ -116,10 +116,10 @@ def test_raw_data_in_s3():
 
 
 def test_what_aws_would_refuse_is_found():
-    changes = ("registration.approval=Maybe", "evaluation.instance_type=ml.p4d.24xlarge")
+    changes = ("registration.instance_types=[ml.c5.large]", "evaluation.instance_type=ml.p4d.24xlarge")
     _, problems = built(*changes)
     assert len(problems) == 2
-    assert any("Register-RegisterModel.ModelApprovalStatus" in text for text in problems)
+    assert any("Register-RegisterModel.InferenceSpecification" in text for text in problems)
     assert any("Evaluate.ProcessingResources" in text for text in problems)
 
 

@@ -14,6 +14,11 @@ from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_mod
 _REQUESTS = {
     "Training": ("CreateTrainingJob", "TrainingJobName", "DescribeTrainingJob"),
     "Processing": ("CreateProcessingJob", "ProcessingJobName", "DescribeProcessingJob"),
+    "Tuning": (
+        "CreateHyperParameterTuningJob",
+        "HyperParameterTuningJobName",
+        "DescribeHyperParameterTuningJob",
+    ),
     "Transform": ("CreateTransformJob", "TransformJobName", "DescribeTransformJob"),
     "Model": ("CreateModel", "ModelName", "DescribeModel"),
     "RegisterModel": ("CreateModelPackage", "ModelPackageName", "DescribeModelPackage"),
