@@ -113,7 +113,7 @@ class TransformConfig:
         at_least("transform.instance_count", self.instance_count, 1)
         if not 1 <= self.max_payload_mb <= 100:
             raise OptionError(
-                "transform.max_payload_mb must be 1..100", received=self.max_payload_mb
+                "transform.max_payload_mb must be 1 to 100", received=self.max_payload_mb
             )
 
 
