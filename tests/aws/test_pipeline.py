@@ -147,7 +147,13 @@ def test_a_transform_of_a_split():
     (decide,) = (step for step in value["Steps"] if step["Name"] == "Decide")
     names = [step["Name"] for step in decide["Arguments"]["IfSteps"]]
     assert names == ["Register-RegisterModel", "Model", "Transform"]
-    source = by_name(value)["Transform"]["Arguments"]["TransformInput"]["DataSource"]
+    transform = by_name(value)["Transform"]["Arguments"]
+    source = transform["TransformInput"]["DataSource"]
+    # AWS takes the frames away from records that it sends one by one.
+    assert (transform["BatchStrategy"], transform["TransformOutput"]["AssembleWith"]) == (
+        "MultiRecord",
+        "None",
+    )
     # Not all that begins as the split is called.
     assert source["S3DataSource"]["S3Uri"]["Std:Join"]["Values"][1] == "/"
     with pytest.raises(OptionError, match=r"transform\.split must be a split of the data"):

@@ -197,7 +197,18 @@ def test_moto_keeps_an_endpoint_and_what_scales_it(monkeypatch):
         ]
 
 
-def test_the_newest_model_of_a_state(monkeypatch):
+def test_an_endpoint_that_goes_back_to_the_model_before(monkeypatch):
+    wanted = load("endpoint=")
+    with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
+        serving.deploy(wanted, serving.requests(wanted, PACKAGE), session)
+        client = session.client("sagemaker")
+        monkeypatch.setattr(client, "update_endpoint", lambda **request: None, raising=False)
+        monkeypatch.setattr(session, "client", lambda name: client)
+        with pytest.raises(TfdistError, match="come up with the new model, but found the one be"):
+            serving.deploy(wanted, serving.requests(wanted, PACKAGE[:-1] + "2"), session)
+
+
+def test_the_newest_model_of_a_state():
     wanted = load()
     with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
         client = session.client("sagemaker")

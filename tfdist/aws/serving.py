@@ -10,7 +10,7 @@ from tfdist.aws import images, training
 from tfdist.aws.channels import Shape
 from tfdist.aws.config import Config
 from tfdist.aws.sections import EndpointConfig, TransformConfig
-from tfdist.aws.upload import sending
+from tfdist.aws.upload import UploadError, sending
 from tfdist.aws.validate import Problem, check_request
 from tfdist.errors import DataError, OptionError
 
@@ -206,6 +206,12 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
         else:
             client.create_endpoint(**endpoint)
         client.get_waiter("endpoint_in_service").wait(EndpointName=config.name)
+        found = client.describe_endpoint(EndpointName=config.name)
+        if found["EndpointConfigName"] != endpoint["EndpointConfigName"]:
+            raise UploadError(
+                "the endpoint must come up with the new model",
+                received=f"the one before, to which AWS went back: {found.get('FailureReason')}",
+            )
         target = _scaled(config)
         if scales:
             scaling.register_scalable_target(**made["RegisterScalableTarget"])
