@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from tfdist.compat import prefer_keras_2
+from tfdist.compat import follow_program, prefer_keras_2
 
 __version__ = "0.2.0"
 
@@ -39,6 +39,7 @@ __all__ = ["__version__", *_LAZY]
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    follow_program(os.environ)
     module, attribute = _LAZY[name]
     loaded = importlib.import_module(module)
     value = loaded if attribute is None else getattr(loaded, attribute)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,9 @@ def _load(model: Any, path: str) -> None:
     keras_log.addFilter(_is_of_weights)
     try:
         check_reads_no_others(Path(path))
-        model.load_weights(path)
+        with warnings.catch_warnings():  # Where Keras 3 tells what Keras 2 logs.
+            warnings.filterwarnings("ignore", ".* loading for optimizer")
+            model.load_weights(path)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"--weights must be those of model '{model.name}', in a file that Keras wrote "

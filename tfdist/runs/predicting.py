@@ -114,6 +114,7 @@ def predict(
     """
     where, note = ranks.asked(
         "tfdist.predict",
+        model,
         strategy,
         options,
         workers=workers,

@@ -46,6 +46,7 @@ class DataOptions:
 
 
 _Self = TypeVar("_Self", bound="Strategy")
+_T = TypeVar("_T")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
 
@@ -181,6 +182,17 @@ class Strategy(abc.ABC):
 
         return run(step, data, model, self.name, **options)
 
+    def _entered(self, engine: _T | None) -> _T:
+        """Returns what ``start`` has made. Raises OptionError: it was not called."""
+        if engine is None:
+            raise OptionError(
+                f"strategy '{self.name}' must be entered before it builds or reads",
+                received="a call outside of its with block",
+                mend=f"Write: with tfdist.strategy('{self.name}') as strategy:, and build, read "
+                "and fit below it",
+            )
+        return engine
+
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self
@@ -240,17 +252,13 @@ def _refuse_other_keras(model: Any) -> None:
     }
     if isinstance(model, tf.keras.Model) or not packages & {"keras", "tf_keras"}:
         return
-    if uses_keras_3():
-        raise ModelError(
-            "a model must be one of tf.keras, which is Keras 3 here",
-            received="a model of Keras 2 (tf_keras)",
-            mend="Import it with: import keras; or leave TF_USE_LEGACY_KERAS out, for Keras 2",
-        )
+    keras_2, keras_3 = "Keras 2 (import tf_keras)", "Keras 3 (import keras)"
+    here, other = (keras_3, keras_2) if uses_keras_3() else (keras_2, keras_3)
     raise ModelError(
-        "a model must be one of tf.keras, which is Keras 2 here",
-        received="a model of Keras 3 (import keras)",
-        mend="Import it with: from tensorflow import keras; or set TF_USE_LEGACY_KERAS=0 in the "
-        "environment, for Keras 3 (docs/keras-3.md)",
+        f"a model must be one of tf.keras, which is {here} here",
+        received=f"a model of {other}",
+        mend="Import one of the two in the whole program, by its own name, before anything uses "
+        "tf.keras (docs/keras-3.md)",
     )
 
 
