@@ -239,29 +239,6 @@ class OfGlobalBatches(Strategy):
         """Returns what ``dataset`` does."""
 
 
-def _refuse_other_keras(model: Any) -> None:
-    """Raises:
-    ModelError: it is a model of that Keras, 2 or 3, which ``tf.keras`` is not here.
-    """
-    import tensorflow as tf
-
-    packages = {
-        kind.__module__.partition(".")[0]
-        for kind in type(model).__mro__
-        if kind.__name__ == "Model"
-    }
-    if isinstance(model, tf.keras.Model) or not packages & {"keras", "tf_keras"}:
-        return
-    keras_2, keras_3 = "Keras 2 (import tf_keras)", "Keras 3 (import keras)"
-    here, other = (keras_3, keras_2) if uses_keras_3() else (keras_2, keras_3)
-    raise ModelError(
-        f"a model must be one of tf.keras, which is {here} here",
-        received=f"a model of {other}",
-        mend="Import one of the two in the whole program, by its own name, before anything uses "
-        "tf.keras (docs/keras-3.md)",
-    )
-
-
 def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     """Returns the compiled model that ``model_fn`` is or returns.
 
@@ -274,11 +251,12 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     import tensorflow as tf
 
     from tfdist.training.compiled import check_optimizer
-    from tfdist.training.keras_api import is_built
+    from tfdist.training.keras_api import compiled_losses, is_built, listed_metrics
     from tfdist.training.model_path import check_no_arguments
+    from tfdist.training.refusals import refuse_other_keras
     from tfdist.training.unbuilt import can_be_built
 
-    _refuse_other_keras(model_fn)
+    refuse_other_keras("a model", model_fn)
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
         if not callable(model_fn):
@@ -290,7 +268,7 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
         name = getattr(model_fn, "__name__", "model_fn")
         check_no_arguments(model_fn, name)
         model = model_fn()
-        _refuse_other_keras(model)
+        refuse_other_keras("a model", model)
         if not isinstance(model, tf.keras.Model):
             raise ModelError(
                 f"{name} must return a compiled Keras model",
@@ -304,6 +282,8 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
             mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
         )
     check_optimizer(model)
+    refuse_other_keras("a loss", *tf.nest.flatten(compiled_losses(model)))
+    refuse_other_keras("a metric", *listed_metrics(model))
     if not is_built(model) and not (may_be_unbuilt and can_be_built(model)):
         raise ModelError(
             "a model must know its input shape before a strategy can build it",
