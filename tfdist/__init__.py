@@ -25,6 +25,7 @@ _LAZY = {
     "on_chief": ("tfdist.training.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
+    "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),
     "verify": ("tfdist.runs.verifying", "verify"),
     "decompose": ("tfdist.export", "decompose"),

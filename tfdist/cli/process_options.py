@@ -51,7 +51,8 @@ def where_options(command: Callable) -> Callable:
     def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
         names = [field.name for field in fields(Where) if field.name in given]
         processes = {name: given.pop(name) for name in names}
-        follow_program(os.environ, given["model"].rpartition(":")[0])
+        if given["model"] is not None:
+            follow_program(os.environ, given["model"].rpartition(":")[0])
         strategy, note = chosen(strategy, processes["workers"])
         if note is not None:
             click.echo(note)
