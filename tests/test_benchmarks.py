@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiers import long
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 _SHARED = {"__main__", "apart", "device_bytes", "machine", "pairs", "steps_in_turn"}
-_OTHERS = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - _SHARED - {"records"})
+_ALL = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - _SHARED)
 
 _CONTRACT = """
 import importlib, inspect
@@ -50,11 +49,12 @@ def test_every_module_can_be_run_quickly_or_in_full(run_python):
     lines = run_python("-c", _CONTRACT).splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["[('quick', False)]"] * len(lines)
     modules = {line.partition(" ")[0] for line in lines}
-    assert modules == {"records", *_OTHERS}
+    assert modules == set(_ALL)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(620)
-@pytest.mark.parametrize("name", ["records", *long(*_OTHERS)])
+@pytest.mark.parametrize("name", _ALL)
 def test_a_quick_run_prints_a_table_and_writes_json(run_python, tmp_path, name):
     printed = run_python("-m", "benchmarks", "--quick", "--only", name)
     [path] = (tmp_path / "benchmarks" / "results").glob("*")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tfdist.compat import versions
+from tfdist.compat import keras, versions
 from tfdist.errors import EngineMissingError
 
 _PROGRAM = """
@@ -161,3 +161,43 @@ def run_program(program: str, environ: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ({"main.py": "import keras"}, "0"),
+        ({"main.py": "def f():\n    from keras.layers import Dense"}, "0"),
+        ({"main.py": "import tf_keras as keras"}, "1"),
+        ({"main.py": "from tensorflow import keras\nimport keras_hub"}, None),
+        ({"main.py": "import keras\nimport tf_keras"}, None),
+        (
+            {"main.py": "from a.b import c", "a/b.py": "import d", "d.py": "import keras"},
+            "0",
+        ),
+        ({"main.py": "from . import a", "a/__init__.py": "import main, keras.ops"}, "0"),
+        ({"main.py": "not Python"}, None),
+    ],
+)
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_a_program_is_of_the_keras_that_it_imports(tmp_path, monkeypatch, files, chosen, variable):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(keras, "_is_settled", lambda: False)
+    monkeypatch.setattr(keras.sys, "path", [""])
+    monkeypatch.chdir(tmp_path)
+    for place in ("main.py", "main"):
+        environ = {keras.VARIABLE: variable}
+        keras.follow_program(environ, place)
+        assert environ == {keras.VARIABLE: chosen or variable}
+
+
+def test_a_keras_that_is_in_use_stays(tmp_path):
+    import tensorflow as tf
+
+    (tmp_path / "main.py").write_text("import keras")
+    assert tf.keras.Model
+    environ = {keras.VARIABLE: "1"}
+    keras.follow_program(environ, str(tmp_path / "main.py"))
+    assert environ == {keras.VARIABLE: "1"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from tfdist.compat import prefer_keras_2
+from tfdist.compat import follow_program, prefer_keras_2
 
 __version__ = "0.2.0"
 
@@ -25,6 +25,7 @@ _LAZY = {
     "on_chief": ("tfdist.training.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
+    "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),
     "verify": ("tfdist.runs.verifying", "verify"),
     "decompose": ("tfdist.export", "decompose"),
@@ -39,6 +40,7 @@ __all__ = ["__version__", *_LAZY]
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    follow_program(os.environ)
     module, attribute = _LAZY[name]
     loaded = importlib.import_module(module)
     value = loaded if attribute is None else getattr(loaded, attribute)

@@ -7,6 +7,7 @@ import pytest
 pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(280)]
 
 
+@pytest.mark.long
 def test_a_rehearsal_goes_on_without_a_restart(run_cli, shards, model_file):
     done = run_cli(
         *("rehearse", "--strategy", "horovod", "--workers", 2, "--min-workers", 1),

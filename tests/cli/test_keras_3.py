@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import pytest
 
@@ -45,7 +46,7 @@ def _one_line(done) -> str:
     assert done.returncode == 2, done.stdout
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"{VARIABLE}=1" in done.stderr
+    assert "Import tf_keras in place of keras" in done.stderr
     return done.stderr
 
 
@@ -73,3 +74,25 @@ def test_another_backend_is_refused(run):
     done = run("inspect", "nowhere", KERAS_BACKEND="jax")
     assert done.returncode == 2
     assert "Keras 3 must run on TensorFlow, but found KERAS_BACKEND=jax" in done.stderr
+
+
+@pytest.mark.parametrize(("package", "keras"), [("keras", "3"), ("tf_keras", "2")])
+def test_a_model_is_of_the_keras_that_its_file_imports(
+    run_cli, shell_environ, shards, tmp_path, package, keras
+):
+    """Whatever the variable says; in the file of the model, or in one beside it."""
+    (tmp_path / "parts.py").write_text(f"import {package} as keras\n")
+    (tmp_path / "net.py").write_text(
+        "from parts import keras\n"
+        "def model_fn():\n"
+        "    layers = [keras.Input((8,)), keras.layers.Dense(10, 'softmax')]\n"
+        "    model = keras.Sequential(layers)\n"
+        "    model.compile('adam', 'sparse_categorical_crossentropy')\n"
+        "    return model\n"
+    )
+    other = shell_environ | {VARIABLE: "1" if keras == "3" else "0"}
+    where = ("--model", f"{tmp_path}/net.py:model_fn", "--data", shards, "--epochs", 1)
+    done = run_cli("train", *where, "--output", tmp_path / "run", env=other)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "run/model.keras") as file:
+        assert json.loads(file.read("metadata.json"))["keras_version"].startswith(f"{keras}.")

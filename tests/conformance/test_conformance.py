@@ -287,7 +287,7 @@ ROWS = (
         num_replicas=2,
         batches="two_processes",
         only=_OF_TWO_RANKS,
-        short=_OF_TWO_RANKS_SHORT,
+        short=(),
     ),
     Row(
         strategy="pipeline",
@@ -313,6 +313,7 @@ ROWS = (
         num_replicas=1,
         batches="a_round",
         models=("convnet",),
+        short=(),
     ),
 )
 

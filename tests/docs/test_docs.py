@@ -76,7 +76,19 @@ def test_python_runs(page, of_python):
     assert of_python[blocks.name_of(page)] == ""
 
 
-@pytest.mark.parametrize("page", blocks.pages_with("sh"), ids=blocks.name_of)
+#: What runs engines that other tests start just so.
+_LONG = ("docs/installing.md", "docs/strategies/federated.md")
+_SHELL = blocks.pages_with("sh")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if blocks.name_of(page) in _LONG else [])
+        for page in _SHELL
+    ],
+    ids=map(blocks.name_of, _SHELL),
+)
 def test_shell_lines_run(page, project, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "digits").symlink_to(project / "data" / "digits")

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, OptionError
+from tfdist.strategies import REGISTRY
 from tfdist.training import chief_only
 
 keras = tf.keras
@@ -25,6 +26,12 @@ def of_units(units: int, *more: int, **named: int) -> keras.Model:
 class Other(type("Model", (), {"__module__": "keras.src.models.model"})):  # As of `import keras`.
     def __call__(self, inputs: object) -> object:
         return inputs
+
+
+@pytest.mark.parametrize("name", sorted({*REGISTRY} - {"single"}))
+def test_a_strategy_that_was_not_entered_is_one_line(name):
+    with pytest.raises(OptionError, match=f"'{name}' must be entered .* Write: with tfdist"):
+        tfdist.strategy(name).build(model_fn)
 
 
 def test_a_parameter_with_a_default_is_none_that_is_needed():
@@ -46,6 +53,6 @@ def test_a_function_that_needs_arguments():
 def test_a_model_of_the_keras_that_is_not_in_use(given):
     with (
         tfdist.strategy("single") as strategy,
-        pytest.raises(ModelError, match=r"of Keras 3 \(import keras\).*TF_USE_LEGACY_KERAS=0"),
+        pytest.raises(ModelError, match=r"found Other of Keras 3 \(import keras\)\. Import one"),
     ):
         strategy.build(given)

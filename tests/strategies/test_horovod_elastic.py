@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiers import long
 
 from tfdist.strategies.horovod.ring import Ring, World
 from tfdist.training.elastic import ProcessLost
@@ -159,7 +158,8 @@ def test_the_chief_is_lost_and_a_worker_joins(tmp_path):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("after", ["met", *long("connect")])
+@pytest.mark.long
+@pytest.mark.parametrize("after", ["met", "connect"])
 def test_losses_while_the_ranks_meet(tmp_path, after):
     """``elastic_moments.py`` tries as many as it is told to; here two, with two losses each."""
     moment = elastic_moments.Moment(after, 1, (0.0, 0.3))

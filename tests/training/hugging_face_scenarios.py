@@ -94,7 +94,7 @@ def assert_trains_as_one_device(
     return model
 
 
-@scenario
+@scenario(long=True)
 def bert_with_the_loss_that_it_has_itself(strategy, folder):
     def model_fn():
         config = transformers.BertConfig(**BERT, **SHARED)

@@ -131,7 +131,7 @@ def on_a_full_disk(write: Any) -> Any:
     return limited
 
 
-@scenario("horovod", "multi_worker")
+@scenario("horovod", "multi_worker", long=True)
 def a_rank_that_cannot_write_leaves_all_as_it_was(strategy, folder):
     for number, (kind, divides, model_fn) in enumerate(kinds(strategy)):
         here, full = folder / kind, number % 2  # One rank, then the other.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.strategies.single import Alone
 from tfdist.training.binding import Binding
-from tfdist.training.callbacks import JobCallbacks
+from tfdist.training.callbacks import JobCallbacks, for_process
 
 keras = tf.keras
 
@@ -41,3 +43,11 @@ def test_those_that_watch_a_silent_fit_hear_of_its_batches():
     model.fit(x, y, batch_size=2, callbacks=chain, verbose=0)
     assert later.batches == [("train", 0), ("train", 1)]
     assert len(watcher.batches) == 4
+
+
+def test_a_callback_of_the_other_keras_is_one_line():
+    root = {"keras": "tf_keras", "tf_keras": "keras"}[keras.Model.__module__.partition(".")[0]]
+    other = type("Early", (), {"__module__": f"{root}.src.callbacks.early"})
+    own = type("Own", (other,), {})
+    with pytest.raises(ModelError, match=r"a callback must be of tf\.keras, .* found Own of Keras"):
+        for_process([own()], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from tfdist.cli import completion
 from tfdist.cli.launch import Seconds, elastic_options, ps_option, warn_without_srun
+from tfdist.compat import follow_program
 from tfdist.launch import jobs
 from tfdist.launch.jobs import Where
 from tfdist.runs.ranks import chosen
@@ -49,6 +51,8 @@ def where_options(command: Callable) -> Callable:
     def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
         names = [field.name for field in fields(Where) if field.name in given]
         processes = {name: given.pop(name) for name in names}
+        if given["model"] is not None:
+            follow_program(os.environ, given["model"].rpartition(":")[0])
         strategy, note = chosen(strategy, processes["workers"])
         if note is not None:
             click.echo(note)

@@ -11,12 +11,13 @@ from tfdist.compat.engines import (
     import_mesh_tensorflow,
     import_tensorflow_federated,
 )
-from tfdist.compat.keras import is_keras, keras_source, prefer_keras_2
+from tfdist.compat.keras import follow_program, is_keras, keras_source, prefer_keras_2
 from tfdist.compat.tensorflow import import_tensorflow
 from tfdist.compat.versions import check_versions, refuse_keras_3, uses_keras_3
 
 __all__ = [
     "check_versions",
+    "follow_program",
     "import_horovod",
     "import_mesh_tensorflow",
     "import_tensorflow",

@@ -1,14 +1,18 @@
 """Which Keras ``tf.keras`` is: Keras 2 (``tf_keras``) or Keras 3 (``keras``).
 
 TensorFlow takes Keras 3, unless a variable of the environment says otherwise.
-Keras 3 knows no parameter servers (keras#18624), so tfdist takes Keras 2 unless it is told not to.
+Keras 3 knows no parameter servers (keras#18624), so tfdist takes Keras 2 unless it is told not to:
+by that variable, or by a program that imports Keras by its own name.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import sys
 from collections.abc import MutableMapping
+from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
@@ -16,7 +20,7 @@ VARIABLE = "TF_USE_LEGACY_KERAS"
 KERAS_2 = ("1", "true", "True")
 #: What tfdist takes for a wish of Keras 3; nothing at all may be an oversight.
 KERAS_3 = ("0", "false", "False")
-_ROOTS = ("keras", "tf_keras")
+_VALUES = {"keras": "0", "tf_keras": "1"}
 
 
 def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
@@ -28,9 +32,77 @@ def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(VARIABLE, "1")
 
 
+def follow_program(environ: MutableMapping[str, str], place: str | None = None) -> None:
+    """Has ``tf.keras`` be the Keras that a program imports, whatever was said before.
+
+    ``import keras`` means Keras 3 and ``import tf_keras`` Keras 2; ``tf.keras`` alone, or both,
+    leaves it as it is. No module is run for it: the program is read, with what it imports of its
+    own folder. Where ``tf.keras`` is in use already, it stays what it is.
+
+    Args:
+        place: a file of Python or the name of a module; None: the program that is running.
+    """
+    if _is_settled():
+        return
+    main = sys.modules["__main__"]
+    place = place or getattr(main, "__file__", None)
+    if place is not None:
+        found = _imported_by(place, Path(sys.path[0] or "."))
+    else:  # Cells of a notebook.
+        modules = [value for value in vars(main).values() if type(value) is ModuleType]
+        found = {module.__name__ for module in modules} & {*_VALUES}
+    if len(found) == 1:
+        environ[VARIABLE] = _VALUES[min(found)]
+
+
+def _is_settled() -> bool:
+    """Whether TensorFlow has looked, and ``tf.keras`` cannot become another one."""
+    tensorflow = sys.modules.get("tensorflow")
+    lazy = vars(tensorflow).get("keras") if tensorflow is not None else None
+    return lazy is not None and vars(lazy).get("_tfll_initialized", True)
+
+
+def _imported_by(place: str, folder: Path) -> set[str]:
+    """Returns "keras" and "tf_keras" where a file or module, or what lies beside it, imports them.
+
+    Args:
+        folder: of further modules of the program.
+    """
+    found, files = set(), _files_of(place, [folder])
+    for file in files:  # Which grow.
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, ValueError, SyntaxError):
+            continue  # Told where it is run.
+        for node in ast.walk(tree):
+            names, beside = [], [file.parent, folder]
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                start = f"{node.module}." if node.module else ""
+                names = [start, *(start + each.name for each in node.names)]
+                if node.level:
+                    beside = [file.parents[node.level - 1]]
+            roots = {name.partition(".")[0] for name in names}
+            found |= roots & {*_VALUES}
+            if not roots & {*_VALUES, "tfdist"}:
+                beside = [each for name in names for each in _files_of(name, beside)]
+                files += [each for each in beside if each not in files]
+    return found
+
+
+def _files_of(name: str, folders: list[Path]) -> list[Path]:
+    """Returns the files of a module that lie in these folders, or the file of this name."""
+    if name.endswith(".py"):
+        return [Path(name)]
+    places = [folder.joinpath(*name.split(".")) for folder in folders if name]
+    tried = [path for each in places for path in (Path(f"{each}.py"), each / "__init__.py")]
+    return [path for path in tried if path.is_file()]
+
+
 def is_keras(module: str) -> bool:
     """Whether the module of this name is one of Keras' own."""
-    return module.partition(".")[0] in _ROOTS
+    return module.partition(".")[0] in _VALUES
 
 
 def keras_source(name: str) -> ModuleType:

@@ -72,8 +72,9 @@ def refuse_keras_3(what: str, *, otherwise: str = "") -> None:
     if uses_keras_3():
         raise EngineMissingError(
             f"{what} must have models of Keras 2",
-            received=f"Keras {keras_version()}, by {VARIABLE}={os.environ.get(VARIABLE)}",
-            mend=f"Set {VARIABLE}=1{otherwise}",
+            received=f"Keras {keras_version()}",
+            mend="Import tf_keras in place of keras, and leave "
+            f"{VARIABLE}={os.environ.get(VARIABLE)} out{otherwise}",
         )
 
 

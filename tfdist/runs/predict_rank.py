@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -21,11 +22,15 @@ from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
 from tfdist.training import model_path
 
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+    from tfdist.training.training_data import TrainingData
+
 tf = import_tensorflow()
 _BETWEEN_S = 0.2
 
 
-class _Progress(tf.keras.callbacks.Callback):
+class Progress(tf.keras.callbacks.Callback):
     """Tells the command how far this rank is."""
 
     def __init__(self, steps: int):
@@ -39,22 +44,32 @@ class _Progress(tf.keras.callbacks.Callback):
             self._told_at = now
             emit({"event": "step", "step": batch + 1, "steps": self._steps})
 
+    on_test_batch_end = on_predict_batch_end
 
-def predict(config: dict[str, Any]) -> None:
+
+def trained(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
+    """Returns a model with the weights of its training, and the records that it is to see."""
     from tfdist.training.unbuilt import build_now
 
+    emit({"event": "ready", "long": True})
+    model = strategy.build(model_path.load(config["model"]))
+    # Strategies of other packages may not know it: given only where asked for.
+    padded = {} if config["pad_to"] is None else {"pad_to": config["pad_to"]}
+    data = strategy.dataset(
+        config["data"], global_batch_size=config["global_batch_size"], training=False, **padded
+    )
+    build_now(model, data)
+    _load(model, config["weights"])
+    return model, data
+
+
+def predict(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
-        emit({"event": "ready", "long": True})
-        model = strategy.build(model_path.load(config["model"]))
-        data = strategy.dataset(
-            config["data"], global_batch_size=config["global_batch_size"], training=False
-        )
-        build_now(model, data)
+        model, data = trained(strategy, config)
         path = Path(config["output"])
         _check_fits(path, _known_outputs(model))
-        _load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
-        progress = _Progress(data.steps_per_epoch)
+        progress = Progress(data.steps_per_epoch)
         outputs = _named(model, model.predict(data, verbose=0, callbacks=[progress]))
         if strategy.topology.is_chief:
             if path.suffix in TABLES:
@@ -78,7 +93,9 @@ def _load(model: Any, path: str) -> None:
     keras_log.addFilter(_is_of_weights)
     try:
         check_reads_no_others(Path(path))
-        model.load_weights(path)
+        with warnings.catch_warnings():  # Where Keras 3 tells what Keras 2 logs.
+            warnings.filterwarnings("ignore", ".* loading for optimizer")
+            model.load_weights(path)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"--weights must be those of model '{model.name}', in a file that Keras wrote "

@@ -114,6 +114,7 @@ def predict(
     """
     where, note = ranks.asked(
         "tfdist.predict",
+        model,
         strategy,
         options,
         workers=workers,
@@ -165,6 +166,7 @@ def carry_out(
             "data": shards,
             "keys": keys,
             "trained_on": training,
+            "pad_to": None,
             "output": os.path.abspath(output),
             "strategy": where.strategy,
             "options": where.options,
@@ -245,16 +247,23 @@ def _as_shards(
         yield str(folder / "shards"), {"column": keys.column, "file": str(names)}
 
 
+def check_weights(weights: Path, what: str) -> None:
+    """Raises:
+    OptionError: no such file.
+    """
+    if not weights.is_file():
+        raise OptionError(
+            f"{what} must be a file that Keras wrote",
+            received=f"{weights}, which is none",
+            mend="Give the model.keras in the output of a training",
+        )
+
+
 def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
     """Raises:
     OptionError: no such weights, or an output that cannot be written or must not be replaced.
     """
-    if not weights.is_file():
-        raise OptionError(
-            "--weights must be a file that Keras wrote",
-            received=f"{weights}, which is none",
-            mend="Give the model.keras in the output of a training",
-        )
+    check_weights(weights, "--weights")
     if output.suffix not in _SUFFIXES:
         known = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise OptionError(f"--output must end with {known}", received=str(output))

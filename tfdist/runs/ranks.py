@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from tfdist.compat import check_versions
+from tfdist.compat import check_versions, follow_program
 from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.launch.jobs import Where
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.runs import user_errors
 from tfdist.strategies import check_options
+from tfdist.training import model_path
 from tfdist.training.options import check_count, check_deadline
 
 _USER_ERROR = 2
@@ -42,12 +43,13 @@ def chosen(strategy: str, workers: int | None) -> tuple[str, str | None]:
 
 
 def asked(
-    call: str, strategy: str, options: Mapping[str, Any] | None, **processes: Any
+    call: str, model: Any, strategy: str, options: Mapping[str, Any] | None, **processes: Any
 ) -> tuple[Where, str | None]:
     """Returns what a call from Python asks for, and what to say of the choice; see ``chosen``.
 
     Args:
         call: as its user writes it, such as "tfdist.train".
+        model: as ``tfdist.train`` takes it.
         strategy: a registered name, or "auto".
         options: of the strategy.
         processes: the other attributes of ``Where``.
@@ -56,8 +58,9 @@ def asked(
         OptionError: it cannot be had, or a rank asks for it.
         EngineMissingError: the TensorFlow or the Keras here is none that it runs on.
     """
-    check_versions()
     _refuse_within_rank(call)
+    follow_program(os.environ, model_path.of(model).rpartition(":")[0])
+    check_versions()
     name, note = chosen(strategy, processes.get("workers"))
     where = Where(strategy=name, options=dict(options or {}), **processes)
     check_options(name, where.options)

@@ -188,6 +188,7 @@ def train(
     """
     where, note = ranks.asked(
         "tfdist.train",
+        model,
         strategy,
         options,
         workers=workers,

@@ -96,6 +96,7 @@ def verify(
         )
     where, note = ranks.asked(
         "tfdist.verify",
+        model_fn,
         strategy,
         options,
         workers=workers,

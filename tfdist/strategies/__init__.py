@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tfdist import topology
-from tfdist.compat import check_versions
+from tfdist.compat import check_versions, follow_program
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.strategies.registry import (
     REGISTRY,
@@ -72,6 +73,7 @@ def strategy(name: str, **options: Any) -> Strategy:
             print(f"tfdist: strategy '{name}', because {reason}", flush=True)
     cls = strategy_class(name)
     check_options(name, options)
+    follow_program(os.environ)
     check_versions()
     check_takes_keras(name)
     return cls(**options)

@@ -46,6 +46,7 @@ class DataOptions:
 
 
 _Self = TypeVar("_Self", bound="Strategy")
+_T = TypeVar("_T")
 ModelOrFn = "Callable[[], tf.keras.Model] | tf.keras.Model"
 
 
@@ -181,6 +182,17 @@ class Strategy(abc.ABC):
 
         return run(step, data, model, self.name, **options)
 
+    def _entered(self, engine: _T | None) -> _T:
+        """Returns what ``start`` has made. Raises OptionError: it was not called."""
+        if engine is None:
+            raise OptionError(
+                f"strategy '{self.name}' must be entered before it builds or reads",
+                received="a call outside of its with block",
+                mend=f"Write: with tfdist.strategy('{self.name}') as strategy:, and build, read "
+                "and fit below it",
+            )
+        return engine
+
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self
@@ -227,33 +239,6 @@ class OfGlobalBatches(Strategy):
         """Returns what ``dataset`` does."""
 
 
-def _refuse_other_keras(model: Any) -> None:
-    """Raises:
-    ModelError: it is a model of that Keras, 2 or 3, which ``tf.keras`` is not here.
-    """
-    import tensorflow as tf
-
-    packages = {
-        kind.__module__.partition(".")[0]
-        for kind in type(model).__mro__
-        if kind.__name__ == "Model"
-    }
-    if isinstance(model, tf.keras.Model) or not packages & {"keras", "tf_keras"}:
-        return
-    if uses_keras_3():
-        raise ModelError(
-            "a model must be one of tf.keras, which is Keras 3 here",
-            received="a model of Keras 2 (tf_keras)",
-            mend="Import it with: import keras; or leave TF_USE_LEGACY_KERAS out, for Keras 2",
-        )
-    raise ModelError(
-        "a model must be one of tf.keras, which is Keras 2 here",
-        received="a model of Keras 3 (import keras)",
-        mend="Import it with: from tensorflow import keras; or set TF_USE_LEGACY_KERAS=0 in the "
-        "environment, for Keras 3 (docs/keras-3.md)",
-    )
-
-
 def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     """Returns the compiled model that ``model_fn`` is or returns.
 
@@ -266,11 +251,12 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     import tensorflow as tf
 
     from tfdist.training.compiled import check_optimizer
-    from tfdist.training.keras_api import is_built
+    from tfdist.training.keras_api import compiled_losses, is_built, listed_metrics
     from tfdist.training.model_path import check_no_arguments
+    from tfdist.training.refusals import refuse_other_keras
     from tfdist.training.unbuilt import can_be_built
 
-    _refuse_other_keras(model_fn)
+    refuse_other_keras("a model", model_fn)
     model = model_fn
     if not isinstance(model_fn, tf.keras.Model):
         if not callable(model_fn):
@@ -282,7 +268,7 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
         name = getattr(model_fn, "__name__", "model_fn")
         check_no_arguments(model_fn, name)
         model = model_fn()
-        _refuse_other_keras(model)
+        refuse_other_keras("a model", model)
         if not isinstance(model, tf.keras.Model):
             raise ModelError(
                 f"{name} must return a compiled Keras model",
@@ -296,6 +282,8 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
             mend="Call model.compile(optimizer, loss, metrics=...) in model_fn",
         )
     check_optimizer(model)
+    refuse_other_keras("a loss", *tf.nest.flatten(compiled_losses(model)))
+    refuse_other_keras("a metric", *listed_metrics(model))
     if not is_built(model) and not (may_be_unbuilt and can_be_built(model)):
         raise ModelError(
             "a model must know its input shape before a strategy can build it",

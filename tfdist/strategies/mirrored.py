@@ -141,13 +141,12 @@ class Mirrored(DataParallel):
         return self._step.approximations
 
     def connect(self) -> Collective:
-        assert self._strategy is not None, "start() comes first"
-        return _Mirrors(self._strategy)
+        return _Mirrors(self._entered(self._strategy))
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
-        with self._strategy.scope():
+        with self._entered(self._strategy).scope():
             model = called(model_fn, may_be_unbuilt=True)
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model
 

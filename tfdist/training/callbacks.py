@@ -15,6 +15,7 @@ from tfdist.training.checkpoint import keepers_among
 from tfdist.training.chief_only import is_on_chief
 from tfdist.training.collective import Collective
 from tfdist.training.elastic import ElasticCollective, Survival
+from tfdist.training.refusals import refuse_other_keras
 
 # Writers of files: several processes would write the same one.
 _CHIEF_ONLY = (tf.keras.callbacks.CSVLogger, tf.keras.callbacks.ProgbarLogger)
@@ -46,6 +47,7 @@ def for_process(
         OptionError: a callback that cannot know where in its data a fit goes on, or one that would
             wait for processes that do not have it.
     """
+    refuse_other_keras("a callback", *callbacks)
     for callback in callbacks:
         if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
             raise OptionError(

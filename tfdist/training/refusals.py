@@ -22,6 +22,28 @@ _ELEMENTWISE = (
 ELEMENTWISE_NAMES = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
 
 
+_KERASES = {"keras": "Keras 3 (import keras)", "tf_keras": "Keras 2 (import tf_keras)"}
+
+
+def refuse_other_keras(what: str, *things: Any) -> None:
+    """Raises:
+    ModelError: one of these things is of that Keras, 2 or 3, which ``tf.keras`` is not here.
+
+    Args:
+        what: they are, for people, such as "a callback".
+    """
+    here = tf.keras.Model.__module__.partition(".")[0]
+    for thing in things:
+        roots = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+        if here not in roots and roots & {*_KERASES}:
+            raise ModelError(
+                f"{what} must be of tf.keras, which is {_KERASES[here]} here",
+                received=f"{type(thing).__name__} of {_KERASES[min(roots & {*_KERASES})]}",
+                mend="Import one of the two in the whole program, by its own name, before "
+                "anything uses tf.keras (docs/keras-3.md)",
+            )
+
+
 def is_elementwise(optimizer: Any) -> bool:
     """Whether ``optimizer`` is one of Keras' own that updates each element by itself."""
     base = next((cls for cls in _ELEMENTWISE if isinstance(optimizer, cls)), None)

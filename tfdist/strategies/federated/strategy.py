@@ -166,6 +166,7 @@ class Federated(OneProcessStrategy):
             ModelError: BatchNormalization without ``batch_norm``, an optimizer that TFF does not
                 have, a schedule of the learning rate, or steps of the model's own.
         """
+        self._entered(self._engine)
         import tensorflow as tf
 
         from tfdist.strategies.federated import batch_norm
@@ -174,7 +175,6 @@ class Federated(OneProcessStrategy):
         from tfdist.training.assemble import assemble
         from tfdist.training.binding import Binding
 
-        assert self._engine is not None, "start() comes first"
         model = (
             clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
         )

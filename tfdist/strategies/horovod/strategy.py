@@ -177,7 +177,7 @@ class Horovod(DataParallel):
         from tfdist.strategies.horovod.elastic import ElasticRing
         from tfdist.strategies.horovod.ring import Ring
 
-        assert self._hvd is not None, "start() comes first"
+        engine = self._entered(self._hvd)
         options = {
             "op": self._op,
             "compression": self._compression,
@@ -185,9 +185,9 @@ class Horovod(DataParallel):
         }
         place = topology.current()
         if place.elastic_workers is None:
-            return Ring(self._hvd, self._world, **options)
+            return Ring(engine, self._world, **options)
         return ElasticRing(
-            self._hvd,
+            engine,
             self._world,
             driver=self._driver,
             planned=place.elastic_workers,

@@ -161,7 +161,7 @@ class Mesh(ModelParallel):
         from tfdist.training.precision import check_follows, policy
         from tfdist.training.refusals import refuse_own_metrics
 
-        assert self._devices is not None, "start() comes first"
+        self._entered(self._devices)
         # The whole of a large model fits on the host only.
         with tf.device("CPU:0"), policy(self.precision):
             model = called(model_fn)

@@ -190,14 +190,14 @@ class MultiWorker(DataParallel):
         return self._step.approximations
 
     def connect(self) -> Collective:
-        assert self._collective is not None, "start() comes first"
-        return self._collective
+        return self._entered(self._collective)
 
     def make_model(self, model_fn: ModelOrFn) -> Any:
         import tensorflow as tf
 
         # TensorFlow's own strategy would make whole weights, and mirror them.
         is_mirrored = not self._step.shards_weights
-        with self._collective.strategy.scope() if is_mirrored else contextlib.nullcontext():
+        collective = self.connect()
+        with collective.strategy.scope() if is_mirrored else contextlib.nullcontext():
             model = called(model_fn, may_be_unbuilt=True)
             return clone(model) if isinstance(model_fn, tf.keras.Model) else model

@@ -165,8 +165,7 @@ class ParameterServer(OfGlobalBatches):
         )
 
     def _connected(self) -> Cluster:
-        assert self._cluster is not None, "start() comes first"
-        return self._cluster
+        return self._entered(self._cluster)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         import tensorflow as tf

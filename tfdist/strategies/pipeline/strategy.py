@@ -152,7 +152,7 @@ class Pipeline(ModelParallel):
         from tfdist.training.refusals import refuse_own_metrics
         from tfdist.training.text import warn_of_padding
 
-        assert self._devices, "start() comes first"
+        self._entered(self._devices or None)
 
         graph = named = measured = None
 

@@ -32,13 +32,20 @@ def loss_shown(model: tf.keras.Model) -> Any:
     return model.compiled_loss._total_loss_mean
 
 
+def listed_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that ``model`` was compiled with, as they were given."""
+    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    return tf.nest.flatten(
+        [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+    )
+
+
 def given_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model``, of Keras 2, was compiled with as objects.
 
     They have their variables, and Keras lists them when it has called them.
     """
-    compiled = model.compiled_metrics
-    given = tf.nest.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    given = listed_metrics(model)
     return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
 
 
