@@ -16,7 +16,7 @@ from tfdist.aws.rehearsal.transform import run_transform
 from tfdist.aws.rehearsal.tuning import run_tuning
 from tfdist.aws.upload import sending
 from tfdist.aws.validate import AT_RUN_TIME
-from tfdist.errors import OptionError, TfdistError
+from tfdist.errors import TfdistError
 
 _EXECUTION_ID = "rehearsal"
 
@@ -106,11 +106,6 @@ class Rehearsal:
             "Model": self._make_model,
             "Transform": self._transform,
         }
-        if step["Type"] not in kinds:
-            raise OptionError(
-                f"a step of a rehearsal must be of type {', '.join(kinds)}, Condition or Fail",
-                received=step["Type"],
-            )
         return kinds[step["Type"]](step, self._known(step["Arguments"]))
 
     def _process(self, step: dict[str, Any], request: dict[str, Any]) -> str:
