@@ -199,15 +199,17 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
         if not _exists(client, "endpoint_config", settings["EndpointConfigName"]):
             client.create_endpoint_config(**settings)
         endpoint = made["CreateEndpoint"]
-        if _exists(client, "endpoint", config.name):
-            changed = {key: value for key, value in endpoint.items() if key != "Tags"}
-            # With scaling the number of instances is the load's.
-            client.update_endpoint(**changed, RetainAllVariantProperties=scales)
-        else:
+        called, new = {"EndpointName": config.name}, endpoint["EndpointConfigName"]
+        if not _exists(client, "endpoint", config.name):
             client.create_endpoint(**endpoint)
-        client.get_waiter("endpoint_in_service").wait(EndpointName=config.name)
-        found = client.describe_endpoint(EndpointName=config.name)
-        if found["EndpointConfigName"] != endpoint["EndpointConfigName"]:
+        elif client.describe_endpoint(**called)["EndpointConfigName"] != new:
+            # With scaling the number of instances is the load's.
+            client.update_endpoint(
+                **called, EndpointConfigName=new, RetainAllVariantProperties=scales
+            )
+        client.get_waiter("endpoint_in_service").wait(**called)
+        found = client.describe_endpoint(**called)
+        if found["EndpointConfigName"] != new:
             raise UploadError(
                 "the endpoint must come up with the new model",
                 received=f"the one before, to which AWS went back: {found.get('FailureReason')}",
