@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.aws import job
-from tfdist.errors import DivergedError
+from tfdist.errors import DivergedError, LaunchError
 from tfdist.launch import events
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
@@ -141,6 +142,44 @@ def test_best_model_callbacks_and_trackers(fit, folder, tmp_path, monkeypatch, c
     assert [step for step, _ in logged] == [1, 2]
     assert {"loss", "val_accuracy", "samples_per_s"} < logged[0][1].keys()
     assert "own 0\n" in capfd.readouterr().out
+
+
+_SLOW = """
+import time
+from tensorflow import keras
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.3)
+
+
+def callbacks():
+    return [Slow()]
+"""
+
+
+def kept_weights(model: Path) -> dict[tuple, np.ndarray]:
+    return {tuple(v.shape): v.numpy() for v in tf.saved_model.load(str(model / "1")).variables}
+
+
+def test_a_job_whose_time_ends_within_an_epoch_goes_on_from_there(fit, tmp_path, monkeypatch):
+    settings = _SETTINGS | {"checkpoint_every": 100, "checkpoint_dir": tmp_path / "kept"}
+    (tmp_path / "slow.py").write_text(_SLOW)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Of a command that ran in this process.
+    monkeypatch.setattr(job, "_seconds_left", lambda max_run_s: max_run_s / 10)
+    with pytest.raises(LaunchError, match=r"within training\.max_run_s, but found 4 s that"):
+        fit(**settings, max_run_s=4, callbacks=f"{tmp_path / 'slow.py'}:callbacks")
+    (kept,) = (path.stem for path in (tmp_path / "kept").glob("*.index"))
+    assert kept in ("ckpt-1", "ckpt-2")  # Of three steps.
+    (tmp_path / "model").rmdir()
+    (tmp_path / "output").rmdir()
+    resumed = kept_weights(fit(**settings, max_run_s=1000))
+    (tmp_path / "model").rename(tmp_path / "resumed")
+    (tmp_path / "output").rename(tmp_path / "before")
+    unbroken = kept_weights(fit(**_SETTINGS))
+    for shape, weight in unbroken.items():
+        np.testing.assert_array_equal(resumed[shape], weight)
 
 
 def test_a_job_begins_with_the_weights_of_a_file(fit, folder, tmp_path):

@@ -141,7 +141,8 @@ class TrainingConfig(Settings):
         framework_version: of TensorFlow, in AWS's image, as "2.21"; None for the newest. See
             tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
-        spot: use spot instances, with checkpoints kept in S3.
+        spot: use spot instances.
+        max_run_s: longest time of the job; one that keeps checkpoints writes one before it is over.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
         metrics: names of the model's loss and metrics to show in CloudWatch.
     """
@@ -201,6 +202,11 @@ class TrainingConfig(Settings):
                 "training.max_wait_s must be at least training.max_run_s",
                 received=f"{self.max_wait_s} for {self.max_run_s}",
             )
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the job keeps checkpoints in S3: on spot instances, and where it is asked to."""
+        return self.spot or self.checkpoint_every is not None
 
 
 @dataclass(frozen=True, kw_only=True)
