@@ -160,6 +160,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     options = parse(arguments)
     container = Container.from_environ(os.environ)
     place = topology.current()
+    _check_hosts(container, place)
     if options.tflite != "none":
         _exporter()  # Not after hours of training.
     _take_keras(options.keras)
@@ -175,6 +176,21 @@ def train(arguments: list[str], code_folder: Path) -> None:
         )
     with strategy:
         fit(strategy, options, container, code_folder)
+
+
+def _check_hosts(container: Container, place: topology.Topology) -> None:
+    """Raises:
+    OptionError: hosts that are paid for have no rank, and their part of the data no reader.
+    """
+    hosts = len(container.hosts)
+    if place.launcher == "mpi" and place.world_size < hosts * place.local_size:
+        wanted = str(hosts * place.local_size)
+        raise OptionError(
+            "a job of MPI must have ranks on each of its hosts",
+            received=f"{place.world_size} in all, of {place.local_size} on a host, for {hosts}",
+            mend="SDK 3's MPI starts those of one host alone: give it "
+            f"mpi_additional_options=['-np', '{wanted}']",
+        )
 
 
 def _take_keras(kind: int) -> None:
