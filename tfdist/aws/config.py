@@ -6,6 +6,7 @@ Every section is a dataclass; an unknown key is an error that lists the known on
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 import types
 import typing
@@ -230,6 +231,31 @@ class RegistrationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CostConfig:
+    """Numbers that change or that only a job shows, for ``tfdist aws cost``, as they were read.
+
+    Attributes:
+        spot_usd_per_hour: of one training instance, where ``training.spot`` is.
+        start_s: what is paid for before the first step: image, data and packages.
+        date: of both, the day on which they were read.
+    """
+
+    spot_usd_per_hour: float | None = None
+    start_s: float = 0.0
+    date: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("cost.spot_usd_per_hour", self.spot_usd_per_hour, 0)
+        _at_least("cost.start_s", self.start_s, 0)
+        if self.date is None and (self.start_s or self.spot_usd_per_hour is not None):
+            raise OptionError(
+                "cost must have the date of its numbers",
+                received="none",
+                mend="Write date: 2026-11-26",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """All of it.
 
@@ -253,6 +279,7 @@ class Config:
     registration: RegistrationConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     security: SecurityConfig = SecurityConfig()
+    cost: CostConfig = CostConfig()
     prices: str | None = None
     scripts: str = ""
 
