@@ -132,7 +132,7 @@ def strike(command, environ, ranks, on_line):
                 os.killpg(toolkit.pid, signal.SIGKILL)
 
 
-# Whose epoch of twelve steps takes longer than a job of 20 s.
+# Whose epoch of twelve steps takes longer than a job of 40 s.
 _SLOW = """
 import time
 from tensorflow import keras
@@ -140,7 +140,7 @@ from tensorflow import keras
 
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(2)
+        time.sleep(4)
 
 
 def callbacks():
@@ -151,8 +151,8 @@ _ENDS = {
     "spot": ((), "must end with success", strike),
     # No other checkpoint is due, and the last one stands within the first epoch.
     "max_run_s": (
-        ("training.max_run_s=20", "training.checkpoint_every=1000", "training.callbacks={}"),
-        "within training.max_run_s, but found 20 s",
+        ("training.max_run_s=40", "training.checkpoint_every=1000", "training.callbacks={}"),
+        "within training.max_run_s, but found 40 s",
         None,
     ),
 }
@@ -168,7 +168,7 @@ def unbroken(cloud):
     return weights(base)
 
 
-@pytest.mark.timeout(_TIMEOUT_S)
+@pytest.mark.timeout(2 * _TIMEOUT_S)
 @pytest.mark.long
 @pytest.mark.parametrize("end", _ENDS)
 def test_two_ranks_interrupted_and_resumed_reach_the_weights_of_an_unbroken_run(

@@ -321,6 +321,8 @@ def _ends_in_time(max_run_s: int | None) -> Iterator[None]:
     Raises:
         LaunchError: the fit was not over; its last checkpoint has been written.
     """
+    from tfdist.training import last_call
+
     if max_run_s is None:
         yield
         return
@@ -328,19 +330,20 @@ def _ends_in_time(max_run_s: int | None) -> Iterator[None]:
         max(0.0, _seconds_left(max_run_s)), os.kill, (os.getpid(), signal.SIGTERM)
     )
     notice.daemon = True
-    notice.start()
-    try:
-        yield
-    except SystemExit:
-        if not notice.finished.is_set():  # Another's notice, or another rank's.
-            raise
-        raise LaunchError(
-            "a training must end within training.max_run_s",
-            received=f"{max_run_s} s that are nearly over, and steps that are left",
-            mend="Start the job again, which goes on from its last checkpoint, or give more",
-        ) from None
-    finally:
-        notice.cancel()
+    with last_call.listening():  # Before the fit does: the time may be over already.
+        notice.start()
+        try:
+            yield
+        except SystemExit:
+            if not notice.finished.is_set():  # Another's notice, or another rank's.
+                raise
+            raise LaunchError(
+                "a training must end within training.max_run_s",
+                received=f"{max_run_s} s that are nearly over",
+                mend="Start the job again, which goes on from its last checkpoint, or give more",
+            ) from None
+        finally:
+            notice.cancel()
 
 
 def _seconds_left(max_run_s: int) -> float:
