@@ -25,6 +25,7 @@ _JOBS = {
     "multi_worker": (),
     "all": _ALL,
     "on demand": ("training.spot=false", "training.checkpoint_every=null"),
+    "no VPC": ("security={encrypt_between_containers: true}",),
     "horovod": ("training.strategy=horovod", "training.image_uri=image"),
 }
 # What ModelTrainer has no place for.
