@@ -6,6 +6,7 @@ Every section is a dataclass; an unknown key is an error that lists the known on
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 import types
 import typing
@@ -141,7 +142,8 @@ class TrainingConfig(Settings):
         framework_version: of TensorFlow, in AWS's image, as "2.21"; None for the newest. See
             tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
-        spot: use spot instances, with checkpoints kept in S3.
+        spot: use spot instances.
+        max_run_s: longest time of the job; one that keeps checkpoints writes one before it is over.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
         metrics: names of the model's loss and metrics to show in CloudWatch.
     """
@@ -202,6 +204,11 @@ class TrainingConfig(Settings):
                 received=f"{self.max_wait_s} for {self.max_run_s}",
             )
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the job keeps checkpoints in S3: on spot instances, and where it is asked to."""
+        return self.spot or self.checkpoint_every is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
@@ -221,6 +228,31 @@ class RegistrationConfig:
     group: str
     approval: str = "PendingManualApproval"
     instance_types: list[str] = field(default_factory=lambda: ["ml.m5.large"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostConfig:
+    """Numbers that change or that only a job shows, for ``tfdist aws cost``, as they were read.
+
+    Attributes:
+        spot_usd_per_hour: of one training instance, where ``training.spot`` is.
+        start_s: what is paid for before the first step: image, data and packages.
+        date: of both, the day on which they were read.
+    """
+
+    spot_usd_per_hour: float | None = None
+    start_s: float = 0.0
+    date: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("cost.spot_usd_per_hour", self.spot_usd_per_hour, 0)
+        _at_least("cost.start_s", self.start_s, 0)
+        if self.date is None and (self.start_s or self.spot_usd_per_hour is not None):
+            raise OptionError(
+                "cost must have the date of its numbers",
+                received="none",
+                mend="Write date: 2026-11-26",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +279,7 @@ class Config:
     registration: RegistrationConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     security: SecurityConfig = SecurityConfig()
+    cost: CostConfig = CostConfig()
     prices: str | None = None
     scripts: str = ""
 
