@@ -18,6 +18,8 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parent.parent
 # Clients of services, with some twenty packages that nothing else needs: not in `make setup`.
 _TRACKERS = {"mlflow", "wandb"}
+# SDK 3, with a hundred packages: in an environment of its own, see tests/aws/test_sdk3.py.
+_SDK = {"sagemaker3"}
 # Whose models tfdist trains, and does not need itself; in the modern lane for tests.
 _MODELS = {"transformers"}
 HEAVY = ("tensorflow", "keras", "horovod", "numpy", "mesh_tensorflow", "tensorflow_federated")
@@ -50,16 +52,16 @@ def test_extras(metadata):
     extras = metadata["options.extras_require"]
     others = {"plots", "images", "tables", "export", "sagemaker", "buckets", "notebooks", "all"}
     # Others that pip can bring as they are.
-    assert set(extras) == others | {"mesh"} | _TRACKERS | _MODELS
+    assert set(extras) == others | {"mesh"} | _TRACKERS | _MODELS | _SDK
     (everything,) = requirements(extras["all"]).values()
-    assert everything.extras == set(extras) - {"all"} - _TRACKERS - _MODELS
+    assert everything.extras == set(extras) - {"all"} - _TRACKERS - _MODELS - _SDK
 
 
 @pytest.mark.parametrize("lane", ["modern", "oldest"])
 def test_the_environment_of_make_setup_satisfies_the_metadata(metadata, pinned, lane):
     pins = pinned(lane)
     extras = metadata["options.extras_require"]
-    absent = _TRACKERS if lane == "modern" else _TRACKERS | _MODELS
+    absent = _TRACKERS | _SDK if lane == "modern" else _TRACKERS | _MODELS | _SDK
     others = (text for name, text in extras.items() if name not in absent)
     for text in (metadata["options"]["install_requires"], *others):
         for name, requirement in requirements(text).items():

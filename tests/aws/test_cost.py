@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tfdist.aws.cost import Speed, estimate, last_that_pays, read_measurement
+from tfdist.aws.cost import Speed, against_one, estimate, last_that_pays, read_measurement
 from tfdist.aws.instances import CarbonTable, Instance
 from tfdist.errors import DataError, OptionError
 
@@ -32,10 +32,23 @@ def test_one_instance_by_hand():
     assert found.kg_co2 == pytest.approx(2 * 0.5 * 0.5 * 1.2)
 
 
+def test_each_instance_is_paid_for_while_it_starts():
+    common = {"records": 1000, "epochs": 2, "instance": INSTANCE, "carbon": CARBON}
+    common |= {"region": "here", "start_s": 1800.0}
+    one, four = (estimate(Speed({1: 1000.0}, efficiency=1.0), count, **common) for count in (1, 4))
+    assert one.hours == pytest.approx(0.5 + 2 / 3600)
+    assert four.usd == pytest.approx(4 * (0.5 + 0.5 / 3600) * 2)
+    more = against_one(one, four)
+    assert more["hours"] == pytest.approx(-1.5 / 3600)
+    assert more["usd"] == pytest.approx(3)
+    assert more["kg_co2"] == pytest.approx(1.5 * 0.5 * 0.6)
+
+
 def test_an_assumed_efficiency_holds_for_each_doubling():
     speed = Speed({1: 100.0}, efficiency=0.9)
     assert speed.samples_per_s(2) == pytest.approx(180)
     assert speed.samples_per_s(4) == pytest.approx(324)
+    assert Speed({0.25: 100.0}, efficiency=0.9).samples_per_s(1) == pytest.approx(324)
     assert Speed({2: 180.0}, efficiency=0.9).samples_per_s(1) == pytest.approx(100)
 
 
@@ -72,11 +85,11 @@ def test_what_is_no_measurement(measured):
 
 def test_measurements_are_read_from_both_kinds_of_files(tmp_path):
     path = tmp_path / "m.json"
-    path.write_text(json.dumps({"samples_per_s": 12.5}))
-    assert read_measurement(path) == 12.5
+    path.write_text(json.dumps({"samples_per_s": 12.5, "replicas": 2}))
+    assert read_measurement(path) == (12.5, 2)
     # The first epoch traces the step.
     path.write_text(json.dumps([{"samples_per_s": s} for s in (1, 10, 30, 20)]))
-    assert read_measurement(path) == 20
+    assert read_measurement(path) == (20, 0)
     for text in ("{}", "[]", "no", "[1]"):
         path.write_text(text)
         with pytest.raises(DataError):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.aws import job
-from tfdist.errors import DivergedError
-from tfdist.launch import events
+from tfdist.errors import DivergedError, LaunchError
+from tfdist.launch import events, programs
 from tfdist.launch.jobs import Where
 from tfdist.records.writing.writer import write
 from tfdist.runs import trackers
@@ -74,7 +79,7 @@ def fit(folder, tmp_path):
     return run
 
 
-def trained(folder: Path, output: Path) -> list[np.ndarray]:
+def trained(folder: Path, output: Path, **changes) -> list[np.ndarray]:
     """Returns the weights to which one rank of `tfdist train` comes."""
     from tfdist.runs import train_rank
 
@@ -83,7 +88,7 @@ def trained(folder: Path, output: Path) -> list[np.ndarray]:
         model=f"{folder / 'own.py'}:model_fn",
         data=str(folder / "data"),
         output=output,
-        settings=Settings(**_SETTINGS),
+        settings=Settings(**_SETTINGS | changes),
     )
     with RunFolder(output).taken(config, resume=False):
         train_rank.train(config)
@@ -143,6 +148,27 @@ def test_best_model_callbacks_and_trackers(fit, folder, tmp_path, monkeypatch, c
     assert "own 0\n" in capfd.readouterr().out
 
 
+def kept_weights(model: Path) -> dict[tuple, np.ndarray]:
+    return {tuple(v.shape): v.numpy() for v in tf.saved_model.load(str(model / "1")).variables}
+
+
+def test_a_job_whose_time_ends_within_an_epoch_goes_on_from_there(fit, tmp_path, monkeypatch):
+    settings = _SETTINGS | {"checkpoint_every": 100, "checkpoint_dir": tmp_path / "kept"}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Of a command that ran in this process.
+    monkeypatch.setattr(job, "_seconds_left", lambda max_run_s: max_run_s - 4)
+    with pytest.raises(LaunchError, match=r"within training\.max_run_s, but found 4 s that"):
+        fit(**settings, max_run_s=4)
+    assert [path.name for path in (tmp_path / "kept").glob("*.index")] == ["ckpt-1.index"]
+    (tmp_path / "model").rmdir()
+    (tmp_path / "output").rmdir()
+    resumed = kept_weights(fit(**settings, max_run_s=1000))
+    (tmp_path / "model").rename(tmp_path / "resumed")
+    (tmp_path / "output").rename(tmp_path / "before")
+    unbroken = kept_weights(fit(**_SETTINGS))
+    for shape, weight in unbroken.items():
+        np.testing.assert_array_equal(resumed[shape], weight)
+
+
 def test_a_job_begins_with_the_weights_of_a_file(fit, folder, tmp_path):
     first = fit(**_SETTINGS, save_best="loss")
     shutil.copyfile(first / "best.keras", tmp_path / "first.keras")
@@ -158,3 +184,70 @@ def test_a_loss_that_is_no_number_ends_a_job_without_a_model(fit, tmp_path):
     with pytest.raises(DivergedError, match=r"must stay finite, but found (nan|inf)"):
         fit(**_SETTINGS | {"lr": 1e38})
     assert not list((tmp_path / "model").iterdir())
+
+
+def mpi_driver(tmp_path: Path, *additional: str) -> list[str]:
+    """Returns the command of SDK 3.27's MPI driver on the first of two hosts, but for the script.
+
+    Their network is loopback, and the second one is this machine, too.
+    """
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n'
+    )
+    ssh.chmod(0o755)
+    options = (
+        "btl_tcp_if_include lo oob_tcp_if_include lo plm_rsh_no_tree_spawn 1 pml ob1 btl ^openib "
+        "orte_abort_on_non_zero_status 1 btl_vader_single_copy_mechanism none "
+        f"plm_rsh_num_concurrent 2 plm_rsh_agent {ssh}"
+    ).split()
+    command = [str(programs.find("mpirun", "this test", os.environ))]
+    command += ["--host", f"{socket.gethostname()},algo-2", "-np", "1", "--allow-run-as-root"]
+    command += [
+        "--tag-output",
+        *(t for pair in zip(options[::2], options[1::2], strict=True) for t in ("-mca", *pair)),
+    ]
+    command += ["-x", "NCCL_SOCKET_IFNAME=lo", "-x", "LD_LIBRARY_PATH", "-x", "PATH"]
+    return [*command, *additional, sys.executable, "-m", "mpi4py"]
+
+
+@pytest.mark.long
+@pytest.mark.honest_start
+@pytest.mark.timeout(120)
+def test_the_mpi_driver_of_sdk_3(folder, tmp_path):
+    """It starts the ranks of one host, whatever the number of hosts; the last -np counts."""
+    places = {name: tmp_path / name.lower() for name in ("MODEL_DIR", "OUTPUT_DIR")}
+    places |= {"OUTPUT_DATA_DIR": tmp_path / "output_dir" / "data"}
+    splits = dict.fromkeys(("manifest", "train", "validation"), folder / "data")
+    for place in places.values():
+        place.mkdir()
+    environ = {f"SM_{name}": str(place) for name, place in places.items()}
+    environ |= {f"SM_CHANNEL_{name.upper()}": str(place) for name, place in splits.items()}
+    environ |= {
+        **os.environ,
+        "SM_HOSTS": '["algo-1", "algo-2"]',
+        "SM_INPUT_DATA_CONFIG": json.dumps(
+            {name: {"TrainingInputMode": "File"} for name in splits}
+        ),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
+    whole = {"global_batch_size": 48}  # Ranks read the records in another order than one process.
+    model = f"{folder / 'own.py'}:model_fn"
+    given = _SETTINGS | whole | {"model": model, "strategy": "horovod"}
+    script = [str(SCRIPTS / "train.py")]
+    script += [t for k, v in given.items() for t in (f"--{k.replace('_', '-')}", str(v))]
+
+    def run(*additional: str) -> subprocess.CompletedProcess:
+        command = [*mpi_driver(tmp_path, *additional), *script]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100)
+
+    alone = run()
+    assert alone.returncode == 1
+    assert "1 in all, of 1 on a host, for 2. SDK 3's MPI starts those of one" in alone.stderr
+    done = run("-np", "2")
+    assert done.returncode == 0, done.stderr
+    assert "hosts=2 replicas=2 records=48" in done.stdout
+    found = kept_weights(places["MODEL_DIR"])
+    for weight in trained(folder, tmp_path / "run", **whole):
+        np.testing.assert_allclose(found[weight.shape], weight, atol=1e-6)

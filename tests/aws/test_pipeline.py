@@ -236,7 +236,7 @@ CHANGED = [
     r".*\.S3CompressionType",
     r"\.Steps\[(Shard|Evaluate)\]\..*\.S3DataDistributionType",
     r".*\.SkipModelValidation",
-    r"\.HyperParameters\.keras",  # New.
+    r"\.HyperParameters\.(keras|max-run-s)",  # New.
 ]
 
 

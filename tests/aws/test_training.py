@@ -149,9 +149,19 @@ def test_hyperparameters_are_those_of_the_script():
     training.check_hyperparameters(values)
     assert values["model"] == "digits.py:model_fn"
     assert values["checkpoint-dir"] == "/opt/ml/checkpoints"
-    assert "checkpoint-dir" not in training.hyperparameters(load(SHIPPED, ("training.spot=false",)))
     with pytest.raises(OptionError, match="tflite"):
         training.check_hyperparameters({**values, "tflite": "int4"})
+
+
+def test_a_job_keeps_checkpoints_on_spot_instances_and_where_it_is_asked_to():
+    def kept(*changes):
+        values = training.hyperparameters(load(SHIPPED, changes))
+        return values.get("checkpoint-dir"), values.get("max-run-s"), values.get("checkpoint-every")
+
+    every = "training.checkpoint_every=null"
+    assert kept(every) == ("/opt/ml/checkpoints", 3600, None)
+    assert kept("training.spot=false") == ("/opt/ml/checkpoints", 3600, 50)
+    assert kept("training.spot=false", every) == (None, None, None)
 
 
 def test_every_setting_of_tfdist_train_reaches_a_job():

@@ -89,6 +89,7 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("cost", *CONFIG), "costs must be computed from a measured speed"),
         (("cost", *CONFIG, "--samples-per-s", "fast"), "SPEED or INSTANCES:SPEED"),
         (("cost", *CONFIG, "--samples-per-s", "10"), "Give --records"),
+        (("cost", *CONFIG, "--set", "cost={start_s: 9}"), "cost must have the date of its numbers"),
         (("cost", *CONFIG, "--measured", "none.json"), "metrics.json of `tfdist train`"),
         (("rehearse", *CONFIG, "--output", "."), "--output must be a new folder"),
         (("deploy", "--dry-run", *CONFIG), "must have a section endpoint"),
@@ -154,6 +155,37 @@ def test_cost_as_a_table(tfdist):
     assert code == 0
     assert "fitted by Amdahl's law" in out
     assert "diminishing returns: beyond 4 an added instance gives less than half" in out
+    # A ninth of the first one's time stays whole: 1389 s become 309, on eight.
+    assert "8 instances against 1: 1.08 hours less (-78%), 0.441 USD more (+78%), 0.0122 kg" in out
+    assert "for no spot price is given as cost.spot_usd_per_hour; no start-up" in out
+
+
+GIVEN = "cost={spot_usd_per_hour: 0.1, start_s: 360, date: 2026-11-20}"
+
+
+def test_a_spot_price_and_a_start_as_they_are_given(tfdist):
+    arguments = ("aws", "cost", *CONFIG, *COST, "--set", GIVEN)
+    _, out, _ = tfdist(*arguments, "--json")
+    value = json.loads(out)
+    hours = 0.1 + 5 * 1000 / 3600
+    assert value["estimates"][0]["hours"] == pytest.approx(hours)
+    assert value["estimates"][0]["usd"] == pytest.approx(hours * 0.1)
+    assert value["last_against_one"]["hours"] == pytest.approx(hours * 2 / 9 - hours, abs=0.1)
+    _, out, _ = tfdist(*arguments)
+    assert "spot price as the configuration gives it, of 2026-11-20; 360 s of start-up" in out
+    _, out, _ = tfdist(*arguments, "--set", "training.spot=false", "--json")
+    assert json.loads(out)["estimates"][0]["usd"] == pytest.approx(hours * 0.408)
+
+
+def test_a_speed_of_one_gpu_is_not_that_of_an_instance_with_four(tfdist, tmp_path):
+    (tmp_path / "metrics.json").write_text('{"samples_per_s": 1000, "replicas": 1}')
+    arguments = ("--records", "1000", "--measured", str(tmp_path / "metrics.json"), "--json")
+    speeds = []
+    for kind in ("ml.g5.xlarge", "ml.g5.12xlarge", "ml.c5.xlarge"):
+        instances = ("--set", f"training.instance_type={kind}")
+        _, out, _ = tfdist("aws", "cost", *CONFIG, *arguments, *instances)
+        speeds.append(json.loads(out)["estimates"][0]["samples_per_s"])
+    assert speeds == pytest.approx([1000, 4000 * 0.88**2, 1000])
 
 
 def test_prices_of_ones_own(tfdist, tmp_path):

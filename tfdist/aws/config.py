@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.sections import (
+    CostConfig,
     EndpointConfig,
     RegistrationConfig,
     TransformConfig,
@@ -139,7 +140,8 @@ class TrainingConfig(Settings):
         framework_version: of TensorFlow, in AWS's image, as "2.21"; None for the newest. See
             tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
-        spot: use spot instances, with checkpoints kept in S3.
+        spot: use spot instances.
+        max_run_s: longest time of the job; one that keeps checkpoints writes one before it is over.
         max_wait_s: longest time with waiting for spot instances; None for twice ``max_run_s``.
         metrics: names of the model's loss and metrics to show in CloudWatch.
     """
@@ -200,6 +202,11 @@ class TrainingConfig(Settings):
                 received=f"{self.max_wait_s} for {self.max_run_s}",
             )
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the job keeps checkpoints in S3: on spot instances, and where it is asked to."""
+        return self.spot or self.checkpoint_every is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
@@ -239,6 +246,7 @@ class Config:
     transform: TransformConfig | None = None
     endpoint: EndpointConfig | None = None
     security: SecurityConfig = SecurityConfig()
+    cost: CostConfig = field(default_factory=CostConfig)
     prices: str | None = None
     scripts: str = ""
 

@@ -25,17 +25,17 @@ class Speed:
     """Samples a second on any number of instances.
 
     Attributes:
-        measured: number of instances -> samples a second.
+        measured: number of instances -> samples a second; 0.25 for one of an instance's four GPUs.
         efficiency: of each doubling of the instances; used with a single measurement.
     """
 
-    measured: Mapping[int, float]
+    measured: Mapping[float, float]
     efficiency: float = DEFAULT_EFFICIENCY
 
     def __post_init__(self) -> None:
-        if not self.measured or min(self.measured) < 1 or min(self.measured.values()) <= 0:
+        if not self.measured or min(self.measured) <= 0 or min(self.measured.values()) <= 0:
             raise OptionError(
-                "a measured speed must be samples a second on 1 or more instances",
+                "a measured speed must be samples a second, above 0, on instances",
                 received=dict(self.measured),
             )
         if not 0.5 < self.efficiency <= 1:
@@ -72,7 +72,7 @@ class Speed:
 
     def describe(self) -> str:
         """Returns where the numbers come from, in a few words."""
-        listed = ", ".join(f"{speed:,.0f} samples/s on {n}" for n, speed in self.measured.items())
+        listed = ", ".join(f"{speed:,.0f} samples/s on {n:g}" for n, speed in self.measured.items())
         if len(self.measured) == 1:
             return f"measured: {listed}; assumed: {self.efficiency:.0%} efficiency a doubling"
         return f"measured: {listed}; fitted by Amdahl's law"
@@ -80,7 +80,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A training on one number of instances. Costs are on-demand and of computing alone."""
+    """A training on one number of instances. Costs are of computing alone, its start included."""
 
     instances: int
     samples_per_s: float
@@ -100,11 +100,16 @@ def estimate(
     instance: Instance,
     carbon: CarbonTable,
     region: str,
+    start_s: float = 0.0,
 ) -> Estimate:
-    """Returns what ``epochs`` epochs of ``records`` records take on ``instances`` instances."""
+    """Returns what ``epochs`` epochs of ``records`` records take on ``instances`` instances.
+
+    Args:
+        start_s: seconds before the first step, on each instance.
+    """
     samples_per_s = speed.samples_per_s(instances)
     seconds = records / samples_per_s
-    hours = seconds * epochs / 3600
+    hours = (start_s + seconds * epochs) / 3600
     usd = hours * instances * instance.usd_per_hour
     kilowatt_hours = hours * instances * instance.watts / 1000
     return Estimate(
@@ -118,6 +123,12 @@ def estimate(
     )
 
 
+def against_one(one: Estimate, many: Estimate) -> dict[str, float]:
+    """Returns what ``many`` instances take more than ``one``; below 0 what they save."""
+    names = ("hours", "usd", "kg_co2")
+    return {name: getattr(many, name) - getattr(one, name) for name in names}
+
+
 def last_that_pays(speed: Speed, most: int) -> int:
     """Returns the point of diminishing returns: the last instance, up to ``most``, that adds at
     least half of what the first one gives."""
@@ -128,8 +139,10 @@ def last_that_pays(speed: Speed, most: int) -> int:
     return most
 
 
-def read_measurement(path: Path) -> float:
-    """Returns samples a second from metrics.json of ``tfdist train`` or history.json of a job.
+def read_measurement(path: Path) -> tuple[float, int]:
+    """Returns samples a second, and the number of replicas, 0 where the file does not tell it.
+
+    It is metrics.json of ``tfdist train`` or history.json of a job.
 
     Raises:
         DataError: neither of them.
@@ -137,10 +150,10 @@ def read_measurement(path: Path) -> float:
     try:
         value: Any = read_json(path.read_text())
         if isinstance(value, dict):
-            return float(value["samples_per_s"])
+            return float(value["samples_per_s"]), int(value.get("replicas", 0))
         # The first epoch also traces the step.
         speeds = sorted(row["samples_per_s"] for row in value[1:] or value)
-        return float(speeds[len(speeds) // 2])
+        return float(speeds[len(speeds) // 2]), 0
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(
             "a measurement must be metrics.json of `tfdist train`, or history.json of a training "

@@ -9,10 +9,13 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from tfdist.errors import (
     DataError,
     DivergedError,
     EngineMissingError,
+    LaunchError,
     ModelError,
     OptionError,
     read_json,
@@ -46,6 +50,8 @@ _SERVING_FILES = {
     "serving-requirements.txt": "code/requirements.txt",
 }
 _INSTALL_S = 300
+# Before max_run_s is over: this, or a twentieth of it if that is less. AWS kills 120 s after it.
+_LAST_CALL_S = 60.0
 _BEST = "best.keras"
 TFLITE_KINDS = ("none", "float32", "dynamic", "float16", "int8")
 
@@ -62,7 +68,8 @@ def parser() -> Parser:
         add(f"--{name}", type=read, default=setting.default)
     add("--lr-scaling", choices=("none", "linear", "sqrt"), default="none")
     add("--warmup-epochs", type=float, default=0.0)
-    add("--checkpoint-dir", help="the folder that SageMaker keeps in S3, for spot instances")
+    add("--checkpoint-dir", help="the folder that SageMaker keeps in S3")
+    add("--max-run-s", type=int, help="the longest time of the job")
     add("--keras", type=int, choices=(2, 3), default=2, help="which one the model is of")
     # AWS's toolkit for TensorFlow gives it to each training of a search; SM_MODEL_DIR is the place.
     add("--model_dir", help=argparse.SUPPRESS)
@@ -155,6 +162,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     options = parse(arguments)
     container = Container.from_environ(os.environ)
     place = topology.current()
+    _check_hosts(container, place)
     if options.tflite != "none":
         _exporter()  # Not after hours of training.
     _take_keras(options.keras)
@@ -170,6 +178,21 @@ def train(arguments: list[str], code_folder: Path) -> None:
         )
     with strategy:
         fit(strategy, options, container, code_folder)
+
+
+def _check_hosts(container: Container, place: topology.Topology) -> None:
+    """Raises:
+    OptionError: hosts that are paid for have no rank, and their part of the data no reader.
+    """
+    hosts = len(container.hosts)
+    if place.launcher == "mpi" and place.world_size < hosts * place.local_size:
+        wanted = str(hosts * place.local_size)
+        raise OptionError(
+            "a job of MPI must have ranks on each of its hosts",
+            received=f"{place.world_size} in all, of {place.local_size} on a host, for {hosts}",
+            mend="SDK 3's MPI starts those of one host alone: give it "
+            f"mpi_additional_options=['-np', '{wanted}']",
+        )
 
 
 def _take_keras(kind: int) -> None:
@@ -259,7 +282,10 @@ def fit(
     # What SageMaker keeps of an attempt that is interrupted.
     best = Path(options.checkpoint_dir or container.model_dir) / _BEST
     with (
-        tracked(config | {"output": options.model}, lines) if is_chief else contextlib.nullcontext()
+        tracked(config | {"output": options.model}, lines)
+        if is_chief
+        else contextlib.nullcontext(),
+        _ends_in_time(options.max_run_s) if checkpoints else contextlib.nullcontext(),
     ):
         fitted = fitting.fit(lines, checkpoints, lambda: best)
     if fitted.diverged is not None:  # On every process: it is the whole job's.
@@ -285,6 +311,49 @@ def fit(
         raise problem
     if failed:
         raise OptionError("rank 0 must write the model", received="an error there")
+
+
+@contextlib.contextmanager
+def _ends_in_time(max_run_s: int | None) -> Iterator[None]:
+    """Encloses a fit that keeps checkpoints: the process gives itself the notice that SIGTERM is.
+
+    SageMaker sends that when ``max_run_s`` is over, and two minutes later kills. Its toolkit is
+    process 1 of the container, has no handler, and passes nothing on to its script.
+
+    Raises:
+        LaunchError: the fit was not over; its last checkpoint has been written.
+    """
+    from tfdist.training import last_call
+
+    if max_run_s is None:
+        yield
+        return
+    notice = threading.Timer(
+        max(0.0, _seconds_left(max_run_s)), os.kill, (os.getpid(), signal.SIGTERM)
+    )
+    notice.daemon = True
+    with last_call.listening():  # Before the fit does: the time may be over already.
+        notice.start()
+        try:
+            yield
+        except SystemExit:
+            if not notice.finished.is_set():  # Another's notice, or another rank's.
+                raise
+            raise LaunchError(
+                "a training must end within training.max_run_s",
+                received=f"{max_run_s} s that are nearly over",
+                mend="Start the job again, which goes on from its last checkpoint, or give more",
+            ) from None
+        finally:
+            notice.cancel()
+
+
+def _seconds_left(max_run_s: int) -> float:
+    import psutil
+
+    # The toolkit's, which has installed packages before it started this.
+    begun = psutil.Process(os.getppid()).create_time()
+    return begun + max_run_s - min(_LAST_CALL_S, max_run_s / 20) - time.time()
 
 
 def _check_can_be_served(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,4 +159,29 @@ class EndpointConfig:
         if self.serverless and given:
             raise OptionError(
                 "endpoint must have serverless or instances", received=f"it and {', '.join(given)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostConfig:
+    """Numbers that change or that only a job shows, for ``tfdist aws cost``, as they were read.
+
+    Attributes:
+        spot_usd_per_hour: of one training instance, where ``training.spot`` is.
+        start_s: what is paid for before the first step: image, data and packages.
+        date: of both, the day on which they were read.
+    """
+
+    spot_usd_per_hour: float | None = None
+    start_s: float = 0.0
+    date: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        at_least("cost.spot_usd_per_hour", self.spot_usd_per_hour, 0)
+        at_least("cost.start_s", self.start_s, 0)
+        if self.date is None and (self.start_s or self.spot_usd_per_hour is not None):
+            raise OptionError(
+                "cost must have the date of its numbers",
+                received="none",
+                mend="Write date: 2026-11-26",
             )

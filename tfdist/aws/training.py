@@ -217,10 +217,8 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         value = getattr(training, setting.name)
         if value != setting.default or setting.name in _ALWAYS:
             values[setting.name.replace("_", "-")] = _in_container(setting.name, value)
-    if training.spot:
-        values["checkpoint-dir"] = CHECKPOINT_DIR
-    else:
-        values.pop("checkpoint-every", None)
+    if training.keeps_checkpoints:
+        values |= {"checkpoint-dir": CHECKPOINT_DIR, "max-run-s": training.max_run_s}
     return values
 
 
@@ -307,6 +305,7 @@ def request(
         wait_s = training.max_wait_s or 2 * training.max_run_s
         made["StoppingCondition"]["MaxWaitTimeInSeconds"] = wait_s
         made["EnableManagedSpotTraining"] = True
+    if training.keeps_checkpoints:
         made["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINT_DIR}
     if logs := [getattr(training, name) for name in _LOGS if getattr(training, name)]:
         place = {"LocalPath": TENSORBOARD_DIR, "S3OutputPath": f"{config.root}/{logs[0]}"}

@@ -14,7 +14,7 @@ from tfdist.errors import unknown_choice
 # Parts of a training that a search has at another place, or not at all. Its trainings would share
 # one folder of checkpoints, and go on from each other's.
 _LEFT_OUT = ("HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig")
-_OF_CHECKPOINTS = ("checkpoint-dir", "checkpoint-every")
+_OF_CHECKPOINTS = ("checkpoint-dir", "checkpoint-every", "max-run-s")
 # What train.py can be searched for.
 _NUMBERS = ("lr", "warmup_epochs")
 _WHOLE_NUMBERS = ("global_batch_size", "epochs", "seed")

@@ -12,7 +12,8 @@ from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
     from tfdist.aws.config import Config
-    from tfdist.aws.cost import Speed
+    from tfdist.aws.cost import Estimate, Speed
+    from tfdist.aws.instances import Instance, PriceTable
 
 _EPILOG = """\b
 Examples:
@@ -43,10 +44,11 @@ def cost(
 
     The speed must have been measured on the configured instance type, or the numbers are those of
     the machine it was measured on. Prices are on-demand, of computing alone; they and the factors
-    of carbon are data files with a date.
+    of carbon are data files with a date. Spot prices and the seconds of a start are those that the
+    configuration gives under cost, with their date.
     """
     config = load_config(config_path, changes)
-    speed = read_speed(speeds, measured, efficiency)
+    speed = read_speed(config, speeds, measured, efficiency)
     if speed is None:
         raise OptionError(
             "costs must be computed from a measured speed",
@@ -64,12 +66,11 @@ def before_start(
     efficiency: float | None,
 ) -> None:
     """Prints what a start will cost: an estimate from a measured speed, and the most it can be."""
-    from tfdist.aws.instances import CarbonTable, PriceTable
+    from tfdist.aws.instances import CarbonTable
 
-    training = config.training
-    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
-    instance, carbon = prices[training.instance_type], CarbonTable.load()
-    speed = read_speed(speeds, measured, efficiency)
+    training, carbon = config.training, CarbonTable.load()
+    prices, instance = _instance(config)
+    speed = read_speed(config, speeds, measured, efficiency)
     if speed is not None:
         show(config, speed, read_records(config, records), training.instance_count)
     jobs = 1 if config.tuning is None else config.tuning.max_jobs
@@ -83,15 +84,25 @@ def before_start(
     )
 
 
+def _instance(config: Config) -> tuple[PriceTable, Instance]:
+    """Returns the price table, and its row of the training's instances."""
+    from tfdist.aws.instances import PriceTable
+
+    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
+    return prices, prices[config.training.instance_type]
+
+
 def read_speed(
-    speeds: tuple[str, ...], measured: Path | None, efficiency: float | None
+    config: Config, speeds: tuple[str, ...], measured: Path | None, efficiency: float | None
 ) -> Speed | None:
     """Returns the measured speed of the options; None when there is none."""
     from tfdist.aws.cost import DEFAULT_EFFICIENCY, Speed, read_measurement
 
-    found = {}
+    found: dict[float, float] = {}
     if measured is not None:
-        found[1] = read_measurement(measured)
+        samples_per_s, replicas = read_measurement(measured)
+        gpus = _instance(config)[1].gpus
+        found[replicas / gpus if replicas and gpus else 1] = samples_per_s
     for text in speeds:
         count, _, speed = text.rpartition(":")
         try:
@@ -123,12 +134,20 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
     import dataclasses
     import json
 
-    from tfdist.aws.cost import estimate, last_that_pays
-    from tfdist.aws.instances import CarbonTable, PriceTable
+    from tfdist.aws.cost import against_one, estimate, last_that_pays
+    from tfdist.aws.instances import CarbonTable
 
-    training = config.training
-    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
-    carbon = CarbonTable.load()
+    training, given, carbon = config.training, config.cost, CarbonTable.load()
+    prices, instance = _instance(config)
+    priced = f"on-demand prices of {prices.date} ({prices.region})"
+    if training.spot and given.spot_usd_per_hour is not None:
+        instance = dataclasses.replace(instance, usd_per_hour=given.spot_usd_per_hour)
+        priced = f"spot price as the configuration gives it, of {given.date}"
+    elif training.spot:
+        priced += ", for no spot price is given as cost.spot_usd_per_hour"
+    start = (
+        f"{given.start_s:g} s of start-up, as of {given.date}" if given.start_s else "no start-up"
+    )
     counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
     estimates = [
         estimate(
@@ -136,21 +155,26 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
             count,
             records=records,
             epochs=training.epochs,
-            instance=prices[training.instance_type],
+            instance=instance,
             carbon=carbon,
             region=config.region,
+            start_s=given.start_s,
         )
         for count in counts
     ]
     best = last_that_pays(speed, most)
+    more = against_one(estimates[0], estimates[-1])
     if as_json:
         value = {
             "instance_type": training.instance_type,
             "region": config.region,
             "prices_of": prices.date,
+            "priced": priced,
+            "start_s": given.start_s,
             "carbon_of": carbon.date,
             "last_that_pays": best,
             "estimates": [dataclasses.asdict(item) for item in estimates],
+            "last_against_one": more,
         }
         click.echo(json.dumps(value, indent=1))
         return
@@ -158,8 +182,9 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
 
     from tfdist.cli.console import stdout
 
+    gpus = f" ({instance.gpus} GPUs, all computing)" if instance.gpus > 1 else ""
     table = Table(
-        title=f"{training.instance_type}, {records:,} records, {training.epochs} epochs",
+        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs",
         title_justify="left",
     )
     titles = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")
@@ -179,10 +204,11 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
     console.print(table)
     console.print(speed.describe(), soft_wrap=True)
     console.print(
-        f"on-demand prices of {prices.date} ({prices.region}), computing alone; carbon: "
-        f"{carbon.source}, {config.region}, full load",
+        f"{priced}; {start}; computing alone; carbon: {carbon.source}, {config.region}, full load",
         soft_wrap=True,
     )
+    if most > 1:
+        console.print(_before_and_after(estimates[0], most, more), soft_wrap=True)
     least = "half of the speed of the first one"
     console.print(
         f"diminishing returns: each of {most} instances adds at least {least}"
@@ -190,3 +216,13 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
         else f"diminishing returns: beyond {best} an added instance gives less than {least}",
         soft_wrap=True,
     )
+
+
+def _before_and_after(one: Estimate, most: int, more: dict[str, float]) -> str:
+    units = {"hours": "hours", "usd": "USD", "kg_co2": "kg CO2e"}
+    parts = [
+        f"{abs(value):.3g} {units[name]} {'more' if value > 0 else 'less'}"
+        + (f" ({value / before:+.0%})" if (before := getattr(one, name)) else "")
+        for name, value in more.items()
+    ]
+    return f"{most} instances against 1: {', '.join(parts)}"

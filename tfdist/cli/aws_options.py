@@ -72,7 +72,7 @@ def speed_options(verb: Callable) -> Callable:
         click.option(
             "--measured",
             type=click.Path(path_type=Path),
-            help="metrics.json of tfdist train or history.json of a job: the speed on 1 instance.",
+            help="metrics.json of tfdist train, or history.json of a job on 1 instance.",
         ),
         click.option(
             "--samples-per-s",

@@ -45,10 +45,11 @@ def follow_program(environ: MutableMapping[str, str], place: str | None = None) 
     if _is_settled():
         return
     main = sys.modules["__main__"]
-    place = place or getattr(main, "__file__", None)
+    if place is None and Path(getattr(main, "__file__", "<stdin>")).is_file():
+        place = main.__file__
     if place is not None:
         found = _imported_by(place, Path(sys.path[0] or "."))
-    else:  # Cells of a notebook.
+    else:  # Cells of a notebook, or lines of a pipe.
         modules = [value for value in vars(main).values() if type(value) is ModuleType]
         found = {module.__name__ for module in modules} & {*_VALUES}
     if len(found) == 1:
@@ -93,7 +94,7 @@ def _imported_by(place: str, folder: Path) -> set[str]:
 
 def _files_of(name: str, folders: list[Path]) -> list[Path]:
     """Returns the files of a module that lie in these folders, or the file of this name."""
-    if name.endswith(".py"):
+    if Path(name).is_file():
         return [Path(name)]
     places = [folder.joinpath(*name.split(".")) for folder in folders if name]
     tried = [path for each in places for path in (Path(f"{each}.py"), each / "__init__.py")]
