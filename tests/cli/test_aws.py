@@ -221,8 +221,12 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
     assert places == sorted(places)
 
 
-def test_a_search_costs_all_of_its_trainings(capsys):
+def test_a_search_costs_all_of_its_trainings(capsys, tfdist):
     search = "tuning={ranges: {lr: {min: 0.1, max: 1}}, max_jobs: 20}"
+    assert (
+        "5 epochs, each of 20 trainings"
+        in tfdist("aws", "cost", *CONFIG, *COST, "--set", search)[1]
+    )
     aws_cost.before_start(config.load(Path(CONFIG[1]), (search,)), (), None, None, None)
     assert (
         "training: 20 jobs of 2 x ml.c5.2xlarge, at most 3600 s (max_run_s): at most 16.32 USD"

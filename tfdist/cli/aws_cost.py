@@ -183,8 +183,9 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
     from tfdist.cli.console import stdout
 
     gpus = f" ({instance.gpus} GPUs, all computing)" if instance.gpus > 1 else ""
+    each = f", each of {config.tuning.max_jobs} trainings" if config.tuning else ""
     table = Table(
-        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs",
+        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs{each}",
         title_justify="left",
     )
     titles = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")
