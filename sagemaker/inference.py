@@ -10,10 +10,22 @@ import base64
 import json
 import struct
 
-from crc32c import crc32c
+try:
+    from crc32c import crc32c
+except ImportError:  # Without a network nothing is installed.
+
+    def crc32c(data):
+        checksum = 0xFFFFFFFF
+        for byte in data:
+            checksum = _TABLE[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+        return checksum ^ 0xFFFFFFFF
+
 
 RECORDS_SIGNATURE = "serving_records"
 _MASK_DELTA = 0xA282EAD8
+_TABLE = range(256)
+for _ in range(8):
+    _TABLE = [(value >> 1) ^ (0x82F63B78 if value & 1 else 0) for value in _TABLE]
 
 
 def input_handler(data, context):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,18 @@ def test_changes_replace_what_the_file_says():
         ),
         ("security.tags={cost: 7}", "security.tags must be texts, but found 'cost': 7"),
         ("security.tags={'aws:x': a}", "must not begin with aws:"),
+        ("registration.approval=Maybe", "approval must be a known one.*manual, automatic"),
+        ("transform.splits=test", "key of 'transform' must be a known one.*'split'"),
+        ("transform.max_payload_mb=101", "must be 1 to 100, but found 101"),
+        ("transform.instance_count=0", "transform.instance_count must be at least 1"),
+        ("endpoint.instances=2", "key of 'endpoint' must be a known one"),
+        ("endpoint={instance_count: 3, max_instances: 2}", "max_instances must be at least 3"),
+        ("endpoint.serverless.memory_mb=1000", "must be 1024, 2048 and so on to 6144"),
+        (
+            "endpoint={serverless: {}, max_instances: 2}",
+            "must have serverless or instances, but found it and max_instances",
+        ),
+        ("tuning=", "'tuning' must have ranges, but found no ranges"),
         ("security.network_isolation=true", r"network_isolation without training\.image_uri"),
         ("security={volume_kms_key: k, tag: 1}", "key of 'security' must be a known one"),
         ("training.max_wait_s=60", "max_wait_s must be at least"),
@@ -82,7 +95,17 @@ def test_disks_that_encrypt_themselves_take_no_key(kind):
     changes = ("security.volume_kms_key=a-key", f"training.instance_type={kind}")
     with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
         config.load(SHIPPED, changes)
+    changes = (changes[0], f"endpoint.instance_type={kind}")
+    with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
+        config.load(SHIPPED, changes)
     assert config.load(SHIPPED, changes[:1]).security.volume_kms_key == "a-key"
+
+
+def test_a_serverless_endpoint_is_in_no_network_of_ones_own():
+    changes = ("endpoint.serverless=", "security={subnets: [subnet-1], security_group_ids: [sg-1]}")
+    with pytest.raises(OptionError, match=r"must do without security\.subnets"):
+        config.load(SHIPPED, changes)
+    assert config.load(SHIPPED, changes[:1]).endpoint.serverless.memory_mb == 2048
 
 
 @pytest.mark.parametrize(
@@ -137,3 +160,13 @@ def test_carbon_counts_the_data_centre_too():
     assert table.factor("eu-north-1") == pytest.approx(0.0407 * 1.15)
     with pytest.raises(OptionError, match="region of the carbon table must be a known one"):
         table.factor("mars-1")
+
+
+def test_the_sections_that_the_documentation_shows():
+    text = (Path(__file__).parents[2] / "docs" / "sagemaker.md").read_text()
+    blocks = [yaml.safe_load(each.split("```")[0]) for each in text.split("```yaml\n")[1:]]
+    shown = {name: section for block in blocks for name, section in block.items()}
+    changes = tuple(f"{name}={json.dumps(section)}" for name, section in shown.items())
+    wanted = config.load(SHIPPED, changes)
+    assert wanted.tuning.max_jobs == 20
+    assert set(shown) == {"tuning", "transform", "registration", "endpoint"}

@@ -413,6 +413,13 @@ def test_all_that_is_sent(tmp_path):
     assert (sent / "tfdist" / "aws" / "tables" / "instances.yaml").is_file()
 
 
+def test_nothing_is_fetched_without_a_network(tmp_path):
+    model = f"model={ROOT / 'examples' / 'digits.py'}:model_fn"
+    changes = (model, "security={network_isolation: true}", "training.image_uri=mine")
+    bundle.collect(config.load(SCRIPTS / "config.yaml", changes), tmp_path / "code")
+    assert (tmp_path / "code" / "serving-requirements.txt").read_text() == ""
+
+
 def test_the_folder_does_not_hide_the_sdk():
     # A package or a module of that name at the root would be imported instead of the SDK.
     assert not (SCRIPTS / "__init__.py").exists()

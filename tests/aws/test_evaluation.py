@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import io
 import json
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import tensorflow as tf
 from sklearn import metrics
 
 from tfdist.aws import evaluation, saved_model
+from tfdist.aws.rehearsal import serving
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records import load_manifest, write
 from tfdist.records.reading.stored import Stored
@@ -130,36 +130,15 @@ def test_what_is_missing_or_damaged_is_named(multiclass, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def inference():
-    path = Path(__file__).parents[2] / "sagemaker" / "inference.py"
-    spec = importlib.util.spec_from_file_location("inference", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def serve(folder, body):
-    """Answers as TensorFlow Serving's REST interface does, from the same SavedModel."""
-    request = json.loads(body)
-    name = request.get("signature_name", "serving_default")
-    signature = tf.saved_model.load(str(folder / "1")).signatures[name]
-    (spec,) = signature.structured_input_signature[1].values()
-    if "instances" in request:
-        columns, key = {spec.name: request["instances"]}, "predictions"
-    else:
-        columns, key = request["inputs"], "outputs"
-    values = [
-        base64.b64decode(item["b64"]) if isinstance(item, dict) else item
-        for item in columns[spec.name]
-    ]
-    (outputs,) = signature(**{spec.name: tf.constant(values, spec.dtype)}).values()
-    content = json.dumps({key: outputs.numpy().tolist()}).encode()
-    return SimpleNamespace(status_code=200, content=content)
+def inference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(Path(__file__).parents[2] / "sagemaker", folder / "code")
+    return serving.handlers(folder)
 
 
 def asked(inference, folder, body, kind, accept="application/json"):
     context = SimpleNamespace(request_content_type=kind, accept_header=accept)
-    response = serve(folder, inference.input_handler(io.BytesIO(body), context))
+    response = serving.Served(folder).answer(inference.input_handler(io.BytesIO(body), context))
     return inference.output_handler(response, context)
 
 
@@ -228,3 +207,58 @@ def test_several_outputs_become_rows(inference):
     context = SimpleNamespace(accept_header="application/jsonlines")
     body, _ = inference.output_handler(response, context)
     assert body == '{"a": 1, "b": 3}\n{"a": 2, "b": 4}\n'
+
+
+def test_checksums_are_the_same_without_the_package(inference, monkeypatch, tmp_path):
+    """As in a container without a network."""
+    monkeypatch.setitem(sys.modules, "crc32c", None)
+    (tmp_path / "code").mkdir()
+    shutil.copy(inference.__file__, tmp_path / "code")
+    alone = serving.handlers(tmp_path).crc32c
+    assert alone is not inference.crc32c
+    for data in (b"", b"123456789", RNG.bytes(1000)):
+        assert alone(data) == inference.crc32c(data)
+
+
+@pytest.mark.parametrize("layout", [".", "digits"], ids=["1/", "NAME/1/"])
+def test_awss_container_finds_both_layouts(multiclass, tmp_path, layout):
+    folder, _, model, x, _ = multiclass
+    shutil.copytree(folder / "1", tmp_path / layout / "1")
+    served = serving.Served(tmp_path)
+    assert serving.find_models(tmp_path) == [tmp_path / layout]
+    (rows,) = json.loads(served.answer(json.dumps({"instances": x[:3].tolist()})).content).values()
+    np.testing.assert_allclose(rows, model.predict(x[:3], verbose=0), rtol=1e-5)
+
+
+def test_a_model_in_no_numbered_folder_is_not_found(multiclass, tmp_path):
+    shutil.copytree(multiclass[0] / "1", tmp_path / "model")
+    with pytest.raises(ModelError, match="in a folder that is a number, but found model"):
+        serving.Served(tmp_path)
+
+
+def test_several_inputs_and_outputs_as_tensorflow_serving_answers_them(tmp_path):
+    a, b = tf.keras.Input((1,), name="a"), tf.keras.Input((1,), name="b")
+    model = tf.keras.Model([a, b], {"sum": a + b, "double": 2 * a})
+    columns = {"a": np.ones((2, 1), np.float32), "b": np.arange(2, dtype=np.float32)[:, None]}
+    manifest = write(columns, tmp_path / "shards", split="test=1")
+    saved_model.write(model, manifest.schema, tmp_path / "1")
+    served = serving.Served(tmp_path)
+    rows = [{"a": [1.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]}]
+    expected = [{"sum": [1.0], "double": [2.0]}, {"sum": [2.0], "double": [2.0]}]
+    answer = json.loads(served.answer(json.dumps({"instances": rows})).content)
+    assert answer == {"predictions": expected}
+    by_column = {name: [row[name] for row in rows] for name in "ab"}
+    answer = json.loads(served.answer(json.dumps({"inputs": by_column})).content)
+    assert answer == {"outputs": {key: [row[key] for row in expected] for key in expected[0]}}
+
+
+def test_requests_hold_whole_records(multiclass):
+    stored = multiclass[1]
+    shard = load_manifest(stored.manifest).splits["test"].shards[0]
+    data = (stored.folder / shard.file).read_bytes()
+    of_one = list(serving.batches(data, len(data) // shard.records + 8))
+    assert b"".join(of_one) == data
+    assert len(of_one) == shard.records
+    assert list(serving.batches(data, len(data))) == [data]
+    with pytest.raises(DataError, match=r"must fit into a request of transform\.max_payload_mb"):
+        list(serving.batches(data, 20))

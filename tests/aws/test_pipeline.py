@@ -116,10 +116,13 @@ def test_raw_data_in_s3():
 
 
 def test_what_aws_would_refuse_is_found():
-    changes = ("registration.approval=Maybe", "evaluation.instance_type=ml.p4d.24xlarge")
+    changes = (
+        "registration.instance_types=[ml.c5.large]",
+        "evaluation.instance_type=ml.p4d.24xlarge",
+    )
     _, problems = built(*changes)
     assert len(problems) == 2
-    assert any("Register-RegisterModel.ModelApprovalStatus" in text for text in problems)
+    assert any("Register-RegisterModel.InferenceSpecification" in text for text in problems)
     assert any("Evaluate.ProcessingResources" in text for text in problems)
 
 
@@ -135,6 +138,26 @@ def test_shards_that_do_not_divide_by_hosts():
 def test_an_evaluation_needs_its_split():
     with pytest.raises(OptionError, match="Choose one of train, validation"):
         built("data.split=train=4,validation=1")
+
+
+def test_a_transform_of_a_split():
+    value, problems = built("transform=", "registration.approval=automatic")
+    assert problems == []
+    assert definition.defaults(value)["ApprovalStatus"] == "Approved"
+    (decide,) = (step for step in value["Steps"] if step["Name"] == "Decide")
+    names = [step["Name"] for step in decide["Arguments"]["IfSteps"]]
+    assert names == ["Register-RegisterModel", "Model", "Transform"]
+    transform = by_name(value)["Transform"]["Arguments"]
+    source = transform["TransformInput"]["DataSource"]
+    # AWS takes the frames away from records that it sends one by one.
+    assert (transform["BatchStrategy"], transform["TransformOutput"]["AssembleWith"]) == (
+        "MultiRecord",
+        "None",
+    )
+    # Not all that begins as the split is called.
+    assert source["S3DataSource"]["S3Uri"]["Std:Join"]["Values"][1] == "/"
+    with pytest.raises(OptionError, match=r"transform\.split must be a split of the data"):
+        built("transform.split=other")
 
 
 def test_a_smaller_value_may_be_the_better_one():
@@ -294,7 +317,9 @@ COMPANY = (
     ids=["multi_worker", "horovod", "pipeline with replicas"],
 )
 def test_what_a_company_asks_for_is_in_every_step(changes):
-    value, problems = built(*changes, *COMPANY)
+    searched, problems = built(*changes, *COMPANY, "tuning.ranges.lr={min: 0.001, max: 0.1}")
+    assert problems == []
+    value, problems = built(*changes, *COMPANY, "transform=")
     assert problems == []
     steps = {name: step["Arguments"] for name, step in by_name(value).items()}
     network = {
@@ -306,15 +331,21 @@ def test_what_a_company_asks_for_is_in_every_step(changes):
         assert steps[name]["NetworkConfig"] == network
         assert steps[name]["ProcessingResources"]["ClusterConfig"]["VolumeKmsKeyId"] == KEY
         assert steps[name]["ProcessingOutputConfig"]["KmsKeyId"] == KEY
-    train = steps["Train"]
-    assert {key: train[key] for key in network} == network
-    assert train["ResourceConfig"]["VolumeKmsKeyId"] == train["OutputDataConfig"]["KmsKeyId"] == KEY
+    assert steps["Transform"]["TransformResources"]["VolumeKmsKeyId"] == KEY
+    assert steps["Transform"]["TransformOutput"]["KmsKeyId"] == KEY
+    assert steps["Model"]["VpcConfig"] == network["VpcConfig"]
+    assert steps["Model"]["EnableNetworkIsolation"] is True
+    train, tune = steps["Train"], by_name(searched)["Tune"]["Arguments"]
+    for one in (train, tune["TrainingJobDefinition"]):
+        assert {key: one[key] for key in network} == network
+        assert one["ResourceConfig"]["VolumeKmsKeyId"] == one["OutputDataConfig"]["KmsKeyId"] == KEY
     # The container cannot fetch its code.
     assert train["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"] == CODE
     submitted = train["HyperParameters"]["sagemaker_submit_directory"]
     assert submitted == '"/opt/ml/input/data/code/sourcedir.tar.gz"'
     tags = [{"Key": "team", "Value": "vision"}]
-    assert [steps[name]["Tags"] for name in ("Shard", "Train", "Evaluate")] == [tags] * 3
+    tagged = [steps[name] for name in ("Shard", "Train", "Evaluate", "Model", "Transform")]
+    assert [each["Tags"] for each in (*tagged, tune)] == [tags] * 6
 
 
 def test_what_is_sent_is_encrypted_and_the_pipeline_has_its_tags():

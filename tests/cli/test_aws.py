@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cli import aws
+from tfdist.aws import config
+from tfdist.cli import aws, aws_cost
 from tfdist.records import write
 from tfdist.strategies import REGISTRY
 
@@ -91,6 +92,9 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("cost", *CONFIG, "--set", "cost={start_s: 9}"), "cost must have the date of its numbers"),
         (("cost", *CONFIG, "--measured", "none.json"), "metrics.json of `tfdist train`"),
         (("rehearse", *CONFIG, "--output", "."), "--output must be a new folder"),
+        (("deploy", "--dry-run", *CONFIG), "must have a section endpoint"),
+        (("deploy", *CONFIG), "AWS must be reached with credentials"),
+        (("approve", *CONFIG), "AWS must be reached with credentials"),
         (("nothing",), "No such command 'nothing'"),
     ],
 )
@@ -113,7 +117,7 @@ def test_no_verb_shows_the_help(tfdist):
 def test_help(tfdist):
     code, out, _ = tfdist("aws", "--help")
     assert code == 0
-    for verb in ("upload", "pipeline", "rehearse", "cost"):
+    for verb in ("upload", "pipeline", "rehearse", "cost", "approve", "deploy"):
         assert f"\n  {verb} " in out
         assert tfdist("aws", verb, "--help")[0] == 0
 
@@ -217,6 +221,72 @@ def test_the_cost_is_said_before_a_start(tfdist, monkeypatch):
     assert places == sorted(places)
 
 
+def test_a_search_costs_all_of_its_trainings(capsys, tfdist):
+    search = "tuning={ranges: {lr: {min: 0.1, max: 1}}, max_jobs: 20}"
+    assert (
+        "5 epochs, each of 20 trainings"
+        in tfdist("aws", "cost", *CONFIG, *COST, "--set", search)[1]
+    )
+    aws_cost.before_start(config.load(Path(CONFIG[1]), (search,)), (), None, None, None)
+    assert (
+        "training: 20 jobs of 2 x ml.c5.2xlarge, at most 3600 s (max_run_s): at most 16.32 USD"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_requests_of_an_endpoint_without_aws(tfdist):
+    endpoint = ("--set", "endpoint.max_instances=3")
+    code, out, _ = tfdist("aws", "deploy", "--dry-run", *CONFIG, *endpoint)
+    assert code == 0
+    made = json.loads(out)
+    package = "arn:aws:sagemaker:us-east-1:123456789012:model-package/tfdist-digits/1"
+    assert made["CreateModel"]["PrimaryContainer"]["ModelPackageName"] == package
+    assert made["RegisterScalableTarget"]["MaxCapacity"] == 3
+    command = ("aws", "deploy", "--dry-run", *CONFIG, *endpoint, "--set", "role=me")
+    code, _, err = tfdist(*command)
+    assert code == 1
+    assert "tfdist: CreateModel.ExecutionRoleArn must " in err
+
+
+def test_a_model_is_approved_and_deployed(tfdist):
+    import boto3
+
+    from tfdist.aws import sessions
+
+    with sessions.loopback("us-east-1", "tfdist-example"):
+        client = boto3.client("sagemaker")
+        code, _, err = tfdist("aws", "approve", *CONFIG)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "a model that is PendingManualApproval" in err
+        client.create_model_package_group(ModelPackageGroupName="tfdist-digits")
+        first, second = (
+            client.create_model_package(
+                ModelPackageGroupName="tfdist-digits", ModelApprovalStatus="PendingManualApproval"
+            )["ModelPackageArn"]
+            for _ in range(2)
+        )
+        deploy = ("aws", "deploy", *CONFIG, "--set", "endpoint=")
+        code, _, err = tfdist(*deploy)
+        assert code == 2
+        assert "Approve of one with `tfdist aws approve`" in err
+        assert tfdist("aws", "approve", *CONFIG)[1] == f"{second}: Approved\n"
+        command = ("aws", "approve", *CONFIG, "--reject", "--package", first)
+        assert tfdist(*command)[1] == f"{first}: Rejected\n"
+        states = [
+            client.describe_model_package(ModelPackageName=arn)["ModelApprovalStatus"]
+            for arn in (first, second)
+        ]
+        assert states == ["Rejected", "Approved"]
+        code, out, err = tfdist(*deploy)
+        assert code == 0, err
+        assert out.startswith(
+            "endpoint tfdist-digits answers. It costs until `aws sagemaker delete"
+        )
+        (made,) = client.list_models()["Models"]
+        container = client.describe_model(ModelName=made["ModelName"])["PrimaryContainer"]
+        assert container["ModelPackageName"] == second
+
+
 class Execution:
     """A client of an execution that is looked at once while it runs, and then has failed."""
 
@@ -273,6 +343,28 @@ def test_a_rehearsal_registers_a_model(run_cli):
     assert "GreaterThanOrEqualTo 0.9 holds: Register-RegisterModel" in lines[4]
     assert "model-package/tfdist-digits/1, PendingManualApproval" in lines[5]
     assert lines[6] == "execution: Succeeded"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_a_rehearsed_search_and_transform(run_cli, tmp_path):
+    changes = (
+        *("training.epochs=1", "training.instance_count=1", "evaluation.threshold=0.1"),
+        "tuning={ranges: {lr: {min: 0.00001, max: 0.05}}, metric: validation:loss}",
+        "transform=",
+    )
+    settings = [text for change in changes for text in ("--set", change)]
+    done = run_cli(
+        *("aws", "rehearse", *CONFIG, *MODEL, *settings, "--output", tmp_path / "out"),
+        cwd=tmp_path,
+        timeout_s=_TIMEOUT_S - 20,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Succeeded. both ends of all ranges were tried; best: lr 0.05: " in done.stdout
+    assert "Succeeded. wrote 4 objects to s3://tfdist-example/digits/runs/" in done.stdout
+    answers = [path.read_text() for path in (tmp_path / "out" / "Transform").glob("output/*.out")]
+    rows = [json.loads(line) for text in answers for line in text.splitlines()]
+    assert [len(row) for row in rows] == [10] * 180
 
 
 @pytest.mark.long

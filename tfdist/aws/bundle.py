@@ -88,6 +88,8 @@ def collect(config: Config, folder: Path) -> Path:
                 mend="Run tfdist init --sagemaker, or give `scripts:` in the configuration",
             )
         shutil.copy(scripts / name, folder)
+    if config.security.network_isolation:  # Nothing can be fetched: inference.py does without.
+        (folder / "serving-requirements.txt").write_text("")
     callbacks = config.training.callbacks or ""
     for what, name in (("a model", config.model), ("callbacks", callbacks)):
         file = Path(name.rpartition(":")[0])

@@ -6,7 +6,6 @@ Every section is a dataclass; an unknown key is an error that lists the known on
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import re
 import types
 import typing
@@ -16,6 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfdist.aws.sections import (
+    CostConfig,
+    EndpointConfig,
+    RegistrationConfig,
+    TransformConfig,
+    TuningConfig,
+    among,
+    at_least,
+)
 from tfdist.errors import OptionError, TfdistError, unknown_choice
 from tfdist.runs.settings import Settings
 
@@ -26,16 +34,6 @@ _LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|p5e?n?|trn1n?|
 SMDISTRIBUTED = ("smdistributed_data_parallel", "smdistributed_model_parallel")
 
 
-def _among(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown_choice(what, value, known)
-
-
-def _at_least(what: str, value: float | None, least: float) -> None:
-    if value is not None and value < least:
-        raise OptionError(f"{what} must be at least {least:g}", received=value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChannelConfig:
     """How one split reaches the hosts."""
@@ -44,8 +42,8 @@ class ChannelConfig:
     distribution: str = "FullyReplicated"
 
     def __post_init__(self) -> None:
-        _among("mode", self.mode, MODES)
-        _among("distribution", self.distribution, DISTRIBUTIONS)
+        among("mode", self.mode, MODES)
+        among("distribution", self.distribution, DISTRIBUTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ class DataConfig:
                 received="both" if self.folder else "neither",
                 mend="Give data.folder (made by `tfdist shard`) or data.source",
             )
-        _at_least("data.num_shards", self.num_shards, 1)
+        at_least("data.num_shards", self.num_shards, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,10 +192,10 @@ class TrainingConfig(Settings):
         if self.keras not in (2, 3):
             raise OptionError("training.keras must be 2 or 3", received=self.keras)
         if self.distribution is not None:
-            _among("distribution", self.distribution, SMDISTRIBUTED)
+            among("distribution", self.distribution, SMDISTRIBUTED)
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
-            _at_least(f"training.{name}", getattr(self, name), 1)
-        _at_least("training.processes_per_host", self.processes_per_host, 1)
+            at_least(f"training.{name}", getattr(self, name), 1)
+        at_least("training.processes_per_host", self.processes_per_host, 1)
         if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
             raise OptionError(
                 "training.max_wait_s must be at least training.max_run_s",
@@ -219,40 +217,6 @@ class EvaluationConfig:
     metric: str = "multiclass_classification_metrics.accuracy.value"
     threshold: float = 0.9
     larger_is_better: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegistrationConfig:
-    """The model registry."""
-
-    group: str
-    approval: str = "PendingManualApproval"
-    instance_types: list[str] = field(default_factory=lambda: ["ml.m5.large"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostConfig:
-    """Numbers that change or that only a job shows, for ``tfdist aws cost``, as they were read.
-
-    Attributes:
-        spot_usd_per_hour: of one training instance, where ``training.spot`` is.
-        start_s: what is paid for before the first step: image, data and packages.
-        date: of both, the day on which they were read.
-    """
-
-    spot_usd_per_hour: float | None = None
-    start_s: float = 0.0
-    date: datetime.date | None = None
-
-    def __post_init__(self) -> None:
-        _at_least("cost.spot_usd_per_hour", self.spot_usd_per_hour, 0)
-        _at_least("cost.start_s", self.start_s, 0)
-        if self.date is None and (self.start_s or self.spot_usd_per_hour is not None):
-            raise OptionError(
-                "cost must have the date of its numbers",
-                received="none",
-                mend="Write date: 2026-11-26",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +242,11 @@ class Config:
     training: TrainingConfig
     registration: RegistrationConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    tuning: TuningConfig | None = None
+    transform: TransformConfig | None = None
+    endpoint: EndpointConfig | None = None
     security: SecurityConfig = SecurityConfig()
-    cost: CostConfig = CostConfig()
+    cost: CostConfig = field(default_factory=CostConfig)
     prices: str | None = None
     scripts: str = ""
 
@@ -291,14 +258,29 @@ class Config:
                 mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes",
             )
         if self.security.volume_kms_key is not None:
-            kinds = (self.training, self.evaluation, self.data)
-            for kind in sorted({each.instance_type for each in kinds}):
+            parts = (self.training, self.evaluation, self.data, self.transform, self.endpoint)
+            kinds = {part.instance_type for part in parts if part and part.instance_type}
+            for kind in sorted(kinds):
                 if _LOCAL_STORAGE.match(kind):
                     raise OptionError(
                         "security.volume_kms_key must be left out for instances with disks of "
                         "their own, which encrypt them themselves",
                         received=kind,
                     )
+        closed = self.security.network_isolation or self.security.subnets
+        if closed and self.endpoint and self.endpoint.serverless:
+            raise OptionError(
+                "a serverless endpoint must do without security.subnets and "
+                "security.network_isolation, which AWS has not for it",
+                received="endpoint.serverless with them",
+                mend="Choose an endpoint on instances",
+            )
+        if self.tuning and (logs := self.training.tensorboard or self.training.profile):
+            raise OptionError(
+                "tuning must do without training.tensorboard and training.profile, for a search "
+                "keeps no logs in S3",
+                received=logs,
+            )
 
     @property
     def root(self) -> str:
@@ -388,9 +370,9 @@ def _read(cls: type, value: Any, where: str) -> Any:
 def _value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
         kinds = [kind for kind in arguments if kind is not type(None)]
+        if value is None:  # A section of which nothing but the name is written is asked for.
+            return _read(kinds[0], {}, where) if dataclasses.is_dataclass(kinds[0]) else None
         fitting = [kind for kind in kinds if type(value) is _plain(kind)]
         return _value((fitting or kinds)[0], value, where)
     if dataclasses.is_dataclass(hint):

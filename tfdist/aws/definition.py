@@ -14,6 +14,11 @@ from tfdist.aws.validate import AT_RUN_TIME, Problem, check_request, service_mod
 _REQUESTS = {
     "Training": ("CreateTrainingJob", "TrainingJobName", "DescribeTrainingJob"),
     "Processing": ("CreateProcessingJob", "ProcessingJobName", "DescribeProcessingJob"),
+    "Tuning": (
+        "CreateHyperParameterTuningJob",
+        "HyperParameterTuningJobName",
+        "DescribeHyperParameterTuningJob",
+    ),
     "Transform": ("CreateTransformJob", "TransformJobName", "DescribeTransformJob"),
     "Model": ("CreateModel", "ModelName", "DescribeModel"),
     "RegisterModel": ("CreateModelPackage", "ModelPackageName", "DescribeModelPackage"),
@@ -27,10 +32,7 @@ _EXECUTION = (
     "CurrentDateTime",
 )
 _COMPARISONS = {
-    "Equals": lambda left, right: left == right,
-    "GreaterThan": lambda left, right: left > right,
     "GreaterThanOrEqualTo": lambda left, right: left >= right,
-    "LessThan": lambda left, right: left < right,
     "LessThanOrEqualTo": lambda left, right: left <= right,
 }
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -89,13 +91,8 @@ class Resolver:
 
     def holds(self, condition: Mapping[str, Any]) -> bool:
         """Returns whether a condition of a Condition step holds."""
-        kind = condition["Type"]
-        if kind == "Not":
-            return not self.holds(condition["Expression"])
-        if kind == "Or":
-            return any(self.holds(item) for item in condition["Conditions"])
         left, right = (self.resolve(condition[side]) for side in ("LeftValue", "RightValue"))
-        return _COMPARISONS[kind](left, right)
+        return _COMPARISONS[condition["Type"]](left, right)
 
 
 def _walk(value: Any, path: list[str]) -> Any:
@@ -179,7 +176,7 @@ def _check_step(step: dict[str, Any], resolver: Resolver) -> Iterator[Problem]:
         yield from check_request(operation, request, name)
     elif kind == "Condition":
         for condition in step["Arguments"]["Conditions"]:
-            if condition.get("Type") not in (*_COMPARISONS, "Not", "Or", "In"):
+            if condition.get("Type") not in _COMPARISONS:
                 yield Problem(name, f"must compare by {', '.join(_COMPARISONS)}", repr(condition))
     elif kind == "Fail":
         message = resolver.resolve(step["Arguments"].get("ErrorMessage", ""))

@@ -71,6 +71,8 @@ def parser() -> Parser:
     add("--checkpoint-dir", help="the folder that SageMaker keeps in S3")
     add("--max-run-s", type=int, help="the longest time of the job")
     add("--keras", type=int, choices=(2, 3), default=2, help="which one the model is of")
+    # AWS's toolkit for TensorFlow gives it to each training of a search; SM_MODEL_DIR is the place.
+    add("--model_dir", help=argparse.SUPPRESS)
     add("--tflite", choices=TFLITE_KINDS, default="none", help="also write this TFLite model")
     return hyperparameters
 

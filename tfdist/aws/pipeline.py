@@ -1,4 +1,4 @@
-"""The SageMaker pipeline: shard, train, evaluate, decide, then register or fail."""
+"""The SageMaker pipeline: shard, train or tune, evaluate, decide, then register or fail."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.aws import bundle, definition, images, training
+from tfdist.aws import bundle, definition, images, serving, training, tuning
 from tfdist.aws.bundle import ARCHIVE, Code
 from tfdist.aws.channels import Channel, Shape, channels, check_shards, shapes
 from tfdist.aws.config import ChannelConfig, Config
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.evaluation import REPORT
 from tfdist.aws.instances import PriceTable
+from tfdist.aws.sections import APPROVALS
 from tfdist.aws.upload import encryption
 from tfdist.aws.validate import Problem
 from tfdist.errors import OptionError
@@ -24,9 +25,6 @@ _CODE_DIR = f"{PROCESSING_DIR}/input/code"
 _START = f"cd {_CODE_DIR} && tar -xzf {ARCHIVE} && python3 -m pip install -r requirements.txt "
 _START += '&& exec python3 "$0" "$@"'
 _PROCESSING_GB = 30
-_CONTENT_TYPES = ["application/json", "application/jsonlines", "application/x-tfrecord"]
-_RESPONSE_TYPES = ["application/json", "application/jsonlines"]
-_ARTIFACTS = "Steps.Train.ModelArtifacts.S3ModelArtifacts"
 _REPORT = "EvaluationReport"
 
 
@@ -50,12 +48,14 @@ def training_channels(config: Config) -> list[Channel]:
     """Returns the channels of the training step. Raises TfdistError: see ``channels``."""
     instance = PriceTable.load(_prices(config))[config.training.instance_type]
     known = splits(config)
-    if config.evaluation.split not in known:
-        raise OptionError(
-            "evaluation.split must be a split of the data",
-            received=config.evaluation.split,
-            mend=f"Choose one of {', '.join(known)}",
-        )
+    for part in ("evaluation", "transform"):
+        wanted = getattr(config, part)
+        if wanted is not None and wanted.split not in known:
+            raise OptionError(
+                f"{part}.split must be a split of the data",
+                received=wanted.split,
+                mend=f"Choose one of {', '.join(known)}",
+            )
     check_shards(config.evaluation.split, known[config.evaluation.split], ChannelConfig(), 1)
     return channels(
         known,
@@ -81,9 +81,10 @@ def build(config: Config, code_uri: str) -> dict[str, Any]:
     """
     parameters = {
         "Threshold": ("Float", config.evaluation.threshold),
-        "ApprovalStatus": ("String", config.registration.approval),
-        "Epochs": ("Integer", config.training.epochs),
+        "ApprovalStatus": ("String", APPROVALS[config.registration.approval]),
     }
+    if config.tuning is None or "epochs" not in config.tuning.ranges:
+        parameters["Epochs"] = ("Integer", config.training.epochs)
     return {
         "Version": "2020-12-01",
         "Metadata": {},
@@ -222,12 +223,17 @@ class _Builder:
         """Returns a place in S3 that no other execution of the pipeline uses."""
         return _join("/", f"{self.config.root}/runs", _get("Execution.PipelineExecutionId"), folder)
 
-    def _uri(self, folder: str) -> Any:
-        """Returns where a channel's data lies; of a first step's, as that step's own output."""
+    def _uri(self, folder: str, end: str = "") -> Any:
+        """Returns where a channel's data lies; of a first step's, as that step's own output.
+
+        Args:
+            end: "/" where nothing looks at names: "test" must not match "test-2".
+        """
         if self.config.data.source is None:
             return f"{self.config.data_root}/{folder}/"
         outputs = "Steps.Shard.ProcessingOutputConfig.Outputs"
-        return _get(f"{outputs}['{folder}'].S3Output.S3Uri")
+        uri = _get(f"{outputs}['{folder}'].S3Output.S3Uri")
+        return _join("", uri, end) if end else uri
 
     def _train(self) -> dict[str, Any]:
         config = self.config
@@ -241,12 +247,21 @@ class _Builder:
         )
         if config.training.entry_point == "train.py":
             request["HyperParameters"]["epochs"] = _join("", _get("Parameters.Epochs"))
-        return _step("Train", "Training", request)
+        if config.tuning is None:
+            return _step("Train", "Training", request)
+        return _step("Tune", "Tuning", tuning.request(config, config.tuning, request))
+
+    def _artifacts(self) -> dict[str, Any]:
+        """Returns where the trained model lies: a search's, where its best training left it."""
+        if self.config.tuning is None:
+            return _get("Steps.Train.ModelArtifacts.S3ModelArtifacts")
+        best = _get("Steps.Tune.BestTrainingJob.TrainingJobName")
+        return _join("/", f"{self.config.root}/output", best, "output/model.tar.gz")
 
     def _evaluate(self) -> dict[str, Any]:
         wanted = self.config.evaluation
         inputs = {
-            "model": _get(_ARTIFACTS),
+            "model": self._artifacts(),
             "manifest": self._uri(MANIFEST_CHANNEL),
             "data": self._uri(wanted.split),
         }
@@ -277,10 +292,25 @@ class _Builder:
         )
         arguments = {
             "Conditions": [condition],
-            "IfSteps": [register],
+            "IfSteps": [register, *self._transform()],
             "ElseSteps": [_step("Refuse", "Fail", {"ErrorMessage": message})],
         }
         return _step("Decide", "Condition", arguments)
+
+    def _transform(self) -> list[dict[str, Any]]:
+        wanted = self.config.transform
+        if wanted is None:
+            return []
+        one = serving.model(self.config, serving.container(self.config, self._artifacts()))
+        request = serving.transform(
+            self.config,
+            wanted,
+            splits(self.config)[wanted.split],
+            _get("Steps.Model.ModelName"),
+            self._uri(wanted.split, "/"),
+            self._of_run("transform"),
+        )
+        return [_step("Model", "Model", one), _step("Transform", "Transform", request)]
 
     def _register(self) -> dict[str, Any]:
         config = self.config
@@ -298,17 +328,15 @@ class _Builder:
             "by tfdist",
             "ModelMetrics": {"ModelQuality": {"Statistics": quality}},
             "InferenceSpecification": {
-                # model.tar.gz has its handlers in code/ already, so nothing is packed again.
                 "Containers": [
                     {
-                        "Image": image.uri,
-                        "ModelDataUrl": _get(_ARTIFACTS),
+                        **serving.container(config, self._artifacts()),
                         "Framework": "TENSORFLOW",
                         "FrameworkVersion": image.version,
                     }
                 ],
-                "SupportedContentTypes": _CONTENT_TYPES,
-                "SupportedResponseMIMETypes": _RESPONSE_TYPES,
+                "SupportedContentTypes": serving.CONTENT_TYPES,
+                "SupportedResponseMIMETypes": serving.RESPONSE_TYPES,
                 "SupportedRealtimeInferenceInstanceTypes": wanted.instance_types,
                 "SupportedTransformInstanceTypes": wanted.instance_types,
             },

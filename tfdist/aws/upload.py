@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ class Uploaded:
 
 class UploadError(TfdistError):
     """AWS refused something, or could not be reached."""
+
+
+@contextlib.contextmanager
+def sending(what: str) -> Iterator[None]:
+    """Raises UploadError where AWS refuses what the block sends."""
+    import botocore.exceptions
+
+    try:
+        yield
+    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        raise UploadError(f"AWS must take {what}", received=f"an error: {error}") from error
 
 
 def encryption(kms_key: str | None) -> dict[str, str]:

@@ -52,14 +52,16 @@ class Problem:
 
 
 @functools.cache
-def service_model() -> Any:
-    """Returns botocore's model of SageMaker's API; reads files of botocore's alone."""
+def service_model(service: str = "sagemaker") -> Any:
+    """Returns botocore's model of an API of AWS's; reads files of botocore's alone."""
     import botocore.session
 
-    return botocore.session.Session().get_service_model("sagemaker")
+    return botocore.session.Session().get_service_model(service)
 
 
-def check_request(operation: str, request: Any, place: str) -> list[Problem]:
+def check_request(
+    operation: str, request: Any, place: str, service: str = "sagemaker"
+) -> list[Problem]:
     """Returns what is wrong with a request; empty when it is as the service model says.
 
     Args:
@@ -67,7 +69,7 @@ def check_request(operation: str, request: Any, place: str) -> list[Problem]:
         request: its parameters; ``AT_RUN_TIME`` stands for a value that is not known yet.
         place: name of the request for the problems.
     """
-    shape = service_model().operation_model(operation).input_shape
+    shape = service_model(service).operation_model(operation).input_shape
     return list(_check(request, shape, place))
 
 

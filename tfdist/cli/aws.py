@@ -12,6 +12,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.aws_cost import cost
+from tfdist.cli.aws_deploy import EXIT_REFUSED, approve, deploy
 from tfdist.cli.aws_options import config_options, load_config, speed_options, warn
 from tfdist.cli.aws_rehearse import rehearse
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tfdist.aws.bundle import Code
     from tfdist.aws.config import Config
 
-EXIT_REFUSED = 1
 # The longest wait for an execution.
 _LONGEST_S = 24 * 3600
 
@@ -35,12 +35,14 @@ Examples:
 def command() -> None:
     """Trains on Amazon SageMaker, and rehearses it on this machine.
 
-    Nothing but `upload` and `pipeline --upsert, --start, --wait` reaches AWS.
+    Nothing but `upload`, `pipeline --upsert, --start, --wait`, `approve` and `deploy` reaches AWS.
     """
 
 
 command.add_command(rehearse)
 command.add_command(cost)
+command.add_command(approve)
+command.add_command(deploy)
 
 
 @command.command("upload", short_help="Send shards to S3; resumable, checksums verified.")
@@ -102,7 +104,7 @@ def pipeline(
     wait: bool,
     **measured: Any,
 ) -> None:
-    """Makes the pipeline: shard, train, evaluate, decide, register.
+    """Makes the pipeline: shard, train or tune, evaluate, decide, register, transform.
 
     Every step is checked against the service model of SageMaker's API, with its enums and patterns;
     nothing is sent that AWS would refuse. Exit code 1 when something would be refused, or when an
@@ -170,14 +172,12 @@ def _on_aws(
     wait: bool,
     measured: dict[str, Any],
 ) -> int:
-    import botocore.exceptions
-
     from tfdist.aws import pipeline
-    from tfdist.aws.upload import UploadError
+    from tfdist.aws.upload import sending
     from tfdist.cli.aws_cost import before_start
 
     client = session.client("sagemaker")
-    try:
+    with sending("the pipeline"):
         if upsert:
             arn = pipeline.upsert(config, value, code, session)
             voice.result(pipeline=arn)
@@ -190,10 +190,6 @@ def _on_aws(
         voice.result(execution=execution)
         click.echo(f"started {execution}")
         return _follow(client, execution) if wait else 0
-    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        raise UploadError(
-            "AWS must be able to take the pipeline", received=f"an error: {error}"
-        ) from error
 
 
 def _follow(client: Any, execution: str, every_s: float = 30) -> int:

@@ -73,12 +73,14 @@ def before_start(
     speed = read_speed(config, speeds, measured, efficiency)
     if speed is not None:
         show(config, speed, read_records(config, records), training.instance_count)
-    hours = training.max_run_s / 3600 * training.instance_count
+    jobs = 1 if config.tuning is None else config.tuning.max_jobs
+    searched = f"{jobs} jobs of " if jobs > 1 else ""
+    hours = training.max_run_s / 3600 * training.instance_count * jobs
     kilograms = hours * instance.watts / 1000 * carbon.factor(config.region)
     click.echo(
-        f"training: {training.instance_count} x {instance.name}, at most {training.max_run_s} s "
-        f"(max_run_s): at most {hours * instance.usd_per_hour:.2f} USD on demand "
-        f"(prices of {prices.date}, {prices.region}) and {kilograms:.3f} kg CO2e"
+        f"training: {searched}{training.instance_count} x {instance.name}, at most "
+        f"{training.max_run_s} s (max_run_s): at most {hours * instance.usd_per_hour:.2f} USD "
+        f"on demand (prices of {prices.date}, {prices.region}) and {kilograms:.3f} kg CO2e"
     )
 
 
@@ -181,8 +183,9 @@ def show(config: Config, speed: Speed, records: int, most: int, as_json: bool = 
     from tfdist.cli.console import stdout
 
     gpus = f" ({instance.gpus} GPUs, all computing)" if instance.gpus > 1 else ""
+    each = f", each of {config.tuning.max_jobs} trainings" if config.tuning else ""
     table = Table(
-        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs",
+        title=f"{instance.name}{gpus}, {records:,} records, {training.epochs} epochs{each}",
         title_justify="left",
     )
     titles = ("instances", "samples/s", "s/epoch", "hours", "USD/epoch", "USD", "kg CO2e")

@@ -46,11 +46,7 @@ def run_processing(
     command = [here(text) for text in (*app["ContainerEntrypoint"], *app["ContainerArguments"])]
     log: list[str] = []
     code = run(command, environ, local.job, log.append)
-    if code != 0:
-        last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
-        raise LaunchError(
-            "the processing script must end with success", received=f"exit code {code}: {last}"
-        )
+    check_end("the processing script", code, log)
     for item in outputs:
         place = item["S3Output"]
         storage.store(Path(here(place["LocalPath"])), place["S3Uri"])
@@ -58,6 +54,13 @@ def run_processing(
         "ProcessingJobStatus": "Completed",
         "ProcessingOutputConfig": {"Outputs": {item["OutputName"]: item for item in outputs}},
     }
+
+
+def check_end(what: str, code: int, log: list[str]) -> None:
+    """Raises LaunchError, with the last line that was printed, where a script has failed."""
+    if code != 0:
+        last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
+        raise LaunchError(f"{what} must end with success", received=f"exit code {code}: {last}")
 
 
 def property_files(

@@ -12,8 +12,11 @@ from tfdist.aws.definition import Resolver, defaults
 from tfdist.aws.rehearsal.agent import Storage
 from tfdist.aws.rehearsal.processing import property_files, run_processing
 from tfdist.aws.rehearsal.training import Runner, run_training
+from tfdist.aws.rehearsal.transform import run_transform
+from tfdist.aws.rehearsal.tuning import run_tuning
+from tfdist.aws.upload import sending
 from tfdist.aws.validate import AT_RUN_TIME
-from tfdist.errors import OptionError, TfdistError
+from tfdist.errors import TfdistError
 
 _EXECUTION_ID = "rehearsal"
 
@@ -98,13 +101,11 @@ class Rehearsal:
         kinds = {
             "Processing": self._process,
             "Training": self._train,
+            "Tuning": self._tune,
             "RegisterModel": self._register,
+            "Model": self._make_model,
+            "Transform": self._transform,
         }
-        if step["Type"] not in kinds:
-            raise OptionError(
-                f"a step of a rehearsal must be of type {', '.join(kinds)}, Condition or Fail",
-                received=step["Type"],
-            )
         return kinds[step["Type"]](step, self._known(step["Arguments"]))
 
     def _process(self, step: dict[str, Any], request: dict[str, Any]) -> str:
@@ -123,8 +124,40 @@ class Rehearsal:
         self._resolver.steps[name], self.metrics = run_training(
             job_name, request, self.folder / name, self._storage, self.environ, self.run
         )
-        shown = ", ".join(f"{metric} {value:.4g}" for metric, value in self.metrics.items())
-        return f"{shown}; wrote {self._resolver.steps[name]['ModelArtifacts']['S3ModelArtifacts']}"
+        artifacts = self._resolver.steps[name]["ModelArtifacts"]["S3ModelArtifacts"]
+        return f"{self._shown()}; wrote {artifacts}"
+
+    def _shown(self) -> str:
+        return ", ".join(f"{metric} {value:.4g}" for metric, value in self.metrics.items())
+
+    def _tune(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        name = step["Name"]
+        self._resolver.steps[name], self.metrics = run_tuning(
+            f"{self.name}-{name}-{_EXECUTION_ID}",
+            request,
+            self.folder / name,
+            self._storage,
+            self.environ,
+            self.run,
+        )
+        tried = self._resolver.steps[name]["BestTrainingJob"]["TunedHyperParameters"]
+        best = ", ".join(f"{key} {value}" for key, value in tried.items())
+        return f"both ends of all ranges were tried; best: {best}: {self._shown()}"
+
+    def _make_model(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        name = f"{self.name}-{_EXECUTION_ID}"
+        with sending("the model"):
+            self.sagemaker.create_model(ModelName=name, **request)
+        self._resolver.steps[step["Name"]] = {"ModelName": name}
+        return name
+
+    def _transform(self, step: dict[str, Any], request: dict[str, Any]) -> str:
+        with sending("the transform"):
+            made = self.sagemaker.describe_model(ModelName=request["ModelName"])
+        artifacts = made["PrimaryContainer"]["ModelDataUrl"]
+        folder = self.folder / step["Name"]
+        count = run_transform(request, artifacts, folder, self._storage, self.environ, self.run)
+        return f"wrote {count} objects to {request['TransformOutput']['S3OutputPath']}"
 
     def _decide(self, step: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         conditions = step["Arguments"]["Conditions"]
@@ -139,19 +172,13 @@ class Rehearsal:
         return f"{' and '.join(texts)} {answer}: {then}", branch
 
     def _register(self, step: dict[str, Any], request: dict[str, Any]) -> str:
-        import botocore.exceptions
-
         group = request["ModelPackageGroupName"]
-        try:
+        with sending("the model into its registry"):
             known = self.sagemaker.list_model_package_groups()["ModelPackageGroupSummaryList"]
             if group not in [item["ModelPackageGroupName"] for item in known]:
                 self.sagemaker.create_model_package_group(ModelPackageGroupName=group)
             arn = self.sagemaker.create_model_package(**request)["ModelPackageArn"]
             found = self.sagemaker.describe_model_package(ModelPackageName=arn)
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise OptionError(
-                "the registry must be able to take the model", received=f"an error: {error}"
-            ) from error
         self._resolver.steps[step["Name"]] = found
         return f"{arn}, {found['ModelApprovalStatus']}"
 
