@@ -73,7 +73,6 @@ def test_changes_replace_what_the_file_says():
         ("security.network_isolation=true", r"network_isolation without training\.image_uri"),
         ("security={volume_kms_key: k, tag: 1}", "key of 'security' must be a known one"),
         ("training.max_wait_s=60", "max_wait_s must be at least"),
-        ("training.distribution=horovod", "distribution must be a known one"),
         ("data.channels.train.mode=Fast", "Did you mean 'FastFile'"),
         (
             "data.channels.train.distribution=Sharded",

@@ -255,22 +255,6 @@ JOBS = {
     "multi worker": ("training.strategy=multi_worker", "training.instance_count=2"),
     "parameter server": ("training.strategy=parameter_server", "training.instance_count=2"),
     "AWS's image": ("training.strategy=single", "training.instance_count=1"),
-    "data parallel": (
-        "training.distribution=smdistributed_data_parallel",
-        "training.framework_version=2.11.0",
-        "training.instance_type=ml.p4d.24xlarge",
-        "training.processes_per_host=8",
-        "training.entry_point=inference.py",
-    ),
-    "model parallel": (
-        "training.distribution=smdistributed_model_parallel",
-        "training.distribution_options={partitions: 2, microbatches: 4, pipeline: interleaved, "
-        "optimize: memory, horovod: true}",
-        "training.framework_version=2.6.3",
-        "training.instance_type=ml.p3.16xlarge",
-        "training.processes_per_host=8",
-        "training.entry_point=inference.py",
-    ),
 }
 
 
@@ -288,14 +272,9 @@ def test_a_single_job_as_aws_gets_it(name):
         "multi worker": ("sagemaker_multi_worker_mirrored_strategy_enabled", "true"),
         "parameter server": ("sagemaker_parameter_server_enabled", "true"),
         "AWS's image": ("strategy", '"single"'),
-        "data parallel": ("sagemaker_distributed_dataparallel_enabled", "true"),
-        "model parallel": ("sagemaker_mpi_num_of_processes_per_host", "8"),
     }
     key, value = expected[name]
     assert values[key] == value, values
-    if name == "model parallel":
-        parameters = json.loads(values["mp_parameters"])
-        assert parameters["pipeline"] == "interleaved"
 
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd"

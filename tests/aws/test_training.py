@@ -25,25 +25,6 @@ def distribution(**options):
     return training.distribution(wanted, PRICES[wanted.instance_type])
 
 
-def own(**options):
-    """A script of the user's own, as smdistributed needs it."""
-    return distribution(entry_point="mine.py", **options)
-
-
-MODEL_PARALLEL = {
-    "distribution": "smdistributed_model_parallel",
-    "framework_version": "2.6.3",
-    "instance_type": "ml.p3.16xlarge",
-}
-PARTS = {
-    "partitions": 2,
-    "microbatches": 4,
-    "pipeline": "interleaved",
-    "optimize": "memory",
-    "horovod": True,
-}
-
-
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "mesh", "pipeline", "auto"])
 def test_strategies_of_one_process(strategy):
     assert distribution(strategy=strategy) == {}
@@ -85,54 +66,10 @@ def test_strategies_that_the_container_starts_itself():
         distribution(strategy="horovd")
 
 
-def test_data_parallel():
-    options = {"distribution": "smdistributed_data_parallel", "instance_type": "ml.p4d.24xlarge"}
-    found = own(**options, framework_version="2.11")
-    assert found["sagemaker_distributed_dataparallel_enabled"] is True
-    with pytest.raises(OptionError, match=r"2\.11 or earlier.*2\.21\.0"):
-        own(**options)
-    with pytest.raises(OptionError, match="instance type"):
-        own(distribution=options["distribution"], framework_version="2.11")
-    with pytest.raises(OptionError, match="a script that is written for it"):
-        distribution(**options, framework_version="2.11")
-
-
-def test_model_parallel():
-    found = own(**MODEL_PARALLEL, distribution_options=PARTS)
-    assert found["mp_parameters"] == PARTS
-    assert found["sagemaker_mpi_num_of_processes_per_host"] == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "must have a number of partitions"),
-        ({"partitions": 3}, "8 by 3"),
-        ({"partitions": 0}, "partitions must be a whole number"),
-        ({"partitions": 2, "microbatches": "4"}, "microbatches must be a whole number"),
-        ({"partitions": 2, "pipeline": "1f1b"}, "Choose one of interleaved, simple"),
-        ({"partitions": 2, "optimize": "cost"}, "Choose one of speed, memory"),
-        ({"partitions": 2, "stages": 2}, "distribution option must be a known one"),
-    ],
-)
-def test_model_parallel_options_are_checked(options, message):
-    with pytest.raises(OptionError, match=message):
-        own(**MODEL_PARALLEL, distribution_options=options)
-
-
-def test_model_parallel_ended_with_tensorflow_2_6():
-    with pytest.raises(OptionError, match=r"2\.6 or earlier"):
-        own(**{**MODEL_PARALLEL, "framework_version": "2.16.2"}, distribution_options=PARTS)
-
-
 def test_an_image_of_ones_own_is_enough():
     wanted = load(SHIPPED, ("training.image_uri=mine", "training.framework_version='1.15'"))
     assert training.image(wanted, "ml.m5.large") == "mine"
     assert training.warning(wanted, datetime.date(2030, 1, 1)) is None
-    assert own(
-        **MODEL_PARALLEL | {"framework_version": None, "image_uri": "mine"},
-        distribution_options=PARTS,
-    )
 
 
 def test_a_tensorflow_that_tfdist_does_not_run_on():

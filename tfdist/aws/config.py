@@ -31,7 +31,6 @@ MODES = ("File", "FastFile", "Pipe")
 DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
 # Families with disks of their own, of which AWS takes no VolumeKmsKeyId.
 _LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|p5e?n?|trn1n?|trn2)\.")
-SMDISTRIBUTED = ("smdistributed_data_parallel", "smdistributed_model_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +127,6 @@ class TrainingConfig(Settings):
     """The training job: all settings of ``tfdist.train``, with its meanings, and what is of AWS.
 
     Attributes:
-        distribution: None for what the strategy needs, or one of ``SMDISTRIBUTED`` for a script of
-            the user's own (``entry_point``).
-        distribution_options: parameters of smdistributed_model_parallel.
         channels: more channels, name -> S3 URI: each reaches the program as a folder.
         init_weights: CHANNEL/FILE of one of them.
         tensorboard, profile: folders below the configuration's place in S3.
@@ -148,8 +144,6 @@ class TrainingConfig(Settings):
 
     strategy: str = "multi_worker"
     strategy_options: dict[str, Any] = field(default_factory=dict)
-    distribution: str | None = None
-    distribution_options: dict[str, Any] = field(default_factory=dict)
     entry_point: str = "train.py"
     instance_type: str = "ml.c5.2xlarge"
     instance_count: int = 1
@@ -191,8 +185,6 @@ class TrainingConfig(Settings):
             )
         if self.keras not in (2, 3):
             raise OptionError("training.keras must be 2 or 3", received=self.keras)
-        if self.distribution is not None:
-            among("distribution", self.distribution, SMDISTRIBUTED)
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.processes_per_host", self.processes_per_host, 1)

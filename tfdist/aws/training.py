@@ -14,7 +14,7 @@ from tfdist.aws.channels import Channel
 from tfdist.aws.config import Config, SecurityConfig, TrainingConfig
 from tfdist.aws.instances import Instance
 from tfdist.compat.versions import OLDEST, minor_version
-from tfdist.errors import OptionError, unknown_choice
+from tfdist.errors import OptionError
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
 
@@ -31,12 +31,6 @@ _PLACES = ("callbacks", "init-weights", *_LOGS)
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
-# Last TensorFlow with which AWS ships the library.
-_LAST_DATA_PARALLEL = (2, 11)
-_LAST_MODEL_PARALLEL = (2, 6)
-_DATA_PARALLEL_INSTANCES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge")
-_MODEL_PARALLEL_OPTIONS = ("partitions", "microbatches", "pipeline", "optimize", "horovod", "ddp")
-
 
 def _kind(training: TrainingConfig) -> str | None:
     """Returns what starts the processes of a job; None for a job of one process."""
@@ -47,7 +41,7 @@ def _kind(training: TrainingConfig) -> str | None:
 
 def processes_per_host(training: TrainingConfig, instance: Instance) -> int:
     """Returns how many processes a host runs: as configured, or one for each GPU, or one."""
-    if _kind(training) != "mpi" and training.distribution is None:
+    if _kind(training) != "mpi":
         return 1
     wanted = training.processes_per_host or instance.default_processes
     if instance.gpus and wanted > instance.gpus:
@@ -63,11 +57,8 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
     """Returns what tells the container's toolkit how to start the processes: hyperparameters.
 
     Raises:
-        OptionError: an unknown strategy, several hosts for a strategy of one process, a version of
-            TensorFlow without the library, or options that it does not know.
+        OptionError: an unknown strategy, or several hosts for a strategy of one process.
     """
-    if training.distribution is not None:
-        return _smdistributed(training, instance)
     kind = _kind(training)
     if kind is None:
         if training.instance_count > 1:
@@ -89,58 +80,11 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
         )
     # On CPUs a waiting rank would spin on a core that another one computes on.
     options = "" if instance.gpus else "--mca mpi_yield_when_idle 1"
-    return _mpi(processes_per_host(training, instance), options)
-
-
-def _mpi(processes: int, options: str = "") -> dict[str, Any]:
     return {
         "sagemaker_mpi_enabled": True,
-        "sagemaker_mpi_num_of_processes_per_host": processes,
+        "sagemaker_mpi_num_of_processes_per_host": processes_per_host(training, instance),
         "sagemaker_mpi_custom_mpi_options": options,
     }
-
-
-def _smdistributed(training: TrainingConfig, instance: Instance) -> dict[str, Any]:
-    if training.entry_point == "train.py":
-        raise OptionError(
-            f"{training.distribution} must have a script that is written for it",
-            received="entry_point train.py",
-            mend="Give your own script as training.entry_point, or choose a strategy of tfdist",
-        )
-    if training.distribution == "smdistributed_data_parallel":
-        _refuse_later(training, _LAST_DATA_PARALLEL)
-        if training.distribution_options:
-            raise OptionError(
-                "smdistributed_data_parallel must have no options",
-                received=", ".join(training.distribution_options),
-            )
-        if instance.name not in _DATA_PARALLEL_INSTANCES:
-            raise unknown_choice(
-                "instance type of smdistributed_data_parallel",
-                instance.name,
-                _DATA_PARALLEL_INSTANCES,
-            )
-        return {
-            "sagemaker_distributed_dataparallel_enabled": True,
-            "sagemaker_distributed_dataparallel_custom_mpi_options": "",
-            "sagemaker_instance_type": instance.name,
-        }
-    _refuse_later(training, _LAST_MODEL_PARALLEL)
-    processes = processes_per_host(training, instance)
-    options = _model_parallel_options(training.distribution_options, processes)
-    return {**_mpi(processes), "mp_parameters": options, "sagemaker_instance_type": instance.name}
-
-
-def _refuse_later(training: TrainingConfig, last: tuple[int, int]) -> None:
-    if training.image_uri is not None:
-        return
-    version = images.version_of(training.framework_version)
-    if minor_version(version) > last:
-        raise OptionError(
-            f"{training.distribution} must have TensorFlow {last[0]}.{last[1]} or earlier",
-            received=f"framework_version {version}",
-            mend="Choose an earlier framework_version, or strategy: horovod",
-        )
 
 
 def _refuse_earlier(training: TrainingConfig) -> None:
@@ -152,30 +96,6 @@ def _refuse_earlier(training: TrainingConfig) -> None:
                 received=f"framework_version {version}",
                 mend="Leave it out for the newest",
             )
-
-
-def _model_parallel_options(options: dict[str, Any], processes: int) -> dict[str, Any]:
-    for key in options:
-        if key not in _MODEL_PARALLEL_OPTIONS:
-            raise unknown_choice("distribution option", key, _MODEL_PARALLEL_OPTIONS)
-    for key in ("partitions", "microbatches"):
-        value = options.get(key, 1)
-        if type(value) is not int or value < 1:
-            raise OptionError(f"{key} must be a whole number of at least 1", received=repr(value))
-    if "partitions" not in options:
-        raise OptionError(
-            "smdistributed_model_parallel must have a number of partitions",
-            received="no distribution_options.partitions",
-        )
-    if processes % options["partitions"]:
-        raise OptionError(
-            "processes_per_host must divide by the partitions",
-            received=f"{processes} by {options['partitions']}",
-        )
-    for key, known in (("pipeline", ("interleaved", "simple")), ("optimize", ("speed", "memory"))):
-        if key in options and options[key] not in known:
-            raise unknown_choice(key, options[key], known)
-    return dict(options)
 
 
 def metric_definitions(metrics: list[str]) -> list[dict[str, str]]:

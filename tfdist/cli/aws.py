@@ -146,7 +146,7 @@ def _session(config: Config) -> Any:
     from tfdist.aws import sessions
     from tfdist.strategies import strategy_class
 
-    if config.training.distribution is None and config.training.strategy != "auto":
+    if config.training.strategy != "auto":
         strategy_class(config.training.strategy)  # The script would refuse it on a paid instance.
     return sessions.with_aws(config.region)
 
