@@ -348,3 +348,19 @@ def weights_of_some_labels_alone(strategy, folder):
         model.fit(X, labels, sample_weight=weights, verbose=0)
     with pytest.raises(TfdistError, match="one label a record, but found 1 by name"):
         model.fit(X, {"a": Y}, class_weight=dict.fromkeys(range(3), 1.0), verbose=0)
+
+
+@scenario
+def an_operation_between_layers_is_named_itself(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((6,))
+        x = layers.Dense(4)(inputs)
+        x = keras.ops.subtract(x, keras.ops.mean(x, 0))
+        model = keras.Model(inputs, layers.Dense(3, "softmax", name="behind")(x))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        strategy.build(model_fn).fit(X, Y, verbose=0)
+    assert ("layer 'mean" in said.getvalue()) == strategy.topology.is_chief
+    assert "behind" not in said.getvalue()

@@ -222,8 +222,10 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
 
 def _untried(model: tf.keras.Model) -> list[str]:
     """Returns a clause for each compiled metric of the user's own that is not tried."""
-    found = []
-    for metric in compiled_metrics(model):
+    found, metrics = [], []
+    with contextlib.suppress(AttributeError):  # Of a model that is not compiled.
+        metrics = compiled_metrics(model)
+    for metric in metrics:
         if not is_keras_own(metric) and not isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
             try:
                 _another(metric)
