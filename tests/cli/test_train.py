@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from tiers import long
 
@@ -220,9 +221,20 @@ def test_a_killed_start_leaves_the_earlier_training(train, shards, model_file):
     assert [row["epoch"] for row in history(folder)] == ["1", "2"]
 
 
-@pytest.mark.parametrize("where", [SEVERAL, *long((SINGLE,))], ids=["two ranks", "one rank"])
+@pytest.mark.parametrize(
+    ("where", "to_all", "step_s"),
+    [
+        (SEVERAL, True, 3),  # As from scancel, or systemd; longer than mpirun would wait.
+        *long(
+            (SEVERAL, False, 0.1),
+            (("--strategy", "multi_worker", "--workers", "2"), True, 7),
+            (SINGLE, True, 7),
+            (SINGLE, False, 0.1),
+        ),
+    ],
+)
 def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
-    train, shards, model_file, tmp_path, where
+    train, shards, model_file, tmp_path, where, to_all, step_s
 ):
     (tmp_path / "mine.py").write_text(
         "import os, pathlib, time\n"
@@ -230,7 +242,7 @@ def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
         "class Slow(keras.callbacks.Callback):\n"
         "    def on_train_batch_end(self, batch, logs=None):\n"
         "        pathlib.Path('begun').touch()\n"
-        "        time.sleep(0.1)\n"
+        "        time.sleep(0.1 if batch else float(os.environ['SLOW']))\n"
         "def callbacks():\n"
         "    return [Slow()] if 'SLOW' in os.environ else []\n"
     )
@@ -239,7 +251,7 @@ def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
     data = ("--model", f"{model_file}:mlp", "--data", shards, "--output", tmp_path / "run")
     with subprocess.Popen(
         [sys.executable, "-m", "tfdist", "train", *map(str, data), *options],
-        env={**os.environ, "SLOW": "1"},
+        env={**os.environ, "SLOW": str(step_s)},
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -251,7 +263,9 @@ def test_on_sigterm_a_checkpoint_is_written_that_resume_goes_on_from(
             assert broken.poll() is None, broken.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        broken.terminate()
+        below = psutil.Process(broken.pid).children(recursive=True) if to_all else []
+        for process in (*below, broken):
+            process.terminate()
         _, stderr = broken.communicate(timeout=100)
     assert broken.returncode == 143, stderr
     name = stderr.split("with --resume goes on from ")[-1].strip()

@@ -386,6 +386,42 @@ def test_sigterm_gives_the_ranks_time_and_ends_them_all_the_same(
     assert traces.alive() == []
 
 
+@pytest.mark.parametrize(
+    ("start", "seconds"),  # More than mpirun or a guard gives who is to end.
+    [
+        (lambda command: mpi.job(command, workers=2), 2),
+        *long(
+            (lambda command: tf_cluster.job(command, workers=1, ps=1), 6),
+            (lambda command: tf_cluster.job(command, workers=2), 6),
+            (local.job, 6),
+        ),
+    ],
+    ids=["mpi", "servers", "own", "one"],
+)
+def test_sigterm_to_all_processes_of_a_job_is_for_its_ranks(traces, start, seconds):
+    code = RANK + (
+        "import signal; serves = 'ps' in topology.current().roles and rank > 0; "
+        f"leave = lambda *_: (time.sleep({seconds}), print('written', flush=True), os._exit(143)); "
+        "serves or signal.signal(signal.SIGTERM, leave); "
+        "print('up', flush=True); [time.sleep(1) for _ in range(600)]"
+    )
+    sink = Sink()
+    job = start(python(code, traces.token))
+
+    def strike(rank, stream, text):
+        sink.on_line(rank, stream, text)
+        if text == "up" and len(sink.lines) == job.world_size:
+            for process in (*psutil.Process().children(recursive=True), psutil.Process()):
+                process.terminate()
+
+    with pytest.raises(SystemExit) as ended:
+        supervisor.run(job, on_line=strike)
+    assert ended.value.code == 143
+    written = {rank for rank, _, text in sink.lines if text == "written"}
+    assert written == ({0} if job.world_size == 3 else set(range(job.world_size)))
+    assert traces.alive() == []
+
+
 def test_the_environment_of_signals_is_given_back():
     before = signal.getsignal(signal.SIGTERM)
     Sink().run(local.job(python("pass")))

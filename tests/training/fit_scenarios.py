@@ -1009,6 +1009,9 @@ def refusals_say_what_to_do(strategy, folder):
             method(iter([(x, y)]))
     with pytest.raises(DataError, match="must last for all steps"):
         model.fit(batched, steps_per_epoch=3, epochs=2)
+    short = batched.take(2).filter(lambda *_: True)  # Of no known length.
+    with pytest.raises(DataError, match=r"for all steps, or come with \.repeat\(\)"):
+        model.fit(short, steps_per_epoch=3, epochs=1)
     with pytest.raises(OptionError, match="what batches hold"):
         model.fit(batched, batch_size=8)
     with pytest.raises(DataError, match="first dimension of rows"):

@@ -331,3 +331,36 @@ def a_gradient_that_overflows_on_one_replica(strategy, folder):
     for found, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert int(model.optimizer.iterations.numpy()) == 0
+
+
+@scenario
+def weights_of_some_labels_alone(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((6,))
+        outputs = {name: layers.Dense(3, "softmax", name=name)(inputs) for name in "ab"}
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", dict.fromkeys("ab", "sparse_categorical_crossentropy"))
+        return model
+
+    labels, weights = {"a": Y, "b": Y}, {"a": np.ones(ROWS, np.float32)}
+    model = strategy.build(model_fn)
+    with pytest.raises(TfdistError, match="for each label by name, but found none for b"):
+        model.fit(X, labels, sample_weight=weights, verbose=0)
+    with pytest.raises(TfdistError, match="one label a record, but found 1 by name"):
+        model.fit(X, {"a": Y}, class_weight=dict.fromkeys(range(3), 1.0), verbose=0)
+
+
+@scenario
+def an_operation_between_layers_is_named_itself(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((6,))
+        x = layers.Dense(4)(inputs)
+        x = keras.ops.subtract(x, keras.ops.mean(x, 0))
+        model = keras.Model(inputs, layers.Dense(3, "softmax", name="behind")(x))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        strategy.build(model_fn).fit(X, Y, verbose=0)
+    assert ("layer 'mean" in said.getvalue()) == strategy.topology.is_chief
+    assert "behind" not in said.getvalue()

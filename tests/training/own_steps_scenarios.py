@@ -426,7 +426,9 @@ class Counts(keras.Model):
             loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y, tf.float32)))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss, "rows": tf.shape(x)[0], "step": self.optimizer.iterations}
+        rows = tf.math.count_nonzero(tf.ones_like(x[:, 0]))
+        means = tf.reduce_mean(x, 0)
+        return {"loss": loss, "rows": rows, "means": means, "step": self.optimizer.iterations}
 
 
 @scenario
@@ -439,12 +441,19 @@ def numbers_that_stay_a_replicas_own_are_named(strategy, folder):
 
     model = strategy.build(model_fn)
     feed = strategy.dataset((rows(), labels()[:, None]), global_batch_size=BATCH)
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: told.append(logs))
+    told: list[dict[str, Any]] = []
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        model.fit(feed, verbose=0, epochs=2)
-    told = said.getvalue().count("'rows' (int32 []) of a step of one's own is shown as one replica")
-    assert told == strategy.topology.is_chief
-    assert "'step'" not in said.getvalue()
-    assert "'loss'" not in said.getvalue()
+        model.fit(feed, verbose=0, epochs=2, callbacks=[seen])
+    words = "'rows' (int64 []) of a step of one's own is shown as the first replica"
+    assert said.getvalue().count(words) == strategy.topology.is_chief
+    assert all(f"'{name}'" not in said.getvalue() for name in ("step", "loss", "means"))
+    shown = [(int(logs["rows"]), np.array(logs["means"])) for logs in told]
+    of_first = strategy.from_chief(shown)
+    np.testing.assert_array_equal([count for count, _ in shown], [count for count, _ in of_first])
+    sizes = np.diff([*range(0, ROWS, BATCH), ROWS])
+    means = np.array([means for _, means in shown[-len(sizes) :]])
+    np.testing.assert_allclose(sizes @ means / ROWS, rows().mean(0), atol=1e-6)
 
 
 @scenario
@@ -466,3 +475,22 @@ def gradients_that_may_be_of_other_batches(strategy, folder):
         model.fit(feed, verbose=0)
     warns = "those that it has kept of others count by the rows" in said.getvalue()
     assert warns == (not is_refused and strategy.topology.is_chief)
+
+
+class ByRow(Counts):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return super().train_step(data) | {"each": tf.reduce_sum(data[0], 1)}
+
+
+@scenario("horovod", "multi_worker", long=True)
+def numbers_of_each_row_have_no_place_in_logs(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,))
+        model = ByRow(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd")
+        return model
+
+    model = strategy.build(model_fn)
+    feed = strategy.dataset((rows(), labels()[:, None]), global_batch_size=BATCH)
+    with pytest.raises(ModelError, match=r"one shape on all processes.*'each' \[None\]"):
+        model.fit(feed, verbose=0)

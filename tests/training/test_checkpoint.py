@@ -290,6 +290,12 @@ def test_options():
         Checkpoints("folder", keep=0)
 
 
+def test_a_fit_has_one_of_them(tmp_path):
+    with pytest.raises(OptionError, match=r"one callback Checkpoints.*one and .*two"):
+        fit(Checkpoints(tmp_path / "one"), Checkpoints(tmp_path / "two"))
+    assert not list(tmp_path.iterdir())
+
+
 def restored(folder):
     """Returns where a fit would go on, and with which weights."""
     data = DataState(seed=0, num_records=21, global_batch_size=4, steps_per_epoch=STEPS, parts=1)

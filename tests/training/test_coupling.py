@@ -267,6 +267,21 @@ def mean_of_rows(a, b, y_pred):
     return a + tf.reduce_sum(y_pred), b + tf.cast(tf.shape(y_pred)[0], tf.float32)
 
 
+class Closed(State):
+    """Of a function that stands in no config, and no attribute of its name."""
+
+    def __init__(self, function, name="closed"):
+        super().__init__(function, name)
+
+
+@pytest.mark.parametrize("update", [largest, mean_of_rows])
+def test_a_metric_that_cannot_be_made_anew_is_named_as_untried(update):
+    built = model("mse")
+    built.compile("sgd", "mse", metrics=[Closed(update)])
+    (clause,) = explained(built, _SPEC)
+    assert clause.startswith("metric 'closed' is not tried on rows, as its get_config")
+
+
 _CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
 _PARTS = {
     "an activity regularizer": ({"act": Sparse()}, "what layers add to the loss"),

@@ -9,6 +9,10 @@ There is one between the supervisor and its command, which reads a pipe that clo
 supervisor dies, by SIGKILL too; and one in each rank (``tfdist.launch.rank``): mpirun would wait
 for ever for the output of a daemon that outlives its rank.
 
+SIGTERM ends neither: whoever sends it to all processes of a job wants the ranks to write a last
+checkpoint, for which the supervisor gives them the time. So what stands above the ranks (mpirun,
+``tagged``) does not hear it, and is ended by SIGHUP; a rank's guard passes it on.
+
 With ``--loopback`` nothing of the command listens on the network: see ``topology.loopback``.
 """
 
@@ -32,7 +36,7 @@ LEFTOVER_GRACE_S = 0.5
 GIVE_UP_S = 3.0
 _POLL_S = 0.02
 _TEMPORARY = "--temporary="
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDING = (signal.SIGHUP, signal.SIGINT)
 
 
 class Guard:
@@ -41,6 +45,7 @@ class Guard:
     Args:
         command: the argument list.
         lifeline: a file descriptor without data, whose end asks to end the command; or None.
+        hears_sigterm: whether the command does; without, it is ended by SIGHUP.
         orphan_signal: what the command gets should this guard be killed.
         loopback: whether it listens on the loopback interface only.
     """
@@ -50,15 +55,17 @@ class Guard:
         command: list[str],
         *,
         lifeline: int | None,
+        hears_sigterm: bool,
         orphan_signal: int,
         loopback: bool = False,
     ):
         self._code: int | None = None
         self._lifeline = lifeline
+        self._hears_sigterm = hears_sigterm
         self._wake = _wake_on_signals()
         linux.adopt_orphans()
         confined = Loopback() if loopback else None
-        self._pid = _spawn(command, orphan_signal, confined)
+        self._pid = _spawn(command, hears_sigterm, orphan_signal, confined)
         if confined is not None:
             confined.serve()
 
@@ -71,11 +78,13 @@ class Guard:
             asked = [number for number in _ENDING if number in arrived]
             self._reap()
             if self._code is None and (asked or self._lifeline in readable):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self._pid, signal.SIGTERM if self._hears_sigterm else signal.SIGHUP)
                 os.kill(self._pid, signal.SIGCONT)  # A stopped process takes no other signal.
                 self._wait_for_command(TERM_GRACE_S)
                 self._end_leftovers(grace_s=0.0)
                 return 128 + (asked[0] if asked else signal.SIGTERM)
+            if self._code is None and self._hears_sigterm and signal.SIGTERM in arrived:
+                os.kill(self._pid, signal.SIGTERM)
         self._end_leftovers(grace_s=LEFTOVER_GRACE_S)
         return self._code
 
@@ -110,17 +119,22 @@ def _wake_on_signals() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    for number in (*_ENDING, signal.SIGCHLD):
+    for number in (*_ENDING, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # Of a launcher, which has it so.
     return reader
 
 
-def _spawn(command: list[str], orphan_signal: int, confined: Loopback | None) -> int:
+def _spawn(
+    command: list[str], hears_sigterm: bool, orphan_signal: int, confined: Loopback | None
+) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         linux.die_with_parent(orphan_signal)
+        if not hears_sigterm:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if confined is not None:
             loopback.enter(confined.child_fd)
@@ -144,9 +158,12 @@ def _kill_descendants() -> None:
 if __name__ == "__main__":
     split = sys.argv.index("--")
     options, command = sys.argv[1:split], sys.argv[split + 1 :]
-    # SIGTERM, so that mpirun can still end its ranks when this guard is killed.
     guard = Guard(
-        command, lifeline=0, orphan_signal=signal.SIGTERM, loopback="--loopback" in options
+        command,
+        lifeline=0,
+        hears_sigterm=False,
+        orphan_signal=signal.SIGHUP,  # So that mpirun can still end its ranks.
+        loopback="--loopback" in options,
     )
     code = guard.watch()
     temporary = [option.removeprefix(_TEMPORARY) for option in options if _TEMPORARY in option]

@@ -2,7 +2,7 @@
 
 Reports "started" to the supervisor first, so that a rank that never came up can be named, and
 "serving" where it is a task that a chief directs, and that tells nothing itself. Asks the kernel
-for SIGTERM when its launcher dies: a script without MPI would not notice. Imports little: every
+for SIGHUP when its launcher dies: a script without MPI would not notice. Imports little: every
 rank pays for it.
 
 CPUS (numbers and commas) are those that it has for itself.
@@ -25,16 +25,17 @@ _CORES = "--cores="
 def main() -> None:
     split = sys.argv.index("--")
     options, command = sys.argv[1:split], sys.argv[split + 1 :]
-    linux.die_with_parent(signal.SIGTERM)
+    linux.die_with_parent(signal.SIGHUP)
     for option in options:
         with contextlib.suppress(OSError):  # This machine's cores may be others by now.
             os.sched_setaffinity(0, map(int, option.removeprefix(_CORES).split(",")))
     where = {"host": os.uname().nodename, "pid": os.getpid()}
     events.emit({"event": "started", **where, "long": True})
     place = topology.current()
-    if "ps" in place.roles and place.role != "chief":
+    serves = "ps" in place.roles and place.role != "chief"
+    if serves:
         events.emit({"event": "serving"})
-    guard = Guard(command, lifeline=None, orphan_signal=signal.SIGKILL)
+    guard = Guard(command, lifeline=None, hears_sigterm=not serves, orphan_signal=signal.SIGKILL)
     sys.exit(guard.watch())
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -101,7 +102,7 @@ class OverSsh:
     def ask_to_end(self) -> None:
         """Asks the guard there to end all that is below it; returns at once."""
         if not self._has_begun:
-            self._process.terminate()  # It may not even be connected.
+            self._process.send_signal(signal.SIGHUP)  # It may not even be connected.
         with contextlib.suppress(OSError):  # It has ended by itself.
             self._process.stdin.close()
 

@@ -174,9 +174,11 @@ class _Watch:
             return
         if self._called_at is None and self._membership is None:
             self._called_at = now
-            for rank, own in self._started.items():
-                if rank in self._heard_at and own["host"] == os.uname().nodename:
-                    heard |= _terminate_command(own["pid"])
+            for own in self._started.values():
+                if own["host"] == os.uname().nodename:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(own["pid"], signal.SIGTERM)
+                        heard = True
         if not heard:
             sys.exit(128 + signal.SIGTERM)
 
@@ -451,9 +453,8 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
 def _end(guard: subprocess.Popen) -> None:
     try:
         if guard.poll() is None:
-            guard.terminate()
             guard.send_signal(signal.SIGCONT)  # A stopped process takes no other signal.
-            # The job's last words must not fill a pipe and so keep it from ending.
+            # Ends the lifeline. The last words must not fill a pipe and keep the job from ending.
             guard.communicate(timeout=_GUARD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         pass
@@ -471,19 +472,6 @@ def _kill_tree(guard: subprocess.Popen) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             process.kill()
     guard.wait()
-
-
-def _terminate_command(rank: int) -> bool:
-    """Sends SIGTERM to what a rank runs, not to its guard, which would soon kill it."""
-    import psutil
-
-    heard = False
-    with contextlib.suppress(psutil.Error):
-        for command in psutil.Process(rank).children():
-            with contextlib.suppress(psutil.Error):
-                command.terminate()
-                heard = True
-    return heard
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ class TaggedProcess:
 
     def ask_to_end(self) -> None:
         """Asks the guard to end all that is below it; returns at once."""
-        self._process.terminate()
+        self._process.send_signal(signal.SIGHUP)
         self._process.send_signal(signal.SIGCONT)  # A stopped process takes no other signal.
 
     def end(self) -> None:
@@ -147,9 +147,9 @@ class Part(Protocol):
 
 
 def asked_to_end() -> threading.Event:
-    """Returns what SIGTERM and SIGINT set from now on."""
+    """Returns what SIGHUP and SIGINT set from now on."""
     asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     return asked
 

@@ -44,8 +44,8 @@ def for_process(
         gathers_weights: whether they must where one reads weights, too.
 
     Raises:
-        OptionError: a callback that cannot know where in its data a fit goes on, or one that would
-            wait for processes that do not have it.
+        OptionError: a callback that cannot know where in its data a fit goes on, two that keep
+            checkpoints, or one that would wait for processes that do not have it.
     """
     refuse_other_keras("a callback", *callbacks)
     for callback in callbacks:
@@ -58,6 +58,12 @@ def for_process(
         if gathers_slots and collective.num_processes > 1:
             _refuse_readers_of_the_chief(callback, reads_parts=gathers_weights)
     keepers = keepers_among(callbacks)
+    if len(keepers) > 1:
+        raise OptionError(
+            "a fit must have one callback Checkpoints, to go on from what it has written",
+            received=" and ".join(str(keeper.directory) for keeper in keepers),
+            mend="Leave the others out, and copy the folder where it is wanted twice",
+        )
     others = [callback for callback in callbacks if callback not in keepers]
     for keeper in keepers:
         keeper.remember(others)

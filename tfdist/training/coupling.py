@@ -143,13 +143,14 @@ def explained(
         gradients: whether to look at those of the whole model, for which activations are kept.
     """
     found = [no_mean(name) for name in coupled(model, element_spec, rows)]
+    untried = _untried(model)
     found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
     x, y = made_up(element_spec[0]), made_up(element_spec[1:2], seed=OTHER_ROWS)
     for batch in (rows, (x, *y)):
         if batch is not None and not found:
             with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
                 found = clauses_of(model, *batch, gradients=gradients)
-    return found
+    return [*found, *untried]
 
 
 # What is tried -----------------------------------------------------------------------------------
@@ -217,6 +218,24 @@ def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
     for variable, *of_parts in zip(fresh.variables, *parts, strict=True):
         variable.assign(sum(of_parts))
     return not np.allclose(np.array(fresh.result()), expected, rtol=TOLERANCE, equal_nan=True)
+
+
+def _untried(model: tf.keras.Model) -> list[str]:
+    """Returns a clause for each compiled metric of the user's own that is not tried."""
+    found, metrics = [], []
+    with contextlib.suppress(AttributeError):  # Of a model that is not compiled.
+        metrics = compiled_metrics(model)
+    for metric in metrics:
+        if not is_keras_own(metric) and not isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+            try:
+                _another(metric)
+            except Exception as error:  # Whatever a user's class does.
+                found.append(
+                    f"metric '{metric.name}' is not tried on rows, as its get_config does not make "
+                    f"another one ({type(error).__name__}): what replicas count in its state is "
+                    "added up"
+                )
+    return found
 
 
 def _another(metric: Any) -> Any:

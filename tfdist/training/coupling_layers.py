@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.compat import is_keras
 from tfdist.training.binding import held_of
-from tfdist.training.keras_api import layers_in, raw
+from tfdist.training.keras_api import called_in, layers_in, raw
 from tfdist.training.losses import own_functions
 
 # What a layer calls that is given the rows of all replicas.
@@ -139,7 +139,7 @@ class Walk:
 
     @contextlib.contextmanager
     def _calls_replaced(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
-        layers = layers_in(self._model)
+        layers = called_in(self._model)
         # Of an operation between layers, and where tfdist has put another one.
         before = {id(layer): vars(layer)["call"] for layer in layers if "call" in vars(layer)}
         for layer in layers:

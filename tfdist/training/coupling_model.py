@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.training import coupling_layers, loss_masks, own_steps, randomness
 from tfdist.training.coupling_rows import FIRST, ROWS, SLICES, differ
 from tfdist.training.keras_api import (
+    called_in,
     compiled_loss,
     compute_loss,
     layers_in,
@@ -62,7 +63,7 @@ def clauses_of(
         return []
     stilled = [i for layer in randomness.drawing_layers(model) for i in layers_in(layer)]
     stilled += [i for i in layers_in(model) if isinstance(i, tf.keras.layers.BatchNormalization)]
-    loud = [layer for layer in layers_in(model) if all(layer is not i for i in stilled)]
+    loud = [layer for layer in called_in(model) if all(layer is not i for i in stilled)]
     most = coupling_layers.tolerance_of(model)
     for in_training in (loud, []):
         forward = _Forward(model, in_training, (x, y, sample_weight), gradients)

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
+from tfdist.records.wording import listed
 from tfdist.training.given_data import as_array
-from tfdist.training.keras_api import compiled_losses, input_names, layers_in
+from tfdist.training.keras_api import IS_KERAS_3, compiled_losses, input_names, layers_in
 from tfdist.training.losses import is_keras_own, name_of
 
 _LABEL_OUT_OF_RANGE = re.compile(
@@ -195,7 +196,8 @@ def _mend(given: tf.TensorShape, expected: tf.TensorShape) -> str:
 
 def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
     """Raises:
-    DataError: there are no labels for the compiled loss, or they are text.
+    DataError: there are no labels for the compiled loss, they are text, or Keras 3 would look for
+        weights that are not there.
     ModelError: the model was compiled without a loss, and has none of its own.
     """
     if _knows_what_it_needs(model):
@@ -208,6 +210,15 @@ def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
             received="records of inputs alone",
             mend="Give (x, y)",
         )
+    y, weights = (*element_spec[1:3], None, None)[:2]
+    if IS_KERAS_3 and isinstance(y, Mapping) and isinstance(weights, Mapping):
+        without = [name for name in y if name not in weights]
+        if without:
+            raise DataError(
+                "sample weights by name must be there for each label by name",
+                received=f"none for {listed(without)}",
+                mend="Give ones to what counts as without",
+            )
     # A model of a class of its own may add losses in its call.
     if not losses and getattr(model, "inputs", None) and not model.losses:
         raise ModelError(

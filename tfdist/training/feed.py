@@ -422,8 +422,8 @@ class Feed:
         if not isinstance(y, tf.Tensor):
             raise DataError(
                 "data for class_weight must have one label a record",
-                received=f"{len(tf.nest.flatten(y))} labels",
-                mend="Give sample weights instead",
+                received=f"{len(tf.nest.flatten(y))} by name or in a list",
+                mend="Give one that stands alone, or sample weights instead",
             )
         known = max(self.class_weight) + 1
         table = tf.constant([float(self.class_weight.get(c, math.nan)) for c in range(known)])

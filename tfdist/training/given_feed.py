@@ -132,7 +132,8 @@ def lasting(dataset: tf.data.Dataset, counted_for: str | None = None) -> tf.data
     Args:
         counted_for: what would have spared to count its batches, in a pass of its own.
     """
-    rule, received = "batches must last for all steps", "data that ended before"
+    rule = "batches must last for all steps, or come with .repeat() or fewer steps"
+    received = "data that ended before"
     if counted_for is not None:
         rule = f"a dataset of unknown length must be readable again, or come with {counted_for}"
         received = "fewer batches, or none, after the pass that counted them"

@@ -205,11 +205,31 @@ class OwnSteps:
         }
 
     def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
-        """Returns a number of this replica's rows as that of the global batch."""
-        if name in self._metric_of or not _can_be_mean(value):
+        """Returns a number of this replica's rows as that of the global batch.
+
+        Integers are those of the first replica that has rows: all processes must see the same.
+
+        Raises:
+            ModelError: it has as many numbers as the replica has rows.
+        """
+        if name in self._metric_of or not tf.is_tensor(value) or isinstance(value, tf.Variable):
             return value
-        weighted = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
-        return running.sum(weighted, running.name(name))
+        if self._collective.num_processes > 1 and not value.shape.is_fully_defined():
+            raise ModelError(
+                "what a step of one's own returns must have one shape on all processes, which show "
+                "the same",
+                received=f"'{name}' {list(value.shape)}",
+                mend="Return a mean over the rows, or the result of a metric",
+            )
+        if _can_be_mean(value):
+            own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
+        elif value.dtype.is_integer:
+            # Known in the step alone: TensorFlow would compute an exchange of constants before it.
+            is_first = (running.rows_around()[0] == 0) & (running.share[0] > 0)
+            own = tf.where(is_first, value, tf.zeros_like(value))
+        else:
+            return value
+        return running.sum(own, running.name(name))
 
     def _tell_of_own(self, results: dict[str, Any]) -> None:
         """Tells once of what a step returns that stays each replica's own."""
@@ -225,8 +245,8 @@ class OwnSteps:
         ]
         if own:
             self._numbers.failed(
-                f"{', '.join(own)} of a step of one's own is shown as one replica has it, of its "
-                "rows alone. Return a float that is a mean over rows, or the result of a metric"
+                f"{', '.join(own)} of a step of one's own is shown as the first replica has it, of "
+                "its rows alone. Return a float that is a mean over rows, or the result of a metric"
             )
 
     def _merged(self, logs: Any) -> Any:
@@ -249,8 +269,8 @@ class OwnSteps:
 
 
 def _can_be_mean(value: Any) -> bool:
-    """Whether a number of replicas can be that of the global batch, by their parts."""
-    return tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
+    """Whether numbers of replicas can be those of the global batch, by their parts."""
+    return tf.is_tensor(value) and value.shape.is_fully_defined() and value.dtype.is_floating
 
 
 def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -138,6 +138,10 @@ def test_missing_values_are_told_to_the_model_as_in_the_training(tmp_path):
     np.testing.assert_array_equal(found["features"], [[1, 0], [6, 5]])
     assert found["c"].numpy().tolist() == [1, 0]
     np.testing.assert_array_equal(found["missing"], [[0, 0, 1], [0, 0, 0]])
+    write_as_trained(_new(tmp_path, "b,a,c\n,,x\n"), schema, tmp_path / "one")  # None in any row.
+    found = _rows(tmp_path / "one")
+    np.testing.assert_array_equal(found["features"], [[0, 0]])
+    np.testing.assert_array_equal(found["missing"], [[1, 0, 1]])
 
 
 def test_shards_are_told_from_what_is_none(table, tmp_path):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
+from tfdist.records.writing.tables.kinds import find_kind
 from tfdist.records.writing.tables.records import MISSING, columns_of_table
+from tfdist.records.writing.tables.table import EMPTY, NUMBER
 
 if TYPE_CHECKING:
     from tfdist.records.writing.images.files import Header
@@ -166,6 +168,8 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
             f"{listed(table.names, _SHOWN)}",
             mend="Add them, or rename those that are meant",
         )
+    if mask:
+        table = replace(table, columns=_with_empty_numbers(table.columns, inputs))
     asked = Asked(
         label=(),
         inputs=needed,
@@ -191,6 +195,18 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
         _check_same(source, own, trained)
     schema = Schema(tuple(_read_as(features[f.name], f) for f in inputs))
     return Columns(found.kind, schema, columns)
+
+
+def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
+    """Returns ``columns``, where those without a value that were numbers are numbers that miss."""
+    numbers = {name for f in inputs if f.dtype == "float32" for name in f.columns}
+    found = {name: find_kind(columns[name]) for name in numbers}
+    cells = {
+        name: replace(own, kind=NUMBER, values=np.zeros(len(own)))
+        for name, own in found.items()
+        if own.kind == EMPTY
+    }
+    return {**columns, **cells}
 
 
 def _columns(feature: Feature) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tfdist.training.keras_api.layers import (
     Attention,
     attention_of,
+    called_in,
     casts_inputs,
     causal_padding,
     conformed_inputs,
@@ -131,6 +132,7 @@ __all__ = [
     "build_all",
     "build_metrics",
     "building_nothing_from_data",
+    "called_in",
     "casts",
     "casts_inputs",
     "causal_padding",

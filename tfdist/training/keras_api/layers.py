@@ -23,6 +23,13 @@ def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
     return list(layer._flatten_layers())
 
 
+def called_in(model: tf.keras.Model) -> list[Any]:
+    """Returns the layers in ``model``, and what Keras 3 calls between them, as keras.ops.mean."""
+    layers = layers_in(model)
+    between = [item for layer in layers for item in getattr(layer, "operations", ())]
+    return list({id(item): item for item in (*layers, *between)}.values())
+
+
 def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     """Returns the weights of ``layer`` that are variables.
 
