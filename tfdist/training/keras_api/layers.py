@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -59,6 +60,11 @@ def has_graph(model: Any) -> bool:
     return bool(getattr(model, "_is_graph_network", False))
 
 
+def _graph_in(model: tf.keras.Model) -> Any:
+    """Returns what has the graph of a model of Keras 3: a Sequential one keeps another in it."""
+    return getattr(model, "_functional", None) or model
+
+
 def nodes_of(model: tf.keras.Model) -> list[Any]:
     """Returns the calls of layers in the graph of ``model``, in an order in which they can run.
 
@@ -105,12 +111,12 @@ def num_readers(model: tf.keras.Model, symbol: Any) -> int:
 
 def nested_inputs(model: tf.keras.Model) -> Any:
     """Returns the symbolic inputs in the structure in which the model takes them."""
-    return model._nested_inputs
+    return _graph_in(model)._inputs_struct if IS_KERAS_3 else model._nested_inputs
 
 
 def nested_outputs(model: tf.keras.Model) -> Any:
     """Returns the symbolic outputs in the structure in which the model gives them."""
-    return model._nested_outputs
+    return _graph_in(model)._outputs_struct if IS_KERAS_3 else model._nested_outputs
 
 
 def flat_inputs(model: tf.keras.Model, x: Any) -> list[Any]:
@@ -213,6 +219,34 @@ def attention_of(layer: tf.keras.layers.MultiHeadAttention) -> Attention:
 def input_names(model: tf.keras.Model) -> list[str]:
     """Returns the names of the inputs, by which a dict of features is read; Keras 3 has no list."""
     return [symbol.name for symbol in model.inputs] if IS_KERAS_3 else list(model.input_names)
+
+
+def called_with(model: tf.keras.Model) -> list[Any] | None:
+    """Returns specs of the arguments that a model of a class of its own was called with.
+
+    None before its first call. Keras 3 takes all inputs for floating-point.
+    """
+    if not IS_KERAS_3:
+        saved = model.save_spec()
+        return None if saved is None else list(saved[0])
+    if not model._called:
+        return None
+    specs = keras_source("export.export_utils").get_input_signature(model)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), specs)
+
+
+def output_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the outputs; none where a model has no graph."""
+    return list(getattr(_graph_in(model), "output_names", None) or [])
+
+
+def layer_of_scope(scope: str, names: Collection[str]) -> str | None:
+    """Returns which of the layers called ``names`` a part of an operation's name is of.
+
+    Keras 3 opens the scope of a layer twice for a call, so that TensorFlow numbers the second one.
+    """
+    plain = re.sub(r"_\d+$", "", scope) if IS_KERAS_3 else scope
+    return next((name for name in (plain, scope) if name in names), None)
 
 
 def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:
