@@ -24,5 +24,5 @@ def test_a_model_exports_live_and_from_its_file(scenario):
 
 def test_models_of_keras_3_are_not_made_smaller(monkeypatch):
     monkeypatch.setenv(VARIABLE, "0")
-    with pytest.raises(EngineMissingError, match="tfdist.export.prune must have models of Keras 2"):
+    with pytest.raises(EngineMissingError, match=r"export\.prune must have models of Keras 2"):
         tfdist.export.__getattr__("prune")

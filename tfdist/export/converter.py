@@ -238,9 +238,7 @@ def _explained(error: BaseException, log: str, names: set[str]) -> ExportError:
     if unknown:
         unknown = list(dict.fromkeys(unknown))
         layers = list(
-            dict.fromkeys(
-                place for op in unknown for place in _layers_with(op, text, names) if place
-            )
+            dict.fromkeys(place for op in unknown for place in _layers_with(op, text, names))
         )
         where = f" in layer {', '.join(layers[:3])}" if layers else ""
         return ExportError(

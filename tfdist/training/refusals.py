@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api
 from tfdist.training.options import StepOptions
@@ -171,27 +170,6 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
             "step",
             received=f"the legacy optimizer {name}",
             mend=f"Compile with tf.keras.optimizers.{name}",
-        )
-
-
-def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
-    """Raises:
-    OptionError: what tfdist does with models of Keras 2 alone.
-    """
-    if not keras_api.IS_KERAS_3:
-        return
-    found = "an elastic job" if is_elastic else None
-    if options.recomputes:
-        found = f"recompute={options.recompute!r}"
-    if options.shards:
-        found = f"shard={options.shard!r}"
-    if options.offloads:
-        found = f"offload={options.offload!r}"
-    if found is not None:
-        raise OptionError(
-            "elastic jobs, recompute, shard and offload must have a model of Keras 2",
-            received=f"{found} with Keras {tf.keras.__version__}",
-            mend=f"Set {VARIABLE}=1, or leave it out",
         )
 
 
