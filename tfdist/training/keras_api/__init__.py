@@ -102,6 +102,7 @@ from tfdist.training.keras_api.steps import (
     shown_once,
     step_function,
     steps_per_execution,
+    steps_shown,
     told_steps,
 )
 from tfdist.training.keras_api.tensors import (
@@ -207,6 +208,7 @@ __all__ = [
     "shown_once",
     "step_function",
     "steps_per_execution",
+    "steps_shown",
     "takes_mask",
     "told_steps",
     "trained_by",

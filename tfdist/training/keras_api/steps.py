@@ -252,6 +252,11 @@ class Batches(DistributedDataset):
         return self._batches.reduce(initial_state, reduce_func)
 
 
+def steps_shown() -> tf.keras.callbacks.ProgbarLogger:
+    """Returns a bar that counts steps; that of Keras 3 counts nothing else."""
+    return tf.keras.callbacks.ProgbarLogger(*(() if IS_KERAS_3 else ("steps",)))
+
+
 def shown_once() -> dict[str, Any]:
     """Returns what has Keras 2 show the first replica's results of a step, not the sum of all."""
     return {} if IS_KERAS_3 else {"distribute_reduction_method": "first"}
