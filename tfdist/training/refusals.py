@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api
 from tfdist.training.options import StepOptions
@@ -170,6 +171,27 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
             "step",
             received=f"the legacy optimizer {name}",
             mend=f"Compile with tf.keras.optimizers.{name}",
+        )
+
+
+def refuse_on_keras_3(options: StepOptions) -> None:
+    """Raises:
+    OptionError: what tfdist does with models of Keras 2 alone.
+    """
+    if not keras_api.IS_KERAS_3:
+        return
+    found = None
+    if options.recomputes:
+        found = f"recompute={options.recompute!r}"
+    if options.shards:
+        found = f"shard={options.shard!r}"
+    if options.offloads:
+        found = f"offload={options.offload!r}"
+    if found is not None:
+        raise OptionError(
+            "recompute, shard and offload must have a model of Keras 2",
+            received=f"{found} with Keras {tf.keras.__version__}",
+            mend=f"Set {VARIABLE}=1, or leave it out",
         )
 
 
