@@ -175,12 +175,16 @@ def building_nothing_from_data() -> dict[str, Any]:
 
 
 def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
-    """Makes what Keras 3 makes in a first step: variables of losses, metrics and optimizer.
+    """Makes what Keras 3 makes in a first step, but slots: variables of losses and metrics.
 
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
-    model._symbolic_build(data_batch=element_spec)
+    optimizer, model.optimizer = model.optimizer, None
+    try:
+        model._symbolic_build(data_batch=element_spec)
+    finally:
+        model.optimizer = optimizer
 
 
 def reads_pass(number: Any, *, is_sized: bool) -> Any:
