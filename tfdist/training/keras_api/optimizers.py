@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -201,10 +202,11 @@ def add_slots_by(optimizer: Any, add: Callable[..., Any] | None) -> None:
         del optimizer.add_variable_from_reference
         return
     given = optimizer.add_variable_from_reference
+    parameters = list(inspect.signature(given).parameters)  # Each Keras has its own names.
 
-    def add_slot(reference: Any, *args: Any, **options: Any) -> Any:
-        name = args[0] if args else options.get("name", options.get("variable_name"))
-        return add(lambda: given(reference, *args, **options), reference, name)
+    def add_slot(*args: Any, **options: Any) -> Any:
+        options |= dict(zip(parameters, args, strict=False))
+        return add(lambda: given(**options), options[parameters[0]], options[parameters[1]])
 
     optimizer.add_variable_from_reference = add_slot
 
