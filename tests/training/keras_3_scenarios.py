@@ -192,7 +192,7 @@ def options_of_the_step(strategy, folder):
     recomputed = given(strategy, recompute="blocks")
     equals_one_device(recomputed, partial(mlp, layers.BatchNormalization, *drops), (X, Y))
     equals_one_device(given(strategy, accumulate_steps=2), mlp, (X, Y))
-    if strategy.name != "mirrored":
+    if strategy.name in ("single", "horovod"):
         offloaded = given(strategy, offload=["optimizer", "activations"])
         equals_one_device(offloaded, partial(mlp, layers.BatchNormalization, *drops), (X, Y))
     if is_alone:
