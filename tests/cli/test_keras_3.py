@@ -61,9 +61,7 @@ def test_other_strategies_are_refused_before_they_begin(run, strategy, model_fil
 @pytest.mark.parametrize(
     "verb",
     [
-        ("export", "nowhere.keras", "out.tflite"),
         ("launch", "--strategy", "pipeline", "--", "nothing"),
-        ("launch", "--min-workers", 1, "--", "nothing"),
     ],
 )
 def test_other_verbs_are_refused_before_they_begin(run, verb):

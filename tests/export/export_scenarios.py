@@ -9,6 +9,7 @@ import numpy as np
 from scenarios import scenario
 
 import tfdist
+from tfdist.export.interpreter import TfliteModel
 
 
 def _data() -> tuple[np.ndarray, np.ndarray]:
@@ -51,8 +52,6 @@ def live_and_saved(strategy: Any, folder: Path) -> None:
 
 
 def _answers(path: Path, x: np.ndarray) -> list[int]:
-    from tfdist.export.interpreter import TfliteModel
-
     (scores,) = TfliteModel(path.read_bytes()).predict({_input(path): x}).values()
     return scores.argmax(-1).tolist()
 
@@ -62,3 +61,51 @@ def _input(path: Path) -> str:
 
     (name,) = input_order(path.read_bytes())
     return name
+
+
+@scenario("keras_3")
+def a_model_of_keras_3(strategy: Any, folder: Path) -> None:
+    """Weights and statistics of layers, which it keeps in lists; a SavedModel too."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    layers = keras.layers
+
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((8,), name="given")
+        x = layers.BatchNormalization()(layers.Dense(8, "relu", name="first")(inputs))
+        model = keras.Model(inputs, layers.Dense(3, name="last")(layers.Dropout(0.5)(x)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+        return model
+
+    x, y = _data()
+    model = strategy.build(model_fn)
+    model.fit(strategy.dataset((x, y), global_batch_size=40), verbose=0)
+    report = tfdist.export.tflite(model, folder / "model.tflite", data=(x, y))
+    evaluated = model.evaluate(x, y, batch_size=400, verbose=0, return_dict=True)
+    np.testing.assert_allclose(report.best.parity.keras, evaluated["accuracy"])
+    expected = model.predict(x, batch_size=400, verbose=0)
+    (found,) = TfliteModel((folder / "model.tflite").read_bytes()).predict({"given": x}).values()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    model.export(str(folder / "served"), verbose=False)
+    served = tf.saved_model.load(str(folder / "served"))
+    np.testing.assert_allclose(served.serve(x), expected, atol=1e-5)
+
+
+@scenario("keras_3", long=True)
+def layers_of_mixed_precision_of_keras_3(strategy: Any, folder: Path) -> None:
+    from tensorflow import keras
+
+    data = _data()
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    model = strategy.build(_model)
+    keras.mixed_precision.set_global_policy("float32")
+    model.fit(strategy.dataset(data, global_batch_size=40), verbose=0)
+    report = tfdist.export.tflite(model, folder / "int8.tflite", quantize="int8", data=data)
+    named = {error.layer for error in report.best.layers}
+    assert {layer.name for layer in model.layers} <= named
+    path = folder / "float32.tflite"
+    tfdist.export.tflite(model, path, data=data)
+    predicted = model.predict(data[0], verbose=0).argmax(-1)
+    assert np.mean(predicted == _answers(path, data[0])) > 0.97

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiers import long
 
+from tfdist.compat.keras import VARIABLE
 from tfdist.strategies.horovod.ring import Ring, World
 from tfdist.training.elastic import ProcessLost
 
@@ -91,10 +93,11 @@ def steps_told(found: dict) -> list[list[int]]:
     return told
 
 
-def test_a_killed_rank_is_survived(tmp_path):
+@pytest.mark.parametrize("legacy", ["1", *long("0")], ids=["keras 2", "keras 3"])
+def test_a_killed_rank_is_survived(tmp_path, legacy):
     """In the second epoch, after its 4th step; the last commit was after the 3rd."""
-    options = {"OPTIONS": json.dumps({"lr_scaling": "linear"})}
-    ended = fit(tmp_path, kills=("rank=1,step=14",), env=options)
+    env = {"OPTIONS": json.dumps({"lr_scaling": "linear"}), VARIABLE: legacy}
+    ended = fit(tmp_path, kills=("rank=1,step=14",), env=env)
     found = ended.found()
     check_unbroken(found)
     assert found["ranks"] == 1

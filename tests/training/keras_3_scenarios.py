@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from one_device import each_replica_drops_its_own, pair
+from one_device import each_replica_drops_its_own, equals_one_device, pair
 from scenarios import scenario
 from tensorflow import keras
+
+sys.path.append(str(Path(__file__).parent))
+from options_scenarios import given
 
 import tfdist
 from tfdist.errors import TfdistError
@@ -159,15 +165,59 @@ def tables_that_rows_look_up(strategy, folder):
         partial(keras.optimizers.SGD, clipnorm=0.05),
         partial(keras.optimizers.SGD, clipvalue=1e-3),
     )
-    for optimizer in optimizers:
+    two = given(strategy, accumulate_steps=2)
+    for on, optimizer in (*((strategy, each) for each in optimizers), (two, optimizers[0])):
         report = tfdist.verify(
             lambda optimizer=optimizer: model_fn(optimizer(0.01)),
             (ids, Y),
-            strategy,
+            on,
             steps=10,
             global_batch_size=GLOBAL_BATCH_SIZE,
         )
-        assert report is None or report.exact, (optimizer, report)
+        assert report is None or report.exact, (on, optimizer, report)
+    divided = given(strategy, shard="optimizer")
+    momentum = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
+    equals_one_device(divided, lambda: model_fn(momentum()), (ids, Y))
+    feed = divided.dataset((ids, Y), global_batch_size=GLOBAL_BATCH_SIZE)
+    squaring = divided.build(lambda: model_fn(keras.optimizers.Adam()))
+    with pytest.raises(TfdistError, match=r"adds up the gradients of equal look-ups.*and Adam"):
+        squaring.fit(feed, verbose=0)
+
+
+@scenario("single", "mirrored", "horovod")
+def options_of_the_step(strategy, folder):
+    """Dropout on one device alone, where it draws what plain Keras does."""
+    is_alone = strategy.num_replicas == 1
+    drops = [partial(layers.Dropout, 0.5, seed=3)] if is_alone else []
+    recomputed = given(strategy, recompute="blocks")
+    equals_one_device(recomputed, partial(mlp, layers.BatchNormalization, *drops), (X, Y))
+    equals_one_device(given(strategy, accumulate_steps=2), mlp, (X, Y))
+    if strategy.name in ("single", "horovod"):
+        offloaded = given(strategy, offload=["optimizer", "activations"])
+        equals_one_device(offloaded, partial(mlp, layers.BatchNormalization, *drops), (X, Y))
+    if is_alone:
+        return
+    divided = given(strategy, shard="optimizer", recompute="blocks")
+    model_fn = partial(
+        mlp, layers.BatchNormalization, optimizer=partial(keras.optimizers.AdamW, 0.01)
+    )
+    equals_one_device(divided, model_fn, (X, Y), tolerance=1e-4)
+
+
+@scenario
+def averages_whose_weights_replicas_divide(strategy, folder):
+    """Those of Keras 3 begin with the first step, for a weight that nothing reads too."""
+
+    class Unread(layers.Dense):
+        def build(self, shape):
+            super().build(shape)
+            self.add_weight(shape=(3,), initializer="ones", name="unread")
+
+    average = {"use_ema": True, "ema_momentum": 0.8}
+    optimizer = partial(keras.optimizers.Adam, 0.01, epsilon=1e-3, **average)
+    divided = given(strategy, shard="optimizer")
+    with warnings.catch_warnings(action="ignore"):  # Of a weight without a gradient.
+        equals_one_device(divided, partial(mlp, partial(Unread, 4), optimizer=optimizer), (X, Y))
 
 
 @scenario
@@ -271,6 +321,12 @@ def what_is_tried_on_real_rows(strategy, folder):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         model.fit(feed, verbose=0, check_rows=False)
     assert "warning" not in out.getvalue()
+
+
+@scenario("horovod")
+def what_needs_keras_2_is_refused(strategy, folder):
+    with pytest.raises(TfdistError, match=r"shard='weights' must have a model of Keras 2"):
+        given(strategy, shard="weights").build(mlp)
 
 
 @scenario

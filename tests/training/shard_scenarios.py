@@ -39,7 +39,8 @@ def bytes_of_each(model: keras.Model) -> list[int]:
 
 def assert_slots_are_divided(strategy: Any, model: keras.Model, reference: keras.Model) -> None:
     """Looks at bytes that are held, and at the slots' numbers."""
-    slots = reference.optimizer.variables[1:]  # The first counts iterations.
+    # The others count iterations, or are the rate.
+    slots = [v for v in reference.optimizer.variables if len(v.shape)]
     trained = reference.trainable_variables
     per_weight = len(slots) // len(trained)
     parts = sum(-(-int(np.prod(v.shape)) // strategy.num_replicas) for v in trained)
@@ -47,7 +48,7 @@ def assert_slots_are_divided(strategy: Any, model: keras.Model, reference: keras
     assert set(each) == {4 * parts * per_weight}
     whole = sum(slot.numpy().nbytes for slot in slots)
     assert each[0] <= whole / strategy.num_replicas + 4 * len(slots)
-    assert not sum(v.numpy().size for v in model.optimizer.variables[1:])
+    assert not sum(v.numpy().size for v in model.optimizer.variables if len(v.shape))
     with binding_of(model, needed_by="the test").sharded.whole(everywhere=True):
         for one, other in zip(
             model.optimizer.variables, reference.optimizer.variables, strict=True
@@ -68,7 +69,7 @@ def decaying() -> Any:
     return optimizer
 
 
-@scenario(long=True)
+@scenario("mirrored", "keras_3", long=True)
 def every_elementwise_optimizer(strategy, folder):
     made: list[Callable[[], Any]] = [
         lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -87,7 +88,7 @@ def every_elementwise_optimizer(strategy, folder):
         assert_slots_are_divided(strategy, model, reference)
 
 
-@scenario(long=True)
+@scenario("mirrored", "keras_3", long=True)
 def a_schedule_and_clipping_of_each_gradient(strategy, folder):
     def model_fn():
         rate = optimizers.schedules.ExponentialDecay(0.02, 3, 0.7)
@@ -100,7 +101,7 @@ def a_schedule_and_clipping_of_each_gradient(strategy, folder):
     assert model.optimizer.iterations.numpy() == reference.optimizer.iterations.numpy()
 
 
-@scenario("mirrored", "horovod", "multi_worker", long=True)
+@scenario("mirrored", "horovod", "multi_worker", "keras_3", long=True)
 def decay_with_exclusions_and_clipping_of_all(strategy, folder):
     two = sharded(strategy, accumulate_steps=2)
     model, reference = equals_one_device(two, lambda: mlp(optimizer=decaying()), data())
@@ -184,7 +185,7 @@ def a_fit_within_the_scope_of_tensorflow(strategy, folder):
     assert_slots_are_divided(strategy, model, reference)
 
 
-@scenario("mirrored", "horovod", "multi_worker", long=True)
+@scenario("mirrored", "horovod", "multi_worker", "keras_3", long=True)
 def fewer_rows_than_replicas(strategy, folder):
     """As all that there are, and as all that is left."""
     divides = sharded(strategy)
@@ -325,7 +326,7 @@ def broken_fit_goes_on_on_one_device(
     return expected, other
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", "keras_3")
 def a_resumed_fit(strategy, folder):
     """On as many replicas, and on one device."""
     divides = sharded(strategy)
@@ -354,7 +355,7 @@ def a_checkpoint_of_one_device(strategy, folder):
     assert_near(model.get_weights(), unbroken.get_weights())
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", "keras_3")
 def slots_that_were_restored_before_the_first_fit(strategy, folder):
     """Keras gives them to the slots when they are made; only the chief has read them."""
     divides = sharded(strategy)
@@ -394,7 +395,7 @@ def assert_files_go_on(
     assert_near(again.get_weights(), reference.get_weights())
 
 
-@scenario("mirrored", "horovod", "multi_worker")
+@scenario("mirrored", "horovod", "multi_worker", "keras_3")
 def files_are_those_of_one_device(strategy, folder):
     divides = sharded(strategy)
     model, reference = pair(divides, adam)

@@ -9,6 +9,7 @@ import pytest
 from scenario_plugin import Job
 
 import tfdist
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
 from tfdist.training.options import StepOptions, check_count, check_deadline, check_seed
@@ -18,6 +19,7 @@ SCENARIOS = "options_scenarios.py"
 JOBS = {
     "single": Job("single", only_named=True),
     "mirrored": Job("mirrored", {"devices": 2}),
+    "keras_3": Job("mirrored", {"devices": 2}, env={VARIABLE: "0"}, only_named=True),
     "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2, only_named=True),
     "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }

@@ -11,6 +11,7 @@ import tensorflow as tf
 from scenario_plugin import Job
 
 import tfdist
+from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
 from tfdist.training.callbacks import for_process
@@ -22,6 +23,7 @@ SCENARIOS = "shard_scenarios.py"
 #: What is the same on every engine is tried on the quickest.
 JOBS = {
     "mirrored": Job("mirrored", {"devices": 2}),
+    "keras_3": Job("mirrored", {"devices": 2}, env={VARIABLE: "0"}, only_named=True),
     "horovod": Job("horovod", {"stall_timeout_s": 100}, ranks=2, only_named=True),
     "multi_worker": Job("multi_worker", ranks=2, only_named=True),
 }
@@ -58,7 +60,7 @@ def test_weights_in_buckets():
 
 
 def test_as_an_option():
-    for name in JOBS:
+    for name in ("mirrored", "horovod", "multi_worker"):
         assert known_options(name)["shard"].default == "none"
     assert StepOptions(**parse_options("horovod", ["shard=optimizer"])).shards
     assert not StepOptions(shard="none").shards

@@ -137,8 +137,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         others = names_of(lambda spec: spec.takes_keras_3)
         if options.strategy not in (*others, "auto"):
             raise unknown_choice("strategy for a model of Keras 3", options.strategy, others)
-        if options.tflite != "none":
-            raise OptionError("tflite must have a model of Keras 2", received="keras 3")
     return options
 
 

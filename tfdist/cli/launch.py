@@ -141,7 +141,7 @@ def command(
     where = Where(
         strategy=name, options=_starting_options(name, option), stall_timeout_s=None, **processes
     )
-    jobs.check_keras(name, is_elastic=where.is_elastic)
+    jobs.check_keras(name)
     warn_without_srun(where.workers, where.hosts)
 
     try:

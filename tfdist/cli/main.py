@@ -11,7 +11,7 @@ import click
 
 from tfdist import __version__
 from tfdist.cli import voice
-from tfdist.compat import check_versions, refuse_keras_3
+from tfdist.compat import check_versions
 from tfdist.errors import (
     DivergedError,
     RankFailedError,
@@ -50,8 +50,6 @@ _VERBS = {
 # All others use TensorFlow, or have ranks or containers that do: the wrong one is told before they
 # begin.
 _MENDING = ("install", "doctor")
-# Its files are those of Keras 2.
-_OF_KERAS_2 = ("export",)
 
 
 class _LazyVerbs(click.Group):
@@ -77,8 +75,6 @@ class _LazyVerbs(click.Group):
                 raise unknown_choice("command", args[0], list(_VERBS))
             if args[0] not in _MENDING and not {"-h", "--help"} & set(args):
                 check_versions()
-                if args[0] in _OF_KERAS_2:
-                    refuse_keras_3(f"tfdist {args[0]}")
         return super().resolve_command(ctx, args)
 
 

@@ -57,7 +57,7 @@ def where_options(command: Callable) -> Callable:
         if note is not None:
             click.echo(note)
         where = Where(strategy=strategy, options=parse_options(strategy, option), **processes)
-        jobs.check_keras(strategy, is_elastic=where.is_elastic)
+        jobs.check_keras(strategy)
         warn_without_srun(where.workers, where.hosts)
         return command(where=where, **given)
 

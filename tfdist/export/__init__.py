@@ -26,7 +26,8 @@ __all__ = list(_LAZY)
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist.export' has no attribute {name!r}")
-    refuse_keras_3("tfdist.export")
+    if ".smaller." in _LAZY[name]:
+        refuse_keras_3(f"tfdist.export.{name}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

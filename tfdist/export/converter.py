@@ -17,6 +17,7 @@ from tfdist.export.kinds import NEEDS_DATA
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
+from tfdist.training import keras_api
 
 _TYPES = {"float32": tf.float32, "uint8": tf.uint8, "int8": tf.int8}
 
@@ -102,7 +103,7 @@ def convert(model: PlainModel, how: Conversion) -> bytes:
                 mend="Give recurrent layers unroll=True, or choose dynamic, float16 or none",
             )
     raw = _inputs_of_bytes(model, how) if how.quantization == "int8" else ()
-    content = _run(make_converter(model, how))
+    content = _run(model, how)
     recurrence.refuse_state(content, model.given.name)
     return rewritten(content, raw)
 
@@ -110,7 +111,9 @@ def convert(model: PlainModel, how: Conversion) -> bytes:
 def make_converter(model: PlainModel, how: Conversion) -> tf.lite.TFLiteConverter:
     """Returns a converter, which can convert once."""
     function = _traced(model, how)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], model.keras)
+    # With a model of Keras 3 itself the file's weights would be any bytes.
+    kept = keras_api.saved(model.keras)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], kept)
     if how.quantization == "none":
         return converter
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -209,10 +212,11 @@ def _loops(model: PlainModel, how: Conversion) -> bool:
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
     if not any(node.op in ("While", "StatelessWhile") for node in nodes):
         return False
-    return "WHILE" in operators(_run(make_converter(model, plain)))
+    return "WHILE" in operators(_run(model, plain))
 
 
-def _run(converter: tf.lite.TFLiteConverter) -> bytes:
+def _run(model: PlainModel, how: Conversion) -> bytes:
+    converter = make_converter(model, how)
     with quiet() as log:
         try:
             return converter.convert()
@@ -220,10 +224,11 @@ def _run(converter: tf.lite.TFLiteConverter) -> bytes:
             raise
         except Exception as error:
             log.seek(0)
-            raise _explained(error, log.read().decode(errors="replace")) from error
+            names = {layer.name for layer in keras_api.layers_in(model.keras)}
+            raise _explained(error, log.read().decode(errors="replace"), names) from error
 
 
-def _explained(error: BaseException, log: str) -> ExportError:
+def _explained(error: BaseException, log: str, names: set[str]) -> ExportError:
     text = f"{error}\n{log}"
     unknown = [
         name
@@ -233,7 +238,7 @@ def _explained(error: BaseException, log: str) -> ExportError:
     if unknown:
         unknown = list(dict.fromkeys(unknown))
         layers = list(
-            dict.fromkeys(place for op in unknown for place in _layers_with(op, text) if place)
+            dict.fromkeys(place for op in unknown for place in _layers_with(op, text, names))
         )
         where = f" in layer {', '.join(layers[:3])}" if layers else ""
         return ExportError(
@@ -257,11 +262,11 @@ def _explained(error: BaseException, log: str) -> ExportError:
     )
 
 
-def _layers_with(op: str, text: str) -> list[str]:
+def _layers_with(op: str, text: str, names: set[str]) -> list[str]:
     """Returns the layers in which TensorFlow saw an operator: "model/layer/Op@function"."""
     found = re.findall(r'"([\w./-]+)@', text)
     return [
-        f"'{parts[-2]}'"
+        f"'{keras_api.layer_of_scope(parts[-2], names) or parts[-2]}'"
         for parts in (name.split("/") for name in found)
         if len(parts) > 1 and re.fullmatch(rf"{op}(_\d+)?", parts[-1])
     ]

@@ -25,6 +25,7 @@ from tfdist.export.models import PlainModel, open_model
 from tfdist.export.parity import Judge
 from tfdist.export.reports import Candidate, ParityError, Report
 from tfdist.export.samples import Samples, open_samples
+from tfdist.training.keras_api import layers_in
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -255,7 +256,7 @@ def _note(model: PlainModel, how: Conversion, samples: Samples | None) -> str | 
         tf.keras.layers.BatchNormalization,
         tf.keras.layers.Embedding,
     )
-    has_scaling = any(isinstance(layer, scaling) for layer in model.keras.submodules)
+    has_scaling = any(isinstance(layer, scaling) for layer in layers_in(model.keras))
     of_bytes = [name for name, column in samples.held_out.x.items() if column.dtype == np.uint8]
     if has_scaling or not of_bytes:
         return None

@@ -18,6 +18,7 @@ from tfdist.export.flatbuffer import computed_tensors, input_order, tensor_names
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
+from tfdist.training.keras_api import layer_of_scope, layers_in, output_names
 
 # The debugger runs each operator twice, in slow reference kernels.
 _RECORDS = 20
@@ -25,8 +26,12 @@ _RECORDS = 20
 ROUNDING = 1 / np.sqrt(12)
 
 _OUTPUT = "StatefulPartitionedCall"
-# Operators of TFLite, and how TensorFlow calls the operation that they are made of.
-_OPERATIONS = {"CONV_2D": "Conv2D", "DEPTHWISE_CONV_2D": "depthwise", "FULLY_CONNECTED": "MatMul"}
+# Operators of TFLite, and how Keras 2 and Keras 3 call the operation that they are made of.
+_OPERATIONS = {
+    "CONV_2D": ("Conv2D", "convolution"),
+    "DEPTHWISE_CONV_2D": "depthwise",
+    "FULLY_CONNECTED": "MatMul",
+}
 
 
 @dataclass(frozen=True)
@@ -149,17 +154,17 @@ def _layer_of(tensor: str, operator: str, model: tf.keras.Model) -> str:
     Such a name lists all that was fused into the operator, and constants that it shares with
     others: the part that is called like the operator counts, or else the first.
     """
-    if tensor.startswith(_OUTPUT) and getattr(model, "output_names", None):
+    if tensor.startswith(_OUTPUT):
         number = re.match(rf"{_OUTPUT}:(\d+)", tensor)
-        outputs = sorted(model.output_names)
+        outputs = sorted(output_names(model))
         if number and int(number[1]) < len(outputs):
             return outputs[int(number[1])]
-    names = {layer.name for layer in model.submodules if isinstance(layer, tf.keras.layers.Layer)}
+    names = {layer.name for layer in layers_in(model)}
     parts = [part.split("/") for part in tensor.split(";")]
     kind = _OPERATIONS.get(operator)
     parts.sort(key=lambda part: kind is None or not part[-1].startswith(kind))
     for part in parts:
         for name in reversed(part[:-1]):
-            if name in names:
-                return name
+            if layer := layer_of_scope(name, names):
+                return layer
     return tensor.split(";")[0]

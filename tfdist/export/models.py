@@ -15,10 +15,12 @@ from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of
+from tfdist.training import keras_api
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
 _MIXED = ("mixed_bfloat16", "mixed_float16")
+_POLICIES = ("Policy", "DTypePolicy")  # Of Keras 2, and of Keras 3.
 _CALL = "call tfdist.export.tflite(model, ...)"
 
 
@@ -53,8 +55,8 @@ class PlainModel:
         if isinstance(outputs, dict):
             return dict(outputs)
         flat = tf.nest.flatten(outputs)
-        names = getattr(self.keras, "output_names", None)
-        if not names or len(names) != len(flat):
+        names = keras_api.output_names(self.keras)
+        if len(names) != len(flat):
             names = [f"output_{number}" for number in range(len(flat))]
         return dict(zip(names, flat, strict=True))
 
@@ -134,7 +136,7 @@ def _loaded(path: str | os.PathLike, safe_mode: bool) -> tf.keras.Model:
 
 def _compile_like(copy: tf.keras.Model, given: tf.keras.Model) -> None:
     """Gives the copy metrics of its own: those of replicas cannot be updated from outside."""
-    config = given.get_compile_config() if getattr(given, "compiled_loss", None) else None
+    config = given.get_compile_config() if keras_api.compiled_loss(given) else None
     if config:
         # A loss that Keras cannot copy is done without: outputs are compared all the same.
         with contextlib.suppress(ValueError, TypeError, NotImplementedError):
@@ -146,7 +148,7 @@ def _in_float32(model: tf.keras.Model) -> dict[str, Any]:
 
     Its weights are float32, and TFLite has no operators for 16 bits.
     """
-    policies = {getattr(layer, "dtype_policy", None) for layer in model.submodules}
+    policies = (getattr(layer, "dtype_policy", None) for layer in keras_api.layers_in(model))
     if not any(getattr(policy, "name", None) in _MIXED for policy in policies):
         return {}
 
@@ -163,7 +165,7 @@ def _without_mixed(config: Any) -> Any:
         return list(each) if isinstance(config, list) else tuple(each)
     if not isinstance(config, dict):
         return "float32" if isinstance(config, str) and config in _MIXED else config
-    if config.get("class_name") == "Policy" and config["config"]["name"] in _MIXED:
+    if config.get("class_name") in _POLICIES and config["config"]["name"] in _MIXED:
         return "float32"
     return {name: _without_mixed(value) for name, value in config.items()}
 
@@ -183,27 +185,27 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
         return model
     # get_weights is a strategy's own: it gathers the slices of a mesh.
     copy.set_weights(model.get_weights())
-    for layer in copy.submodules:
+    for layer in keras_api.layers_in(copy):
         if isinstance(layer, tf.keras.layers.Normalization):
             layer.finalize_state()  # It computes with a copy of its weights.
     return copy
 
 
 def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
-    if getattr(model, "inputs", None) and getattr(model, "input_names", None):
+    if getattr(model, "inputs", None):
         specs = {
             name: tf.TensorSpec([None, *symbol.shape[1:]], symbol.dtype, name=name)
-            for name, symbol in zip(model.input_names, model.inputs, strict=True)
+            for name, symbol in zip(keras_api.input_names(model), model.inputs, strict=True)
         }
         return specs, "one" if len(specs) == 1 and not _is_dict(model) else "dict"
-    saved = model.save_spec()
+    saved = keras_api.called_with(model)
     if saved is None:
         raise ModelError(
             "a model must know its input shape before it can be exported",
             received=f"model '{model.name}', never called",
             mend="Call it once on a batch",
         )
-    (structure, *more), _ = saved
+    structure, *more = saved
     if more or not (isinstance(structure, (tf.TensorSpec, dict, list, tuple))):
         raise ExportError(
             "a model to export must take one argument, a tensor, a list or a dict of tensors",
@@ -218,7 +220,7 @@ def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
 
 
 def _is_dict(model: tf.keras.Model) -> bool:
-    return isinstance(model.input, dict)
+    return isinstance(keras_api.nested_inputs(model), dict)
 
 
 def _named(spec: tf.TensorSpec, name: str) -> tf.TensorSpec:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.errors import ExportError
 from tfdist.export.flatbuffer import operators
 from tfdist.export.models import PlainModel, whole_copy
+from tfdist.training.keras_api import layers_in
 
 _WITH_STATE = ("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM")
 _OF_RNN = (
@@ -37,7 +38,7 @@ def without_state(model: PlainModel) -> PlainModel:
     Raises:
         ExportError: a recurrent layer is stateful: it is not meant to begin anew.
     """
-    recurrent = [part for part in model.keras.submodules if isinstance(part, tf.keras.layers.RNN)]
+    recurrent = [part for part in layers_in(model.keras) if isinstance(part, tf.keras.layers.RNN)]
     for layer in recurrent:
         if layer.stateful:
             raise ExportError(
@@ -89,7 +90,7 @@ def _as_loop(layer: tf.keras.layers.RNN) -> tf.keras.layers.RNN:
         return type(layer).from_config(config)
     # An LSTM's configuration is that of its cell, and of the loop around it.
     cell = tf.keras.layers.LSTMCell.from_config(layer.cell.get_config())
-    return tf.keras.layers.RNN(cell, **{key: config[key] for key in _OF_RNN})
+    return tf.keras.layers.RNN(cell, **{key: config[key] for key in _OF_RNN if key in config})
 
 
 def _unrolled(layer: tf.keras.layers.RNN) -> tf.keras.layers.RNN:

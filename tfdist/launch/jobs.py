@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import topology
-from tfdist.compat import refuse_keras_3
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
@@ -45,14 +44,12 @@ def standing(
     return place if place.world_size > 1 else None
 
 
-def check_keras(strategy: str, *, is_elastic: bool) -> None:
+def check_keras(strategy: str) -> None:
     """Raises:
-    EngineMissingError: Keras 3 was chosen, and the job needs Keras 2.
+    EngineMissingError: Keras 3 was chosen, and the strategy needs Keras 2.
     """
     if strategy != "auto":  # Which chooses one that takes either.
         check_takes_keras(strategy)
-    if is_elastic:
-        refuse_keras_3("an elastic job")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def asked(
     for option, count in (("workers", where.workers), ("ps", where.ps)):
         if count is not None:
             check_count(option, count)
-    jobs.check_keras(name, is_elastic=where.is_elastic)
+    jobs.check_keras(name)
     return where, note
 
 

@@ -70,7 +70,7 @@ def assemble(
     binding.sharded = engine.sharded
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
-    refuse_on_keras_3(is_elastic=is_elastic, options=options)
+    refuse_on_keras_3(options)
     has_parts = is_elastic or collective.num_replicas > 1 or options.offloads_slots
     if options.divides_slots and has_parts:
         refuse = functools.partial(refuse_undivided, model, options, is_elastic=is_elastic)

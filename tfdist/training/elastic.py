@@ -32,6 +32,7 @@ from tfdist.training.keras_api import (
     forget_functions,
     forget_validation,
     loss_scale_state,
+    seeds_in,
     variables_in,
     variables_of,
 )
@@ -340,8 +341,8 @@ class Survival:
 
     def _variables(self) -> list[tf.Variable]:
         optimizer = self._model.optimizer
-        scale = loss_scale_state(optimizer)
-        return [*variables_in(self._model), *variables_of(optimizer), *scale]
+        more = [*seeds_in(self._model), *loss_scale_state(optimizer)]
+        return [*variables_in(self._model), *variables_of(optimizer), *more]
 
 
 def repeat(

@@ -617,7 +617,7 @@ class Runs:
             "gathers_weights": self._binding.options.shards_weights,
         }
         if self._membership.shows_bar_by_callback and verbose != 0:
-            callbacks = [*callbacks, tf.keras.callbacks.ProgbarLogger("steps")]
+            callbacks = [*callbacks, keras_api.steps_shown()]
         if self._scale is not None:
             own.append(self._scale)
         return JobCallbacks(

@@ -11,7 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import has_graph, layers_in, nodes_of, run_in_order, variables_in
+from tfdist.training.keras_api import (
+    has_graph,
+    input_names,
+    layers_in,
+    nodes_of,
+    opens,
+    run_in_order,
+    variables_in,
+)
 
 # Weight, gradient, and two slots of an optimizer such as Adam.
 _COPIES_OF_WEIGHTS = 4
@@ -64,7 +72,7 @@ class Call:
     @property
     def row_bytes(self) -> int:
         """Bytes of what the call produces from one row, kept for the way back."""
-        return sum(_elements(tensor) * tensor.dtype.size for tensor in self.outputs)
+        return sum(map(_bytes, self.outputs))
 
     @property
     def state_bytes(self) -> int:
@@ -87,6 +95,10 @@ def _sizes(tensor: Any) -> list[int]:
 
 def _elements(tensor: Any) -> int:
     return math.prod(_sizes(tensor))
+
+
+def _bytes(tensor: Any) -> int:
+    return _elements(tensor) * tf.as_dtype(tensor.dtype).size
 
 
 @dataclass(frozen=True)
@@ -190,15 +202,12 @@ def _collect(
 
 def _opens(node: Any, given: list[Any]) -> bool:
     """Whether the called layer is a model whose layers can be called one by one instead."""
-    # Functional has no public name. A subclass may do more in its call than its graph says.
-    if type(node.layer) not in tf.keras.Sequential.__mro__[:2]:
-        return False
-    if not has_graph(node.layer) or set(node.call_kwargs) - {"training"}:
+    if not opens(node.layer) or set(node.call_kwargs) - {"training"}:
         return False
     inputs = node.layer.inputs
     # Keras casts and reshapes what does not fit; inner layers alone would not.
     return len(inputs) == len(given) and all(
-        wanted.dtype == tensor.dtype and wanted.shape.rank == tensor.shape.rank
+        wanted.dtype == tensor.dtype and len(wanted.shape) == len(tensor.shape)
         for wanted, tensor in zip(inputs, given, strict=True)
     )
 
@@ -223,16 +232,20 @@ def crossing_bytes(calls: Sequence[Call], cut: int) -> int:
     """Returns the bytes of one row that cross a cut before call number ``cut``."""
     before = {id(t): t for call in calls[:cut] for t in call.outputs}
     needed = {id(t) for call in calls[cut:] for t in call.inputs}
-    return sum(_elements(t) * t.dtype.size for key, t in before.items() if key in needed)
+    return sum(
+        _elements(t) * tf.as_dtype(t.dtype).size for key, t in before.items() if key in needed
+    )
 
 
 def inputs_of(model: tf.keras.Model, x: Any) -> list[tf.Tensor]:
     """Returns the features in the order and the types of the model's inputs."""
-    flat = [x[name] for name in model.input_names] if isinstance(x, Mapping) else tf.nest.flatten(x)
+    flat = (
+        [x[name] for name in input_names(model)] if isinstance(x, Mapping) else tf.nest.flatten(x)
+    )
     fitted = []
     for tensor, wanted in zip(flat, model.inputs, strict=True):
         given = tf.cast(tensor, wanted.dtype)
-        if given.shape.rank == wanted.shape.rank - 1:  # As Keras does with a column of numbers.
+        if given.shape.rank == len(wanted.shape) - 1:  # As Keras does with a column of numbers.
             given = tf.expand_dims(given, -1)
         fitted.append(given)
     return fitted

@@ -19,7 +19,7 @@ from tfdist.compat import is_keras
 from tfdist.errors import OptionError
 from tfdist.training import step_context
 from tfdist.training.binding import Binding
-from tfdist.training.keras_api import layers_in, random_generator
+from tfdist.training.keras_api import layer_of_scope, layers_in, random_generator
 
 # Operations whose results are others each time they run.
 _UNSEEDED = (
@@ -225,7 +225,7 @@ def drawn_in(
     tells_step = has_own_step and not any(augments(layer) for layer in layers.values())
     found = []
     for operation in unseeded(graph, operations):
-        within = [scope for scope in operation.split("/") if scope in layers]
+        within = [name for scope in operation.split("/") if (name := layer_of_scope(scope, layers))]
         if within and _is_of_a_user(layers[within[-1]]):
             found.append(f"layer '{within[-1]}'")
         elif not within and tells_step:

@@ -20,7 +20,7 @@ from tfdist.errors import ModelError
 from tfdist.training import batch_norm, randomness, segments, step_context
 from tfdist.training.binding import Binding
 from tfdist.training.gradients import all_at_once
-from tfdist.training.keras_api import mask_of, with_mask
+from tfdist.training.keras_api import mask_of, nested_outputs, with_mask
 from tfdist.training.layer_calls import graph_of, inputs_of
 from tfdist.training.logits import logits_of
 from tfdist.training.segments import Segment
@@ -97,7 +97,7 @@ class Recomputation:
             values.update(zip(segment.outputs, run(number, given, before), strict=True))
             before = given if number in self._blocks else before
         outputs = [values[key] for key in self._outputs]
-        return tf.nest.pack_sequence_as(self._model.output, outputs)
+        return tf.nest.pack_sequence_as(nested_outputs(self._model), outputs)
 
     def _forward(
         self,
@@ -167,6 +167,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     """Returns ``forward(tensors)``; for the gradients it is called once more."""
     flowing = [number for number, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     statistics = batch_norm.Repeatable()
+    seeds: list[tf.Tensor] = []
     first: list[tf.Tensor] = []
 
     def with_logits(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -178,7 +179,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     # Layers may add losses: what those need stays on the caller's tape, and is right as it is.
     @tf.custom_gradient
     def checkpoint(*_: tf.Tensor) -> Any:
-        with statistics.first():
+        with statistics.first(), step_context.within(seeds=seeds):
             first.extend(forward(tensors))
 
         def back(*upstream: Any, variables: Sequence[tf.Variable] | None = None) -> Any:
@@ -189,7 +190,11 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
                 again = [_like(tensor) for tensor in tensors]
                 sources = [again[number] for number in flowing]
                 tape.watch([*sources, *trained])
-                with statistics.again(), _without_side_effects(forward.segment):
+                with (
+                    statistics.again(),
+                    step_context.within(seeds=iter(seeds)),
+                    _without_side_effects(forward.segment),
+                ):
                     outputs = with_logits(forward(again))
             found = tape.gradient(outputs, [*sources, *trained], output_gradients=upstream)
             found = all_at_once(found)

@@ -78,6 +78,14 @@ def refuse_undivided(model: tf.keras.Model, options: StepOptions, *, is_elastic:
             else kind.__name__,
             mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out the option",
         )
+    waits = keras_api.waits_or_scales(model.optimizer) or keras_api.waits_or_scales(optimizer)
+    if waits is not None:
+        raise ModelError(
+            f"an optimizer of Keras 3 whose slots are divided ({option}) must update in each step, "
+            "and have no loss scale",
+            received=f"{type(model.optimizer).__name__} with {waits}",
+            mend="Use accumulate_steps of the strategy, and mixed_bfloat16, which needs no scale",
+        )
     if options.shards_weights and model.run_eagerly:
         raise ModelError(
             "a model whose weights replicas divide (shard='weights') must take its steps as graphs",
@@ -196,24 +204,15 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
         )
 
 
-def refuse_on_keras_3(*, is_elastic: bool, options: StepOptions) -> None:
+def refuse_on_keras_3(options: StepOptions) -> None:
     """Raises:
     OptionError: what tfdist does with models of Keras 2 alone.
     """
-    if not keras_api.IS_KERAS_3:
-        return
-    found = "an elastic job" if is_elastic else None
-    if options.recomputes:
-        found = f"recompute={options.recompute!r}"
-    if options.shards:
-        found = f"shard={options.shard!r}"
-    if options.offloads:
-        found = f"offload={options.offload!r}"
-    if found is not None:
+    if keras_api.IS_KERAS_3 and options.shards_weights:
         raise OptionError(
-            "elastic jobs, recompute, shard and offload must have a model of Keras 2",
-            received=f"{found} with Keras {tf.keras.__version__}",
-            mend=f"Set {VARIABLE}=1, or leave it out",
+            "shard='weights' must have a model of Keras 2",
+            received=f"Keras {tf.keras.__version__}",
+            mend=f"Set {VARIABLE}=1, or use shard='optimizer'",
         )
 
 

@@ -87,7 +87,7 @@ class Parts:
 
     def components(self, variable: Any) -> tuple[Any, ...]:
         """Returns the variable of each of this process's replicas."""
-        return self._strategy.experimental_local_results(keras_api.uncast(variable))
+        return self._strategy.experimental_local_results(keras_api.uncast(keras_api.raw(variable)))
 
     # Whole slots --------------------------------------------------------------------------------
 
@@ -151,16 +151,13 @@ def in_groups(pairs: Sequence[Any]) -> list[list[Any]]:
 def _twin_of(optimizer: Any) -> Any:
     """Returns an optimizer of the same kind, without slots, that counts the same iterations."""
     try:
-        config = optimizer.get_config()
-        twin = type(optimizer).from_config(config | {"learning_rate": 0.0})
+        return keras_api.twin_of(optimizer, optimizer.get_config())
     except NotImplementedError as error:
         raise ModelError(
             "an optimizer whose slots are divided must tell its configuration",
             received=f"{type(optimizer).__name__} with a schedule that has no get_config",
             mend="Write its get_config, or leave shard out",
         ) from error
-    twin.iterations = optimizer.iterations
-    return twin
 
 
 class ShardedSlots:
@@ -324,7 +321,7 @@ class ShardedSlots:
 
     def _check_weights(self) -> None:
         parts, trained = self.parts, self._model.trainable_variables
-        if parts is not None and [v.ref() for v in parts.weights] != [v.ref() for v in trained]:
+        if parts is not None and list(map(id, parts.weights)) != list(map(id, trained)):
             raise ModelError(
                 "a model that trains other weights than before must be compiled with an optimizer "
                 "of its own",

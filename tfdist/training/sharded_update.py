@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
 from tfdist.training import clipping, keras_api
 from tfdist.training.binding import Binding
 from tfdist.training.losses import uncounted
@@ -24,6 +25,7 @@ class ShardedUpdate:
     def __init__(self, binding: Binding, slots: ShardedSlots):
         self._model = binding.model
         self._collective = binding.collective
+        self._option = binding.options.dividing_option
         self._slots = slots
 
     def apply(self, gradients: Sequence[Any]) -> None:
@@ -57,12 +59,14 @@ class ShardedUpdate:
                 now = parts.divisions[index].part(weight.read_value(), parts.number_of(local))
             part.assign(now)
         keras_api.evaluate_schedule(parts.given)
-        keras_api.set_learning_rate(parts.twin, parts.given.learning_rate)
 
         def update() -> tf.Tensor:
             for index, part in own.items():
                 with tf.device(part.device):
-                    _update(parts, index, found[index], part, local)
+                    _update(parts, index, found[index], part)
+            if parts.given.use_ema:
+                for index in range(len(parts.weights)):
+                    _average(parts, index, local)
             return tf.constant(True)
 
         def counts(counter: Any) -> bool:
@@ -99,14 +103,22 @@ class ShardedUpdate:
         for number, bucket in enumerate(travelling):
             # One after the other: TensorFlow's collectives must begin in one order everywhere.
             with tf.control_dependencies(last), tf.device(places[bucket.indices[0]]):
-                rows = bucket.rows([self._dense(parts, gradients[i]) for i in bucket.indices])
+                rows = bucket.rows([self._dense(parts, i, gradients[i]) for i in bucket.indices])
             row = self._collective.reduce_scatter(rows, f"shard.{number}")
             last = [row]
             with tf.device(places[bucket.indices[0]]):
                 found |= dict(zip(bucket.indices, bucket.split(row), strict=True))
         return found
 
-    def _dense(self, parts: Parts, gradient: Any) -> Any:
+    def _dense(self, parts: Parts, index: int, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices) and keras_api.squares_look_ups(parts.given):
+            table, kind = keras_api.path_of(parts.weights[index]), type(parts.given).__name__
+            raise ModelError(
+                f"a table whose slots are divided ({self._option}) must have an optimizer that "
+                "adds up the gradients of equal look-ups, as with Keras 3 SGD alone does",
+                received=f"'{table}' and {kind}",
+                mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1), or leave the option out",
+            )
         limit = clipping.limit_of_values(parts.given)
         if isinstance(gradient, tf.IndexedSlices) and limit is not None:
             # Keras clips each row that was looked up, before it adds up those of the same word.
@@ -185,20 +197,24 @@ def _clipped(
     return found | dict(zip(dense, parts, strict=True))
 
 
-def _update(parts: Parts, index: int, gradient: Any, variable: tf.Variable, local: int) -> None:
+def _update(parts: Parts, index: int, gradient: Any, variable: tf.Variable) -> None:
     """Updates the part of one weight as ``apply_gradients`` of Keras' optimizers does."""
     given, twin = parts.given, parts.twin
     decay = keras_api.decay_of(given, parts.weights[index])
     if decay is not None:
-        rate = tf.cast(twin.learning_rate, variable.dtype)
+        rate = tf.cast(given.learning_rate, variable.dtype)
         variable.assign_sub(variable * tf.cast(decay, variable.dtype) * rate)
-    twin.update_step(gradient, variable)
-    if given.use_ema:
-        average = parts.slots[index, "average"][local]
-        average.assign(given.ema_momentum * average + (1 - given.ema_momentum) * variable)
-        if given.ema_overwrite_frequency:
-            is_due = (given.iterations + 1) % given.ema_overwrite_frequency == 0
-            variable.assign(tf.where(is_due, average, variable))
+    keras_api.update_step(given, twin, gradient, variable)
+
+
+def _average(parts: Parts, index: int, local: int) -> None:
+    """Moves the average of a weight's part; one without a gradient has one, too."""
+    given, variable = parts.given, parts.variables[index][local]
+    average = parts.slots[index, "average"][local]
+    average.assign(keras_api.moved_average(given, average, variable))
+    if given.ema_overwrite_frequency:
+        is_due = (given.iterations + 1) % given.ema_overwrite_frequency == 0
+        variable.assign(tf.where(is_due, average, variable))
 
 
 def _local_replica(num_local: int) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.keras_api import add_slots_by, raw
+
 Slot = tuple[Any, str, Any]
 
 
@@ -17,13 +19,12 @@ def build_on(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
         Its slots, as (variable, name of the slot, slot); each lies on its variable's device.
     """
     slots: list[Slot] = []
-    add = optimizer.add_variable_from_reference
 
-    def add_and_record(model_variable: Any, variable_name: str, *args: Any, **options: Any) -> Any:
+    def add_and_record(make: Callable[[], Any], model_variable: Any, name: str) -> Any:
         with tf.device(model_variable.device):
-            slot = add(model_variable, variable_name, *args, **options)
-        assert slot.shape == model_variable.shape, (variable_name, slot.shape)
-        slots.append((model_variable, variable_name, slot))
+            slot = make()
+        assert slot.shape == model_variable.shape, (name, slot.shape)
+        slots.append((model_variable, name, raw(slot)))
         return slot
 
     optimizer.jit_compile = False  # XLA does not compile across logical devices.
@@ -37,13 +38,12 @@ def build_empty(optimizer: Any, variables: Sequence[Any]) -> list[tf.Variable]:
     To be called in the scope of the variables' strategy.
     """
     slots: list[tf.Variable] = []
-    add = optimizer.add_variable_from_reference
 
-    def add_and_free(*args: Any, **options: Any) -> Any:
-        slot = add(*args, **options)
-        for own in tf.distribute.get_strategy().experimental_local_results(slot):
+    def add_and_free(make: Callable[[], Any], *_: Any) -> Any:
+        slot = make()
+        for own in tf.distribute.get_strategy().experimental_local_results(raw(slot)):
             set_value(own, tf.zeros([0], own.dtype))
-        slots.append(slot)
+        slots.append(raw(slot))
         return slot
 
     _build(optimizer, variables, add_and_free)
@@ -52,11 +52,11 @@ def build_empty(optimizer: Any, variables: Sequence[Any]) -> list[tf.Variable]:
 
 def _build(optimizer: Any, variables: Sequence[Any], add: Callable[..., Any]) -> None:
     """Builds ``optimizer``, which makes each of its slots by ``add``."""
-    optimizer.add_variable_from_reference = add
+    add_slots_by(optimizer, add)
     try:
         optimizer.build(list(variables))
     finally:
-        del optimizer.add_variable_from_reference
+        add_slots_by(optimizer, None)
 
 
 def set_value(variable: tf.Variable, value: Any) -> None:

@@ -27,6 +27,7 @@ class StepContext:
         microbatch_norms: the same of a microbatch in a pipeline, of ``strategies.pipeline.norms``.
         repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
         draws: seed and count of the random numbers drawn, of ``randomness``.
+        seeds: those that layers of Keras 3 have drawn, a list; or an iterator, to draw them again.
         gathered: whole weights of the block that runs, of ``weight_blocks``.
     """
 
@@ -39,6 +40,7 @@ class StepContext:
     microbatch_norms: Any = None
     repeatable: Any = None
     draws: Any = None
+    seeds: Any = None
     gathered: Any = None
 
 

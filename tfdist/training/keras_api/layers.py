@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,9 +19,9 @@ def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
     """Returns ``layer`` and all layers inside of it or of a model, at any depth.
 
     ``layer.submodules`` would fail on recurrent layers with dropout, whose cache of masks it
-    cannot walk through; Keras' own walk has no public name.
+    cannot walk through; Keras' own walk has no public name. An operation of Keras 3 has none.
     """
-    return list(layer._flatten_layers())
+    return list(layer._flatten_layers()) if isinstance(layer, tf.keras.layers.Layer) else []
 
 
 def called_in(model: tf.keras.Model) -> list[Any]:
@@ -34,9 +35,10 @@ def variables_in(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
     """Returns the weights of ``layer`` that are variables.
 
     Keras counts a vocabulary among the weights of a lookup layer: a table, which has no shape.
-    Keras 3 wraps its variables into its own, which no engine knows.
+    Keras 3 wraps its variables into its own, which no engine knows, and its operations have none.
     """
-    return [weight for weight in all_raw(layer.weights) if isinstance(weight, tf.Variable)]
+    weights = all_raw(getattr(layer, "weights", ()))
+    return [weight for weight in weights if isinstance(weight, tf.Variable)]
 
 
 def vocabularies_in(model: tf.keras.Model) -> list[Any]:
@@ -63,15 +65,64 @@ def is_built(model: tf.keras.Model) -> bool:
 
 def has_graph(model: Any) -> bool:
     """Whether ``model`` is a Functional or Sequential model that knows its graph of layers."""
+    if IS_KERAS_3:
+        kinds = tf.keras.Sequential, _functional()
+        graph = _graph_in(model)
+        return isinstance(graph, kinds[1]) and any(type(model).call is kind.call for kind in kinds)
     return bool(getattr(model, "_is_graph_network", False))
+
+
+def opens(layer: Any) -> bool:
+    """Whether ``layer`` is a model that does what its graph says and no more.
+
+    Functional has no public name. A subclass may do more in its call.
+    """
+    return type(layer) in (tf.keras.Sequential, _functional()) and has_graph(layer)
+
+
+def _functional() -> type:
+    name = "models.functional" if IS_KERAS_3 else "engine.functional"
+    return keras_source(name).Functional
+
+
+class _Node(NamedTuple):
+    """A call in the graph of a model of Keras 3, by the names of Keras 2."""
+
+    layer: Any
+    keras_inputs: list[Any]
+    outputs: list[Any]
+    call_args: tuple[Any, ...]
+    call_kwargs: dict[str, Any]
+
+
+def _graph_in(model: tf.keras.Model) -> Any:
+    """Returns what has the graph of a model of Keras 3: a Sequential one keeps another in it."""
+    return getattr(model, "_functional", None) or model
 
 
 def nodes_of(model: tf.keras.Model) -> list[Any]:
     """Returns the calls of layers in the graph of ``model``, in an order in which they can run.
 
-    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_kwargs`` and ``map_arguments``.
+    A node has ``layer``, ``outputs``, ``keras_inputs``, ``call_args`` and ``call_kwargs``, and in
+    Keras 2 ``map_arguments``.
     """
-    by_depth = model._nodes_by_depth
+    nodes = _raw_nodes_of(model)
+    if not IS_KERAS_3:
+        return nodes
+    return [
+        _Node(
+            node.operation,
+            node.input_tensors,
+            node.outputs,
+            node.arguments.args,
+            node.arguments.kwargs,
+        )
+        for node in nodes
+    ]
+
+
+def _raw_nodes_of(model: tf.keras.Model) -> list[Any]:
+    by_depth = _graph_in(model)._nodes_by_depth
     depths = sorted(by_depth, reverse=True)
     return [node for depth in depths for node in by_depth[depth] if not node.is_input]
 
@@ -79,7 +130,7 @@ def nodes_of(model: tf.keras.Model) -> list[Any]:
 def run_in_order(model: tf.keras.Model, outputs: Sequence[Any], place_of: dict[int, int]) -> None:
     """Has a Functional model that was made of a part of another one call layers in its order.
 
-    Keras orders the calls anew, from the outputs on. Of Keras 2.
+    Keras orders the calls anew, from the outputs on.
 
     Args:
         outputs: those that it was made with.
@@ -92,17 +143,20 @@ def run_in_order(model: tf.keras.Model, outputs: Sequence[Any], place_of: dict[i
         if own.is_input or id(own) in places:
             continue
         places[id(own)] = place_of[id(tf.nest.flatten(others.outputs)[0])]
-        pairs += zip(own.keras_inputs, others.keras_inputs, strict=True)
+        name = "input_tensors" if IS_KERAS_3 else "keras_inputs"
+        pairs += zip(getattr(own, name), getattr(others, name), strict=True)
     by_depth = model._nodes_by_depth
     inputs = [node for nodes in by_depth.values() for node in nodes if node.is_input]
-    calls = sorted(nodes_of(model), key=lambda node: places[id(node)])
+    calls = sorted(_raw_nodes_of(model), key=lambda node: places[id(node)])
     in_order = enumerate([inputs, *([node] for node in calls)])
-    model._nodes_by_depth = {len(calls) - place: nodes for place, nodes in in_order}
+    # Set so, Keras 3 does not look for layers in it.
+    vars(model)["_nodes_by_depth"] = {len(calls) - place: nodes for place, nodes in in_order}
 
 
 def _maker(tensor: Any) -> Any:
     history = tensor._keras_history
-    return history.layer._inbound_nodes[history.node_index]
+    layer = history.operation if IS_KERAS_3 else history.layer
+    return layer._inbound_nodes[history.node_index]
 
 
 def num_readers(model: tf.keras.Model, symbol: Any) -> int:
@@ -112,12 +166,16 @@ def num_readers(model: tf.keras.Model, symbol: Any) -> int:
 
 def nested_inputs(model: tf.keras.Model) -> Any:
     """Returns the symbolic inputs in the structure in which the model takes them."""
-    return model._nested_inputs
+    return _graph_in(model)._inputs_struct if IS_KERAS_3 else model._nested_inputs
 
 
 def nested_outputs(model: tf.keras.Model) -> Any:
     """Returns the symbolic outputs in the structure in which the model gives them."""
-    return model._nested_outputs
+    if not IS_KERAS_3:
+        return model._nested_outputs
+    outputs = _graph_in(model)._outputs_struct
+    is_one = isinstance(outputs, (list, tuple)) and len(outputs) == 1
+    return outputs[0] if is_one else outputs
 
 
 def flat_inputs(model: tf.keras.Model, x: Any) -> list[Any]:
@@ -222,6 +280,34 @@ def input_names(model: tf.keras.Model) -> list[str]:
     return [symbol.name for symbol in model.inputs] if IS_KERAS_3 else list(model.input_names)
 
 
+def called_with(model: tf.keras.Model) -> list[Any] | None:
+    """Returns specs of the arguments that a model of a class of its own was called with.
+
+    None before its first call. Keras 3 takes all inputs for floating-point.
+    """
+    if not IS_KERAS_3:
+        saved = model.save_spec()
+        return None if saved is None else list(saved[0])
+    if not model._called:
+        return None
+    specs = keras_source("export.export_utils").get_input_signature(model)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), specs)
+
+
+def output_names(model: tf.keras.Model) -> list[str]:
+    """Returns the names of the outputs; none where a model has no graph."""
+    return list(getattr(_graph_in(model), "output_names", None) or [])
+
+
+def layer_of_scope(scope: str, names: Collection[str]) -> str | None:
+    """Returns which of the layers called ``names`` a part of an operation's name is of.
+
+    Keras 3 opens the scope of a layer twice for a call, so that TensorFlow numbers the second one.
+    """
+    plain = re.sub(r"_\d+$", "", scope) if IS_KERAS_3 else scope
+    return next((name for name in (plain, scope) if name in names), None)
+
+
 def keeps_unbiased_variance(layer: tf.keras.layers.BatchNormalization) -> bool:
     """Whether ``layer`` moves its variance by the unbiased one of a batch.
 
@@ -243,7 +329,7 @@ def draws_by_replica(model: tf.keras.Model) -> list[Replacement]:
     """Has the layers of ``model`` draw other random numbers on each replica of a step.
 
     The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
-    all replicas.
+    all replicas. What is computed once more draws the same ones again.
     """
     return [
         (generator, "next", _by_replica(generator.next))
@@ -260,12 +346,16 @@ def _generators_in(model: tf.keras.Model) -> list[Any]:
 
 def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def next_seed(*args: Any, **options: Any) -> tf.Tensor:
+        now = step_context.current()
+        if isinstance(now.seeds, Iterator):
+            return next(now.seeds)
         seed = draw(*args, **options)
-        number = step_context.current().replica
-        if number is None:
-            return seed
-        replica = tf.cast(number(), seed.dtype)
-        return seed + tf.stack([replica, tf.zeros_like(replica)])
+        if now.replica is not None:
+            replica = tf.cast(now.replica(), seed.dtype)
+            seed += tf.stack([replica, tf.zeros_like(replica)])
+        if now.seeds is not None:
+            now.seeds.append(seed)
+        return seed
 
     return next_seed
 

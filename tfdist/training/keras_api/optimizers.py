@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.training.keras_api.tensors import all_raw
+from tfdist.training.keras_api.tensors import all_raw, raw
 from tfdist.training.keras_api.version import IS_KERAS_3
 
 # Whether a thread looks for what there is, and writes or reads none of it.
@@ -57,7 +58,8 @@ def has_values(optimizer: Any) -> bool:
     Not for legacy ones.
     """
     awaited = getattr(optimizer, "_deferred_dependencies", True)
-    return getattr(optimizer, "_built", False) or bool(awaited)
+    is_built = optimizer.built if IS_KERAS_3 else getattr(optimizer, "_built", False)
+    return is_built or bool(awaited)
 
 
 def before_checkpoints(optimizer: Any, check: Callable[[], None]) -> None:
@@ -171,6 +173,67 @@ def given_learning_rate(optimizer: Any) -> Any:
     return inner.learning_rate if rate is None else rate  # Legacy optimizers give what they have.
 
 
+def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:
+    """Returns an optimizer of the same kind and of ``config``, that counts the same iterations."""
+    twin = type(optimizer).from_config(config | {"learning_rate": 0.0})
+    if IS_KERAS_3:
+        twin._iterations = optimizer._iterations
+    else:
+        twin.iterations = optimizer.iterations
+    return twin
+
+
+def update_step(optimizer: Any, twin: Any, gradient: Any, variable: tf.Variable) -> None:
+    """Has ``twin`` update ``variable`` at the rate that ``optimizer`` has evaluated."""
+    if IS_KERAS_3:
+        twin.update_step(gradient, variable, optimizer.learning_rate)
+    else:
+        set_learning_rate(twin, optimizer.learning_rate)
+        twin.update_step(gradient, variable)
+
+
+def add_slots_by(optimizer: Any, add: Callable[..., Any] | None) -> None:
+    """Has ``optimizer`` make each of its slots by ``add(make, variable, name)``; None ends it.
+
+    Args:
+        add: gets what makes the slot; the one of Keras 3 wraps a variable of TensorFlow.
+    """
+    if add is None:
+        del optimizer.add_variable_from_reference
+        return
+    given = optimizer.add_variable_from_reference
+    parameters = list(inspect.signature(given).parameters)  # Each Keras has its own names.
+
+    def add_slot(*args: Any, **options: Any) -> Any:
+        options |= dict(zip(parameters, args, strict=False))
+        return add(lambda: given(**options), options[parameters[0]], options[parameters[1]])
+
+    optimizer.add_variable_from_reference = add_slot
+
+
+def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    """Returns the next average of a weight; that of Keras 3 begins with the first step."""
+    momentum = optimizer.ema_momentum
+    if IS_KERAS_3:
+        is_first = tf.convert_to_tensor(optimizer.iterations) == 0
+        momentum = tf.cast(tf.where(is_first, 0.0, momentum), variable.dtype)
+    return momentum * average + (1 - momentum) * variable
+
+
+def waits_or_scales(optimizer: Any) -> str | None:
+    """Returns what of an optimizer of Keras 3 is not in its update of a weight; None: nothing."""
+    names = ("initial_scale", "loss_scale_factor", "gradient_accumulation_steps")
+    return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+
+
+def squares_look_ups(optimizer: Any) -> bool:
+    """Whether ``optimizer`` takes gradients of equal look-ups for other ones than their sum.
+
+    That of Keras 3 does, which hands them to its update as they are; only SGD adds them up.
+    """
+    return IS_KERAS_3 and not isinstance(optimizer, tf.keras.optimizers.SGD)
+
+
 def set_learning_rate(optimizer: Any, rate: tf.Variable) -> None:
     """Has ``optimizer`` read ``rate``, in place of a schedule as well."""
     optimizer._learning_rate = rate
@@ -178,7 +241,8 @@ def set_learning_rate(optimizer: Any, rate: tf.Variable) -> None:
 
 def evaluate_schedule(optimizer: Any) -> None:
     """Brings ``optimizer.learning_rate`` to the value of its schedule at its present iteration."""
-    optimizer._compute_current_learning_rate()
+    if not IS_KERAS_3:  # It evaluates it whenever it is read.
+        optimizer._compute_current_learning_rate()
 
 
 def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
@@ -203,9 +267,8 @@ def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
 
     None where it does not decay.
     """
-    if not getattr(optimizer, "weight_decay", None) or not optimizer._use_weight_decay(variable):
-        return None
-    return optimizer.weight_decay
+    decay = getattr(optimizer, "weight_decay", None)
+    return decay if decay and optimizer._use_weight_decay(raw(variable)) else None
 
 
 def update_loss_scale(optimizer: Any, is_finite: tf.Tensor) -> None:

@@ -175,12 +175,16 @@ def building_nothing_from_data() -> dict[str, Any]:
 
 
 def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
-    """Makes what Keras 3 makes in a first step: variables of losses, metrics and optimizer.
+    """Makes what Keras 3 makes in a first step, but slots: variables of losses and metrics.
 
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
-    model._symbolic_build(data_batch=element_spec)
+    optimizer, model.optimizer = model.optimizer, None
+    try:
+        model._symbolic_build(data_batch=element_spec)
+    finally:
+        model.optimizer = optimizer
 
 
 def reads_pass(number: Any, *, is_sized: bool) -> Any:
@@ -250,6 +254,11 @@ class Batches(DistributedDataset):
 
     def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
         return self._batches.reduce(initial_state, reduce_func)
+
+
+def steps_shown() -> tf.keras.callbacks.ProgbarLogger:
+    """Returns a bar that counts steps; that of Keras 3 counts nothing else."""
+    return tf.keras.callbacks.ProgbarLogger(*(() if IS_KERAS_3 else ("steps",)))
 
 
 def shown_once() -> dict[str, Any]:
