@@ -201,3 +201,21 @@ def test_a_keras_that_is_in_use_stays(tmp_path):
     environ = {keras.VARIABLE: "1"}
     keras.follow_program(environ, str(tmp_path / "main.py"))
     assert environ == {keras.VARIABLE: "1"}
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_a_file_tells_which_keras_wrote_it(tmp_path, monkeypatch, suffix):
+    import tensorflow as tf
+
+    model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+    path = tmp_path / f"model{suffix}"
+    model.save(path)
+    here = tf.keras.Model.__module__.partition(".")[0]
+    assert keras.package_of(path) == here
+    monkeypatch.setattr(keras, "_is_settled", lambda: False)
+    environ = {}
+    keras.follow_file(environ, path)
+    assert environ == {keras.VARIABLE: "0" if here == "keras" else "1"}
+    path.write_bytes(path.read_bytes()[:100])
+    assert keras.package_of(path) is None
+    assert keras.package_of(tmp_path / f"nowhere{suffix}") is None

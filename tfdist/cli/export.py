@@ -10,7 +10,7 @@ import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import progress_bar, stdout
-from tfdist.compat import import_tensorflow
+from tfdist.compat import follow_file, import_tensorflow
 from tfdist.errors import OptionError
 from tfdist.export.kinds import AUTO, FORMATS, INPUT_TYPES, OUTPUT_TYPES, QUANTIZATIONS
 
@@ -125,6 +125,7 @@ def command(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with progress_bar("") as bar:
         task = bar.add_task("starting", total=None)
+        follow_file(os.environ, Path(model))
         import_tensorflow()
         from tfdist.export.exporting import tflite
         from tfdist.export.reports import ParityError

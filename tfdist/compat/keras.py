@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import json
 import sys
+import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +56,29 @@ def follow_program(environ: MutableMapping[str, str], place: str | None = None) 
         found = {module.__name__ for module in modules} & {*_VALUES}
     if len(found) == 1:
         environ[VARIABLE] = _VALUES[min(found)]
+
+
+def follow_file(environ: MutableMapping[str, str], path: Path) -> None:
+    """Has ``tf.keras`` be the Keras that wrote a model's file, where that tells."""
+    package = package_of(path)
+    if package is not None and not _is_settled():
+        environ[VARIABLE] = _VALUES[package]
+
+
+def package_of(path: Path) -> str | None:
+    """Returns "keras" or "tf_keras": what wrote a .keras or .h5 file; None where nothing tells."""
+    import h5py
+
+    try:
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as file, file.open("metadata.json") as metadata:
+                version = json.loads(metadata.read(1 << 16))["keras_version"]
+        else:
+            with h5py.File(path) as file:
+                version = file.attrs["keras_version"]
+        return "keras" if version.startswith("3.") else "tf_keras"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
+        return None  # Told where it is read.
 
 
 def _is_settled() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat import package_of
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
 from tfdist.records.buckets.cache import local_tree
@@ -108,6 +109,14 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
                 raise
     if not Path(path).exists():
         raise ModelError(f"a model must be {_FILES}", received=f"{path}, which does not exist")
+    package = package_of(Path(path))
+    if package is not None and package != tf.keras.Model.__module__.partition(".")[0]:
+        raise ModelError(
+            "a model must be of the Keras that is in use",
+            received=f"{path}, which {package} has written",
+            mend=f"Write import {package} in the program, before anything uses tf.keras "
+            "(docs/keras-3.md)",
+        )
     if not trust:
         check(Path(path))
     try:
