@@ -324,9 +324,36 @@ def what_is_tried_on_real_rows(strategy, folder):
 
 
 @scenario("horovod")
-def what_needs_keras_2_is_refused(strategy, folder):
-    with pytest.raises(TfdistError, match=r"shard='weights' must have a model of Keras 2"):
-        given(strategy, shard="weights").build(mlp)
+def weights_that_replicas_divide(strategy, folder):
+    """They train, evaluate, are read, and are in files as one device has them."""
+    divided = given(strategy, shard="weights")
+
+    def model_fn():
+        inputs = x = keras.Input((6,))
+        for _ in range(3):
+            x = layers.BatchNormalization()(layers.Dense(16, "tanh")(x))
+        model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
+        decaying = keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=0.5)
+        model.compile(decaying, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    model, reference = equals_one_device(divided, model_fn, (X, Y))
+    found = model.evaluate(X, Y, verbose=0, return_dict=True)
+    expected = reference.evaluate(X, Y, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, abs=1e-5)
+    divided.save(model, folder / "model.keras")
+    strategy.from_chief(None)
+    loaded = keras.models.load_model(strategy.from_chief(folder) / "model.keras")
+    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    slots = zip(loaded.optimizer.variables, reference.optimizer.variables, strict=True)
+    for one, other in slots:
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+    model.set_weights([2 * weight for weight in reference.get_weights()])
+    np.testing.assert_allclose(model.get_weights()[0], 2 * reference.get_weights()[0])
+    constrained = partial(layers.Dense, 16, kernel_constraint="max_norm")
+    with pytest.raises(TfdistError, match="neither regularizers nor constraints"):
+        divided.build(lambda: mlp(constrained))
 
 
 @scenario

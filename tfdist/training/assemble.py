@@ -26,7 +26,6 @@ from tfdist.training.own_steps import check as check_own_steps
 from tfdist.training.refusals import (
     refuse_late_slots,
     refuse_nadam,
-    refuse_on_keras_3,
     refuse_own_steps,
     refuse_steps_within_steps,
     refuse_undivided,
@@ -70,7 +69,6 @@ def assemble(
     binding.sharded = engine.sharded
     check_scope(model)
     is_elastic = isinstance(collective, ElasticCollective)
-    refuse_on_keras_3(options)
     has_parts = is_elastic or collective.num_replicas > 1 or options.offloads_slots
     if options.divides_slots and has_parts:
         refuse = functools.partial(refuse_undivided, model, options, is_elastic=is_elastic)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ModelError
+
 
 def clips_by_norm(optimizer: Any) -> bool:
     """Whether ``optimizer`` asks for the norms of whole gradients."""
@@ -36,6 +38,16 @@ def clipped(optimizer: Any, parts: Sequence[Any], squares: Sequence[Any]) -> lis
     if limit := limit_of_values(optimizer):
         return [tf.clip_by_value(part, -limit, limit) for part in parts]
     return list(parts)
+
+
+def not_added_up(option: str, table: str, optimizer: Any) -> ModelError:
+    """Returns what is wrong with an optimizer that would square the look-ups of a divided table."""
+    return ModelError(
+        f"a table whose slots are divided ({option}) must have an optimizer that adds up the "
+        "gradients of equal look-ups, as with Keras 3 SGD alone does",
+        received=f"'{table}' and {type(optimizer).__name__}",
+        mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1), or leave the option out",
+    )
 
 
 def _positive(limit: float | None) -> float | None:

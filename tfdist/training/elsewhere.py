@@ -19,8 +19,8 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.training import step_context
 from tfdist.training.binding import Binding
-from tfdist.training.clipping import clips_by_norm, limit_of_values
-from tfdist.training.keras_api import inner_of
+from tfdist.training.clipping import clips_by_norm, limit_of_values, not_added_up
+from tfdist.training.keras_api import inner_of, squares_look_ups
 from tfdist.training.parts import Division
 from tfdist.training.slots import set_value
 
@@ -102,6 +102,17 @@ class Elsewhere:
     def take(self, value: Any) -> None:
         """Keeps the part of this process of a whole value."""
         self.part.assign(self.division.part(value, self._process))
+
+    def dense(self, gradient: Any) -> tf.Tensor:
+        """Returns a gradient of the whole variable as a tensor.
+
+        Raises:
+            ModelError: the variable is a table, and the optimizer takes its look-ups one by one.
+        """
+        optimizer = inner_of(self._model.optimizer)
+        if isinstance(gradient, tf.IndexedSlices) and squares_look_ups(optimizer):
+            raise not_added_up("shard='weights'", self.variable.name, optimizer)
+        return tf.convert_to_tensor(gradient)
 
     def hold(self, value: tf.Tensor) -> None:
         """Has the variable be whole outside of a graph, where TensorFlow reads its handle."""

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
-from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError, OptionError
 from tfdist.training import keras_api
 from tfdist.training.options import StepOptions
@@ -201,18 +200,6 @@ def refuse_late_slots(model: tf.keras.Model) -> None:
             "step",
             received=f"the legacy optimizer {name}",
             mend=f"Compile with tf.keras.optimizers.{name}",
-        )
-
-
-def refuse_on_keras_3(options: StepOptions) -> None:
-    """Raises:
-    OptionError: what tfdist does with models of Keras 2 alone.
-    """
-    if keras_api.IS_KERAS_3 and options.shards_weights:
-        raise OptionError(
-            "shard='weights' must have a model of Keras 2",
-            received=f"Keras {tf.keras.__version__}",
-            mend=f"Set {VARIABLE}=1, or use shard='optimizer'",
         )
 
 

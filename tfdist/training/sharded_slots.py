@@ -87,7 +87,7 @@ class Parts:
 
     def components(self, variable: Any) -> tuple[Any, ...]:
         """Returns the variable of each of this process's replicas."""
-        return self._strategy.experimental_local_results(keras_api.uncast(keras_api.raw(variable)))
+        return self._strategy.experimental_local_results(keras_api.uncast(variable))
 
     # Whole slots --------------------------------------------------------------------------------
 

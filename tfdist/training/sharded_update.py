@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
 from tfdist.training import clipping, keras_api
 from tfdist.training.binding import Binding
+from tfdist.training.clipping import not_added_up
 from tfdist.training.losses import uncounted
 from tfdist.training.parts import Bucket, buckets
 from tfdist.training.sharded_slots import Parts, ShardedSlots
@@ -112,13 +112,8 @@ class ShardedUpdate:
 
     def _dense(self, parts: Parts, index: int, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices) and keras_api.squares_look_ups(parts.given):
-            table, kind = keras_api.path_of(parts.weights[index]), type(parts.given).__name__
-            raise ModelError(
-                f"a table whose slots are divided ({self._option}) must have an optimizer that "
-                "adds up the gradients of equal look-ups, as with Keras 3 SGD alone does",
-                received=f"'{table}' and {kind}",
-                mend="Use SGD, or Keras 2 (TF_USE_LEGACY_KERAS=1), or leave the option out",
-            )
+            table = keras_api.path_of(parts.weights[index])
+            raise not_added_up(self._option, table, parts.given)
         limit = clipping.limit_of_values(parts.given)
         if isinstance(gradient, tf.IndexedSlices) and limit is not None:
             # Keras clips each row that was looked up, before it adds up those of the same word.
@@ -178,7 +173,7 @@ class ShardedUpdate:
                 wholes = bucket.wholes(rows)
             for index, whole in zip(bucket.indices, wholes, strict=True):
                 weight = parts.weights[index]
-                constraint = keras_api.uncast(weight).constraint
+                constraint = weight.constraint
                 if constraint is not None:
                     whole = constraint(whole)
                 parts.components(weight)[local].assign(whole)

@@ -62,7 +62,7 @@ class ShardedWeights(ShardedSlots):
         for number, (segment, weights) in enumerate(zip(segments, owned, strict=True)):
             own = [weight for weight in weights if owners[id(weight)] == 1]
             if segment.repeats and own:
-                _refuse_what_needs_whole_weights(segment, own)
+                _refuse_what_needs_whole_weights(segment)
                 found[number] = Block(segment.name, number, own, self._collective)
         if not found:
             raise ModelError(
@@ -246,13 +246,13 @@ class _Parts(Parts):
         return super()._parts_of(index)
 
 
-def _refuse_what_needs_whole_weights(segment: Any, weights: Sequence[Any]) -> None:
+def _refuse_what_needs_whole_weights(segment: Any) -> None:
     """Raises:
     ModelError: something reads or changes whole weights outside of the calls of their layers.
     """
-    layers = keras_api.layers_in(segment.model)
+    layers, weights = keras_api.layers_in(segment.model), segment.model.trainable_weights
     regularized = [layer.name for layer in layers if keras_api.num_added_losses(layer)]
-    bound = [weight.name for weight in weights if getattr(weight, "constraint", None) is not None]
+    bound = [weight.name for weight in weights if weight.constraint is not None]
     if regularized or bound:
         raise ModelError(
             "weights that replicas divide (shard='weights') must have neither regularizers nor "

@@ -105,7 +105,7 @@ class Block:
             def back(*gradients: Any) -> list[tf.Tensor]:
                 found = []
                 for number, bucket in enumerate(travelling):
-                    rows = bucket.rows([tf.convert_to_tensor(gradients[i]) for i in bucket.indices])
+                    rows = bucket.rows([self.held[i].dense(gradients[i]) for i in bucket.indices])
                     row = self._collective.reduce_scatter(rows, f"{name}.gradient.{number}")
                     found.append(bucket.split(row))
                 reduced.append(_in_order(found))

@@ -227,7 +227,7 @@ def random_generator(layer: tf.keras.layers.Layer) -> Any | None:
 
 def num_added_losses(layer: tf.keras.layers.Layer) -> int:
     """Returns how many losses ``layer`` itself adds, those of regularizers included."""
-    return len(layer._callable_losses)
+    return len(layer._get_regularization_losses() if IS_KERAS_3 else layer._callable_losses)
 
 
 def merged(layer: tf.keras.layers.Layer, inputs: list[tf.Tensor]) -> tf.Tensor:

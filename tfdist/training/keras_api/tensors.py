@@ -38,11 +38,12 @@ def casts(variable: Any) -> bool:
 
 
 def uncast(variable: Any) -> tf.Variable:
-    """Returns the variable itself, where mixed precision has wrapped it.
+    """Returns the variable of TensorFlow, where mixed precision or Keras 3 has wrapped it.
 
     A variable that replicas keep apart is not asked for what it has not: it would look at its value
     for that, which all workers of multi_worker must read together.
     """
+    variable = raw(variable)
     return (
         vars(variable).get("_variable", variable) if isinstance(variable, tf.Variable) else variable
     )
