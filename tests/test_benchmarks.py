@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def run_python(tmp_path):
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
+            env=os.environ | {"COLUMNS": "200"},  # No name of a row is broken.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

@@ -140,7 +140,7 @@ def constraints_and_clipping(strategy, folder):
     )
 
 
-@scenario("mirrored", "horovod")
+@scenario("mirrored", "horovod", long=True)
 def tables_that_rows_look_up(strategy, folder):
     """Some ids in several rows and twice in one, positions in all; each clipping."""
     ids = _rng.integers(0, 9, (ROWS, 5))
