@@ -50,7 +50,7 @@ def follow_program(environ: MutableMapping[str, str], place: str | None = None) 
     if place is None and Path(getattr(main, "__file__", "<stdin>")).is_file():
         place = main.__file__
     if place is not None:
-        found = _imported_by(place, Path(sys.path[0] or "."))
+        found = imported_by(place, Path(sys.path[0] or "."))
     else:  # Cells of a notebook, or lines of a pipe.
         modules = [value for value in vars(main).values() if type(value) is ModuleType]
         found = {module.__name__ for module in modules} & {*_VALUES}
@@ -88,7 +88,7 @@ def _is_settled() -> bool:
     return lazy is not None and vars(lazy).get("_tfll_initialized", True)
 
 
-def _imported_by(place: str, folder: Path) -> set[str]:
+def imported_by(place: str, folder: Path) -> set[str]:
     """Returns "keras" and "tf_keras" where a file or module, or what lies beside it, imports them.
 
     Args:
