@@ -209,17 +209,18 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
             client.create_endpoint_config(**settings)
         endpoint = made["CreateEndpoint"]
         called, new = {"EndpointName": config.name}, endpoint["EndpointConfigName"]
-        if not _exists(client, "endpoint", config.name):
+        there = _exists(client, "endpoint", config.name)
+        old = client.describe_endpoint(**called)["EndpointConfigName"] if there else None
+        changes = old not in (None, new)
+        if not scales or (changes and _instance_type(client, old) != config.endpoint_type):
+            _end_own_scaling(scaling, config)  # AWS updates no variant's kind while it scales.
+        if not there:
             client.create_endpoint(**endpoint)
-        else:
-            old = client.describe_endpoint(**called)["EndpointConfigName"]
-            if not scales or _instance_type(client, old) != config.endpoint_type:
-                _end_own_scaling(scaling, config)  # AWS updates no variant's kind while it scales.
-            if old != new:
-                # With scaling the number of instances is the load's.
-                client.update_endpoint(
-                    **called, EndpointConfigName=new, RetainAllVariantProperties=scales
-                )
+        elif changes:
+            # With scaling the number of instances is the load's.
+            client.update_endpoint(
+                **called, EndpointConfigName=new, RetainAllVariantProperties=scales
+            )
         client.get_waiter("endpoint_in_service").wait(**called)
         if scales:
             scaling.register_scalable_target(**made["RegisterScalableTarget"])
