@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -177,6 +178,7 @@ def run_program(program: str, environ: dict[str, str]) -> subprocess.CompletedPr
         ),
         ({"main.py": "from . import a", "a/__init__.py": "import main, keras.ops"}, "0"),
         ({"main.py": "not Python"}, None),
+        ({"main.py": "from ............ import a\nimport keras"}, "0"),
     ],
 )
 @pytest.mark.parametrize("variable", ["0", "1"])
@@ -185,12 +187,28 @@ def test_a_program_is_of_the_keras_that_it_imports(tmp_path, monkeypatch, files,
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(keras, "_is_settled", lambda: False)
-    monkeypatch.setattr(keras.sys, "path", [""])
+    monkeypatch.setattr(keras, "_asked", {keras.VARIABLE: variable})
+    monkeypatch.setattr(keras.sys, "path", ["/where/tfdist/is"])
     monkeypatch.chdir(tmp_path)
     for place in ("main.py", "main"):
-        environ = {keras.VARIABLE: variable}
+        # Whatever the program said that was followed before.
+        environ = {keras.VARIABLE: "1" if variable == "0" else "0"}
         keras.follow_program(environ, place)
         assert environ == {keras.VARIABLE: chosen or variable}
+
+
+@pytest.mark.parametrize(
+    ("line", "chosen"),
+    [("import keras", "0"), ("from keras import ops", "0"), ("from tf_keras import Input", "1")],
+)
+def test_cells_are_of_the_keras_that_they_import(monkeypatch, line, chosen):
+    cells = ModuleType("__main__")
+    exec(line, vars(cells))
+    monkeypatch.setitem(sys.modules, "__main__", cells)
+    monkeypatch.setattr(keras, "_is_settled", lambda: False)
+    environ = {}
+    keras.follow_program(environ)
+    assert environ == {keras.VARIABLE: chosen}
 
 
 def test_a_keras_that_is_in_use_stays(tmp_path):

@@ -313,7 +313,6 @@ ROWS = (
         num_replicas=1,
         batches="a_round",
         models=("convnet",),
-        short=(),
     ),
 )
 

@@ -135,7 +135,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
 def _keras_of(config: Config) -> int:
     """Returns which Keras the model is of: 2 or 3, as its file imports it, else as is said."""
     place = Path(config.model.rpartition(":")[0])
-    found, said = imported_by(str(place), place.parent), config.training.keras
+    found, said = imported_by(str(place), [place.parent]), config.training.keras
     if len(found) != 1:
         return said or 2
     (package,) = found

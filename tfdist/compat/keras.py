@@ -15,7 +15,8 @@ import sys
 import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
 #: What TensorFlow takes for a wish of Keras 2.
@@ -23,6 +24,8 @@ KERAS_2 = ("1", "true", "True")
 #: What tfdist takes for a wish of Keras 3; nothing at all may be an oversight.
 KERAS_3 = ("0", "false", "False")
 _VALUES = {"keras": "0", "tf_keras": "1"}
+#: What the variable said before any program was followed.
+_asked: dict[str, str] = {}
 
 
 def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
@@ -32,30 +35,45 @@ def prefer_keras_2(environ: MutableMapping[str, str]) -> None:
     """
     if importlib.util.find_spec("tf_keras") is not None:
         environ.setdefault(VARIABLE, "1")
+    if VARIABLE in environ:
+        _asked.setdefault(VARIABLE, environ[VARIABLE])
 
 
-def follow_program(environ: MutableMapping[str, str], place: str | None = None) -> None:
+def follow_program(
+    environ: MutableMapping[str, str], place: str | None = None, written: Path | None = None
+) -> None:
     """Has ``tf.keras`` be the Keras that a program imports, whatever was said before.
 
     ``import keras`` means Keras 3 and ``import tf_keras`` Keras 2; ``tf.keras`` alone, or both,
-    leaves it as it is. No module is run for it: the program is read, with what it imports of its
+    leaves it as it was. No module is run for it: the program is read, with what it imports of its
     own folder. Where ``tf.keras`` is in use already, it stays what it is.
 
     Args:
         place: a file of Python or the name of a module; None: the program that is running.
+        written: a file of its model's weights, which tells where the program does not.
     """
     if _is_settled():
         return
-    main = sys.modules["__main__"]
-    if place is None and Path(getattr(main, "__file__", "<stdin>")).is_file():
-        place = main.__file__
+    folder, main = Path(sys.path[0] or "."), sys.modules["__main__"]
     if place is not None:
-        found = imported_by(place, Path(sys.path[0] or "."))
+        found = imported_by(place, [Path(), folder])
+        environ.update(_asked)  # Another program may have been followed before.
+    elif Path(getattr(main, "__file__", "<stdin>")).is_file():
+        found = imported_by(main.__file__, [folder])
     else:  # Cells of a notebook, or lines of a pipe.
-        modules = [value for value in vars(main).values() if type(value) is ModuleType]
-        found = {module.__name__ for module in modules} & {*_VALUES}
+        found = {_root_of(value) for value in vars(main).values()} & {*_VALUES}
     if len(found) == 1:
         environ[VARIABLE] = _VALUES[min(found)]
+    elif written is not None:
+        follow_file(environ, written)
+
+
+def _root_of(value: Any) -> str | None:
+    """Returns the package of a module, a class or a function; nothing else is looked into."""
+    if type(value) is ModuleType:
+        return value.__name__.partition(".")[0]
+    is_named = isinstance(value, (type, FunctionType))
+    return (value.__module__ or "").partition(".")[0] if is_named else None
 
 
 def follow_file(environ: MutableMapping[str, str], path: Path) -> None:
@@ -88,27 +106,27 @@ def _is_settled() -> bool:
     return lazy is not None and vars(lazy).get("_tfll_initialized", True)
 
 
-def imported_by(place: str, folder: Path) -> set[str]:
+def imported_by(place: str, folders: list[Path]) -> set[str]:
     """Returns "keras" and "tf_keras" where a file or module, or what lies beside it, imports them.
 
     Args:
-        folder: of further modules of the program.
+        folders: of further modules of the program.
     """
-    found, files = set(), _files_of(place, [folder])
+    found, files = set(), _files_of(place, folders)
     for file in files:  # Which grow.
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, ValueError, SyntaxError):
             continue  # Told where it is run.
         for node in ast.walk(tree):
-            names, beside = [], [file.parent, folder]
+            names, beside = [], [file.parent, *folders]
             if isinstance(node, ast.Import):
                 names = [each.name for each in node.names]
             elif isinstance(node, ast.ImportFrom):
                 start = f"{node.module}." if node.module else ""
                 names = [start, *(start + each.name for each in node.names)]
                 if node.level:
-                    beside = [file.parents[node.level - 1]]
+                    beside = [*file.resolve().parents][node.level - 1 : node.level]
             roots = {name.partition(".")[0] for name in names}
             found |= roots & {*_VALUES}
             if not roots & {*_VALUES, "tfdist"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.compat import follow_program
-from tfdist.errors import OptionError
+from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
@@ -109,7 +110,10 @@ def _find(path: Path, model: str | None) -> Trained:
     weights = RunFolder(str(path)).model if path.is_dir() else path
     check_weights(weights, "a trained model")
     config_file = weights.with_name("config.json")
-    config = read_config(config_file) if config_file.is_file() else {}
+    config = {}
+    # Beside files of others may lie what is called so, too.
+    with contextlib.nullcontext() if model is None else contextlib.suppress(DataError):
+        config = read_config(config_file) if config_file.is_file() else {}
     if model is None and not config:
         raise OptionError(
             "a trained model must come with the function that makes it",
@@ -142,7 +146,7 @@ def carry_out(
     """
     found: list[Evaluation] = []
     for each in trained:
-        follow_program(os.environ, each.model.rpartition(":")[0])
+        follow_program(os.environ, each.model.rpartition(":")[0], each.weights)
         config = {
             "model": each.model,
             "weights": os.path.abspath(each.weights),

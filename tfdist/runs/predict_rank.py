@@ -98,7 +98,7 @@ def _load(model: Any, path: str) -> None:
             model.load_weights(path)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ModelError(
-            f"--weights must be those of model '{model.name}', in a file that Keras wrote "
+            f"the weights must be those of model '{model.name}', in a file that Keras wrote "
             "(.keras, .h5 or .weights.h5)",
             received=f"{path}: {' '.join(str(error).split())[:300]}",
             mend="Give the model.keras of a training of the same --model",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdist.compat import follow_program
 from tfdist.errors import DataError, OptionError, package_missing
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
@@ -158,6 +159,7 @@ def carry_out(
     """
     model_path.check(model)
     _check(weights, output, overwrite=overwrite)
+    follow_program(os.environ, model.rpartition(":")[0], weights)
     training = _training_data(weights, trained_on)
     with _as_shards(data, training, where) as (shards, keys):
         config = {
