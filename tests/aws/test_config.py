@@ -46,6 +46,20 @@ def test_changes_replace_what_the_file_says():
         ("training.epochs=0", r"training.epochs must be at least 1"),
         ("training.spot=1", r"'training.spot' must be of type bool"),
         ("training.keras=4", "training.keras must be 2 or 3, but found 4"),
+        ("training.lr=1e-4", "must be a number, but found '1e-4' .*Write 0.0001 or 1.0e-4"),
+        ("tuning.ranges.lr={min: 1e-4, max: 1}", "lr.min' must be a number, but found '1e-4'"),
+        ("cost.spot_usd_per_hour=.nan", "'cost.spot_usd_per_hour' must be a number, but found nan"),
+        ("training.metrics=[1]", r"'training.metrics\[0\]' must be of type str, but found 1"),
+        ("evaluation.instance_type=foo", "must be a type of instance, as 'ml.m5.large', but fou"),
+        ("registration.instance_types=[foo]", r"types\[0\]' must be a type of instance"),
+        ("registration.instance_types=[5]", r"types\[0\]' must be of type str, but found 5"),
+        ("registration.instance_types=[]", "instance_types must name a type of instance"),
+        ("endpoint.requests_per_instance=5", "must go with endpoint.max_instances"),
+        ("endpoint.instance_type=ml.g5.xlarge", "but found ml.g5.xlarge for ml.m5.large"),
+        (
+            "tuning={ranges: {lr: {min: 1, max: 2}}, metric: 'validation:accuracy'}",
+            "larger_is_better must be given for .* but found only metric: validation:accuracy",
+        ),
         ("training.framework_version='latest'", "must be a version as '2.21', but found 'latest'"),
         ("training.bucket_by_length=often", "'training.bucket_by_length' must be of type bool"),
         ("training.metrics_file=a.prom", "nobody reads it in a container"),
@@ -69,7 +83,7 @@ def test_changes_replace_what_the_file_says():
             "endpoint={serverless: {}, max_instances: 2}",
             "must have serverless or instances, but found it and max_instances",
         ),
-        ("tuning=", "'tuning' must have ranges, but found no ranges"),
+        ("tuning={}", "'tuning' must have ranges, but found no ranges"),
         ("security.network_isolation=true", r"network_isolation without training\.image_uri"),
         ("security={volume_kms_key: k, tag: 1}", "key of 'security' must be a known one"),
         ("training.max_wait_s=60", "max_wait_s must be at least"),
@@ -94,14 +108,33 @@ def test_disks_that_encrypt_themselves_take_no_key(kind):
     changes = ("security.volume_kms_key=a-key", f"training.instance_type={kind}")
     with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
         config.load(SHIPPED, changes)
-    changes = (changes[0], f"endpoint.instance_type={kind}")
-    with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
-        config.load(SHIPPED, changes)
+    for more in (
+        (f"endpoint.instance_type={kind}",),
+        (f"registration={{group: a, instance_types: [{kind}]}}", "endpoint={}"),
+    ):
+        with pytest.raises(OptionError, match=f"must be left out .* {kind}"):
+            config.load(SHIPPED, (changes[0], *more))
     assert config.load(SHIPPED, changes[:1]).security.volume_kms_key == "a-key"
 
 
+def test_a_section_that_is_null_is_left_out():
+    changes = ("tuning=", "transform=null", "endpoint=~")
+    wanted = config.load(SHIPPED, changes)
+    assert (wanted.tuning, wanted.transform, wanted.endpoint) == (None, None, None)
+
+
+def test_a_serverless_endpoint_has_the_image_of_cpus():
+    changes = ("registration.instance_types=[ml.g5.xlarge]", "endpoint.serverless={}")
+    with pytest.raises(OptionError, match=r"but found serverless for ml\.g5\.xlarge"):
+        config.load(SHIPPED, changes)
+    assert config.load(SHIPPED, changes[1:]).endpoint_type is None
+
+
 def test_a_serverless_endpoint_is_in_no_network_of_ones_own():
-    changes = ("endpoint.serverless=", "security={subnets: [subnet-1], security_group_ids: [sg-1]}")
+    changes = (
+        "endpoint.serverless={}",
+        "security={subnets: [subnet-1], security_group_ids: [sg-1]}",
+    )
     with pytest.raises(OptionError, match=r"must do without security\.subnets"):
         config.load(SHIPPED, changes)
     assert config.load(SHIPPED, changes[:1]).endpoint.serverless.memory_mb == 2048

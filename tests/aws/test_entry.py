@@ -19,7 +19,7 @@ import tensorflow
 from tfdist.aws import bundle, config, evaluation, job, sharding
 from tfdist.aws.container import Container
 from tfdist.aws.training import check_hyperparameters
-from tfdist.errors import EngineMissingError, ModelError, OptionError
+from tfdist.errors import EngineMissingError, ModelError, OptionError, TfdistError
 from tfdist.records.writing.writer import write
 
 ROOT = Path(__file__).parents[2]
@@ -415,6 +415,11 @@ def test_nothing_is_fetched_without_a_network(tmp_path):
     assert (tmp_path / "code" / "serving-requirements.txt").read_text() == ""
 
 
+def test_a_module_of_an_image_of_ones_own(tmp_path):
+    changes = ("model=nopkg.mod:fn", "training.image_uri=mine")
+    bundle.collect(config.load(SCRIPTS / "config.yaml", changes), tmp_path / "code")
+
+
 def test_the_folder_does_not_hide_the_sdk():
     # A package or a module of that name at the root would be imported instead of the SDK.
     assert not (SCRIPTS / "__init__.py").exists()
@@ -427,12 +432,18 @@ def test_the_folder_does_not_hide_the_sdk():
     ("change", "message"),
     [
         ("model=nowhere.py:model_fn", "the file of a model must exist"),
+        ("model=examples/digits.py", "a model must be given as FILE.py:NAME or MODULE:NAME"),
+        ("model=''", "a model must be given as"),
+        ("model=':f'", "a model must be given as"),
+        ("model=nopkg.mod:fn", "for files are sent, but found module nopkg.mod"),
+        ("training.callbacks=nopkg.mod:fn", "callbacks of a job must be given as FILE.py:NAME"),
         ("training.entry_point=mine.py", "no .*mine.py"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path, change, message):
-    wanted = config.load(SCRIPTS / "config.yaml", (change,))
-    with pytest.raises(OptionError, match=message):
+    model = f"model={ROOT / 'examples' / 'digits.py'}:model_fn"
+    wanted = config.load(SCRIPTS / "config.yaml", (model, change))
+    with pytest.raises(TfdistError, match=message):
         bundle.collect(wanted, tmp_path / "code")
 
 

@@ -43,6 +43,8 @@ def test_serving_is_of_the_same_version_or_the_newest():
 
 
 def test_what_there_is_not():
+    with pytest.raises(OptionError, match=r"'2\.11'\. Choose one of .*2\.16\.2, or"):
+        images.version_of("2.11")
     with pytest.raises(OptionError, match=r"'2\.17'\. Choose one of 2\.21\.0, .*image_uri"):
         images.version_of("2.17")
     with pytest.raises(OptionError, match="region of AWS's images must be a known one"):

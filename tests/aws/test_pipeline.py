@@ -141,7 +141,7 @@ def test_an_evaluation_needs_its_split():
 
 
 def test_a_transform_of_a_split():
-    value, problems = built("transform=", "registration.approval=automatic")
+    value, problems = built("transform={}", "registration.approval=automatic")
     assert problems == []
     assert definition.defaults(value)["ApprovalStatus"] == "Approved"
     (decide,) = (step for step in value["Steps"] if step["Name"] == "Decide")
@@ -156,6 +156,13 @@ def test_a_transform_of_a_split():
     )
     # Not all that begins as the split is called.
     assert source["S3DataSource"]["S3Uri"]["Std:Join"]["Values"][1] == "/"
+    # The container is that of the instances that answer.
+    steps = by_name(built("transform.instance_type=ml.g5.xlarge")[0])
+    (registered,) = steps["Register-RegisterModel"]["Arguments"]["InferenceSpecification"][
+        "Containers"
+    ]
+    assert "-gpu" in steps["Model"]["Arguments"]["PrimaryContainer"]["Image"]
+    assert "-cpu" in registered["Image"]
     with pytest.raises(OptionError, match=r"transform\.split must be a split of the data"):
         built("transform.split=other")
 
@@ -298,7 +305,7 @@ COMPANY = (
 def test_what_a_company_asks_for_is_in_every_step(changes):
     searched, problems = built(*changes, *COMPANY, "tuning.ranges.lr={min: 0.001, max: 0.1}")
     assert problems == []
-    value, problems = built(*changes, *COMPANY, "transform=")
+    value, problems = built(*changes, *COMPANY, "transform={}")
     assert problems == []
     steps = {name: step["Arguments"] for name, step in by_name(value).items()}
     network = {

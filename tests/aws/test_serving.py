@@ -21,6 +21,9 @@ from tfdist.training import model_path
 ROOT = Path(__file__).parents[2]
 DIGITS = f"{ROOT / 'examples' / 'digits.py'}:model_fn"
 PACKAGE = "arn:aws:sagemaker:us-east-1:123456789012:model-package/tfdist-digits/1"
+_SCALING = "application-autoscaling"
+# The second is what ``Updates`` makes of an update.
+DEREGISTER, DELETED = "DeregisterScalableTarget", "DeleteEndpoint"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd"
 
 
@@ -40,7 +43,7 @@ def transformed(folder, compression):
     (folder / "served").mkdir()
     saved_model.write(model, written.schema, folder / "served" / "1")
     shutil.copytree(ROOT / "sagemaker", folder / "served" / "code")
-    wanted = load("transform=", f"data={{folder: {shards}}}")
+    wanted = load("transform={}", f"data={{folder: {shards}}}")
     shape = pipeline.splits(wanted)["test"]
     request = serving.transform(wanted, wanted.transform, shape, "model", "s3://a/b", "s3://a/c")
     (folder / "source").mkdir()
@@ -74,7 +77,7 @@ def test_a_transform_gives_what_tfdist_predict_does(tmp_path, compression):
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        (Shape(4, "zlib"), "transform=", "compressed with gzip or not at all, but found zlib"),
+        (Shape(4, "zlib"), "transform={}", "compressed with gzip or not at all, but found zlib"),
         (Shape(1, "none"), "transform.instance_count=2", "2 instances for 1 shards"),
     ],
 )
@@ -90,7 +93,7 @@ def test_shards_that_aws_cannot_divide_or_read(shape, changes, message):
 @pytest.mark.parametrize(
     ("changes", "variant"),
     [
-        (("endpoint=",), {"InstanceType": "ml.m5.large", "InitialInstanceCount": 1}),
+        (("endpoint={}",), {"InstanceType": "ml.m5.large", "InitialInstanceCount": 1}),
         (
             ("endpoint={instance_type: ml.c5.xlarge, instance_count: 2, max_instances: 4}",),
             {"InstanceType": "ml.c5.xlarge", "InitialInstanceCount": 2},
@@ -135,7 +138,7 @@ def test_what_an_endpoint_asks_for(changes, variant):
 
 
 def test_an_endpoint_that_aws_would_refuse():
-    made = serving.requests(load("endpoint={instance_type: ml.none, max_instances: 2}"), PACKAGE)
+    made = serving.requests(load("endpoint={instance_type: ml.m5.none, max_instances: 2}"), PACKAGE)
     made["PutScalingPolicy"]["PolicyType"] = "Some"
     found = [str(problem) for problem in serving.check(made)]
     assert [text.split(" ")[0] for text in found] == [
@@ -162,46 +165,81 @@ class Updates:
         self.client.create_endpoint(**request)
 
 
+def recorded(*clients):
+    """Returns the list that all operations of these clients will be in, in their order."""
+    called = []
+    for client in clients:
+        client.meta.events.register(
+            "provide-client-params", lambda model, **_: called.append(model.name)
+        )
+    return called
+
+
+def targets(scaling):
+    return scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+
+
 def test_moto_keeps_an_endpoint_and_what_scales_it(monkeypatch):
     wanted = load("endpoint={max_instances: 4, requests_per_instance: 600}")
     with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
         client = Updates(session.client("sagemaker"))
-        clients = {"sagemaker": client, "application-autoscaling": None}
-        clients["application-autoscaling"] = scaling = session.client("application-autoscaling")
-        monkeypatch.setattr(session, "client", clients.get)
+        scaling = session.client(_SCALING)
+        monkeypatch.setattr(session, "client", {"sagemaker": client, _SCALING: scaling}.get)
         made = serving.requests(wanted, PACKAGE)
         serving.deploy(wanted, made, session)
         name = made["CreateModel"]["ModelName"]
         found = client.describe_endpoint(EndpointName="tfdist-digits")
         assert (found["EndpointConfigName"], found["EndpointStatus"]) == (name, "InService")
-        (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")[
-            "ScalableTargets"
-        ]
+        (target,) = targets(scaling)
         assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
         (policy,) = scaling.describe_scaling_policies(ServiceNamespace="sagemaker")[
             "ScalingPolicies"
         ]
         assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 600
         # Again, and nothing is new; then the endpoint takes what is, and no scaling is left.
+        called = recorded(client, scaling)
         serving.deploy(wanted, made, session)
         assert client.updated == []
+        assert DEREGISTER not in called
         wanted = load("endpoint={instance_count: 2}")
         serving.deploy(wanted, serving.requests(wanted, PACKAGE[:-1] + "2"), session)
         (request,) = client.updated
         assert request["EndpointConfigName"] != name
         assert len(client.list_models()["Models"]) == 2
-        assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")[
-            "ScalableTargets"
+        assert not targets(scaling)
+        assert called.index(DEREGISTER) < called.index(DELETED)
+        # What a user set is the user's.
+        target = made["RegisterScalableTarget"]
+        scaling.register_scalable_target(**target)
+        scaling.put_scaling_policy(**made["PutScalingPolicy"] | {"PolicyName": "mine"})
+        serving.deploy(wanted, serving.requests(wanted, PACKAGE), session)
+        assert len(targets(scaling)) == 1
+
+
+def test_an_endpoint_of_another_kind_does_not_scale_while_it_changes(monkeypatch):
+    with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
+        client, scaling = Updates(session.client("sagemaker")), session.client(_SCALING)
+        monkeypatch.setattr(session, "client", {"sagemaker": client, _SCALING: scaling}.get)
+        called = recorded(client, scaling)
+        for kind in ("ml.m5.large", "ml.c5.xlarge"):
+            wanted = load(f"endpoint={{instance_type: {kind}, max_instances: 4}}")
+            serving.deploy(wanted, serving.requests(wanted, PACKAGE), session)
+        last = called[called.index(DEREGISTER) :]
+        assert [each for each in last if each in (DELETED, "RegisterScalableTarget")] == [
+            DELETED,
+            "RegisterScalableTarget",
         ]
+        assert len(targets(scaling)) == 1
 
 
 def test_an_endpoint_that_goes_back_to_the_model_before(monkeypatch):
-    wanted = load("endpoint=")
+    wanted = load("endpoint={}")
     with sessions.loopback("us-east-1", "tfdist-example") as (session, _):
         serving.deploy(wanted, serving.requests(wanted, PACKAGE), session)
         client = session.client("sagemaker")
         monkeypatch.setattr(client, "update_endpoint", lambda **request: None, raising=False)
-        monkeypatch.setattr(session, "client", lambda name: client)
+        clients = {"sagemaker": client, _SCALING: session.client(_SCALING)}
+        monkeypatch.setattr(session, "client", clients.get)
         with pytest.raises(TfdistError, match="come up with the new model, but found the one be"):
             serving.deploy(wanted, serving.requests(wanted, PACKAGE[:-1] + "2"), session)
 

@@ -72,13 +72,28 @@ def test_an_image_of_ones_own_is_enough():
     assert training.warning(wanted, datetime.date(2030, 1, 1)) is None
 
 
-def test_a_tensorflow_that_tfdist_does_not_run_on():
-    wanted = load(SHIPPED, ("training.framework_version='2.11'",))
-    with pytest.raises(
-        OptionError, match=r"train.py must have TensorFlow 2\.16 or later.*2\.11\.0"
-    ):
-        training.request(wanted, PRICES["ml.m5.large"], "s3://b/c", [], "s3://b/d")
-    assert "since 2026-03-11, or earlier" in training.warning(wanted, datetime.date(2026, 12, 1))
+@pytest.mark.parametrize(
+    ("imports", "said", "keras"),
+    [
+        ("import keras", None, 3),
+        ("from tf_keras import layers", None, 2),
+        ("from tensorflow import keras", None, 2),
+        ("from tensorflow import keras", 3, 3),
+        ("import keras, tf_keras", None, 2),
+        ("import keras", 3, 3),
+        ("import keras", 2, "but found 2, and `import keras` in "),
+        ("import tf_keras", 3, "Leave training.keras out"),
+    ],
+)
+def test_a_job_has_the_keras_that_the_models_file_imports(tmp_path, imports, said, keras):
+    (tmp_path / "own.py").write_text(imports)
+    changes = (f"model={tmp_path / 'own.py'}:model_fn", f"training.keras={said or 'null'}")
+    wanted = load(SHIPPED, changes)
+    if isinstance(keras, int):
+        assert training.hyperparameters(wanted)["keras"] == keras
+        return
+    with pytest.raises(OptionError, match=keras):
+        training.hyperparameters(wanted)
 
 
 def test_hyperparameters_are_those_of_the_script():

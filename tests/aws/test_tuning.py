@@ -83,7 +83,11 @@ def test_epochs_that_are_searched_are_no_parameter():
         ("lr: {min: 1, max: 2, scale: exp}", "", "scale of a range must be a known one"),
         ("lr: {from: 1}", "", "key of 'tuning.ranges.lr' must be a known one"),
         ("", "", "tuning.ranges must name a setting"),
-        (RANGES, ", metric: accuracy", "tuning.metric must be a known one.*validation:accuracy"),
+        (
+            RANGES,
+            ", metric: accuracy, larger_is_better: true",
+            "tuning.metric must be a known one.*validation:accuracy",
+        ),
         (RANGES, ", max_jobs: 1", "tuning.max_jobs must be at least 2"),
         (RANGES, ", jobs: 1", "key of 'tuning' must be a known one"),
     ],
@@ -98,6 +102,14 @@ def test_a_metric_of_a_split_that_is_not_there():
         built(RANGES, "", "data.split='train=8,test=2'", "data.channels={}")
     with pytest.raises(OptionError, match="a search keeps no logs in S3, but found logs"):
         built(RANGES, "", "training.profile=logs")
+
+
+def test_a_script_of_ones_own_keeps_its_hyperparameters(tmp_path):
+    values = {"max-run-s": 5, "checkpoint-dir": "here"}
+    own = "training={entry_point: mine.py, hyperparameters: " + json.dumps(values) + "}"
+    _, steps = built("lr: {min: 1, max: 2}", "", own)
+    one = steps["Tune"]["Arguments"]["TrainingJobDefinition"]
+    assert one["StaticHyperParameters"].keys() > values.keys()
 
 
 def test_train_py_takes_what_awss_toolkit_adds():

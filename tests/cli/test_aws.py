@@ -95,6 +95,8 @@ def test_what_aws_would_refuse_is_named(tfdist):
         (("deploy", "--dry-run", *CONFIG), "must have a section endpoint"),
         (("deploy", *CONFIG), "AWS must be reached with credentials"),
         (("approve", *CONFIG), "AWS must be reached with credentials"),
+        (("approve", *CONFIG, "--set", "region=x y"), "AWS must take the profile and the region"),
+        (("cost", *CONFIG, "--samples-per-s", "nan", "--records", "1"), "samples a second, above"),
         (("nothing",), "No such command 'nothing'"),
     ],
 )
@@ -105,6 +107,13 @@ def test_a_mistake_is_one_line(tfdist, tmp_path, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_a_profile_that_is_none_is_one_line(tfdist, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nope")
+    code, _, err = tfdist("aws", "approve", *CONFIG)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "AWS must take the profile and the region, but found an error: The config profile" in err
 
 
 def test_no_verb_shows_the_help(tfdist):
@@ -265,7 +274,7 @@ def test_a_model_is_approved_and_deployed(tfdist):
             )["ModelPackageArn"]
             for _ in range(2)
         )
-        deploy = ("aws", "deploy", *CONFIG, "--set", "endpoint=")
+        deploy = ("aws", "deploy", *CONFIG, "--set", "endpoint={}")
         code, _, err = tfdist(*deploy)
         assert code == 2
         assert "Approve of one with `tfdist aws approve`" in err
@@ -351,7 +360,7 @@ def test_a_rehearsed_search_and_transform(run_cli, tmp_path):
     changes = (
         *("training.epochs=1", "training.instance_count=1", "evaluation.threshold=0.1"),
         "tuning={ranges: {lr: {min: 0.00001, max: 0.05}}, metric: validation:loss}",
-        "transform=",
+        "transform={}",
     )
     settings = [text for change in changes for text in ("--set", change)]
     done = run_cli(

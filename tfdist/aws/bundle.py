@@ -18,6 +18,7 @@ from typing import Any
 import tfdist
 from tfdist.aws.config import Config
 from tfdist.errors import OptionError
+from tfdist.training import model_path
 
 _SCRIPTS = ("train.py", "evaluate.py", "shard.py", "inference.py")
 _LISTS = ("requirements.txt", "serving-requirements.txt")
@@ -46,7 +47,7 @@ def pack(config: Config) -> Code:
     """Returns what the configuration sends; the same files make the same archive.
 
     Raises:
-        OptionError: see ``collect``.
+        TfdistError: see ``collect``.
     """
     packed = io.BytesIO()
     with (
@@ -76,7 +77,7 @@ def collect(config: Config, folder: Path) -> Path:
     """Copies into the new ``folder`` what a container needs; returns it.
 
     Raises:
-        OptionError: a script or the model's file is missing, or files would hide each other.
+        TfdistError: a script or the model's file is missing, or files would hide each other.
     """
     scripts = Path(config.scripts)
     folder.mkdir(parents=True)
@@ -90,17 +91,24 @@ def collect(config: Config, folder: Path) -> Path:
         shutil.copy(scripts / name, folder)
     if config.security.network_isolation:  # Nothing can be fetched: inference.py does without.
         (folder / "serving-requirements.txt").write_text("")
-    callbacks = config.training.callbacks or ""
-    for what, name in (("a model", config.model), ("callbacks", callbacks)):
-        file = Path(name.rpartition(":")[0])
+    job = config.training
+    for kind, name in ((model_path.MODEL, config.model), (model_path.CALLBACKS, job.callbacks)):
+        file = Path((name or "").rpartition(":")[0])
+        if name is None or (file.suffix != ".py" and job.entry_point != "train.py"):
+            continue  # A script of one's own may call them as it likes.
+        model_path.check(name, kind)
         if file.suffix != ".py":
+            if job.image_uri is None:
+                raise OptionError(
+                    f"{kind.what} of a job must be given as FILE.py:NAME, for files are sent",
+                    received=f"module {file}",
+                    mend="Name its file, or give a training.image_uri that holds the module",
+                )
             continue
-        if not file.is_file():
-            raise OptionError(f"the file of {what} must exist", received=f"no file {file}")
         sent = folder / file.name
         if sent.exists() and sent.read_bytes() != file.read_bytes():
             raise OptionError(
-                f"the file of {what} must not be called as another one that is sent",
+                f"the file of {kind.what} must not be called as another one that is sent",
                 received=file.name,
                 mend="Rename it",
             )

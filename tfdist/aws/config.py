@@ -6,6 +6,7 @@ Every section is a dataclass; an unknown key is an error that lists the known on
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfdist.aws.instances import PriceTable, device
 from tfdist.aws.sections import (
     CostConfig,
     EndpointConfig,
@@ -31,6 +33,8 @@ MODES = ("File", "FastFile", "Pipe")
 DISTRIBUTIONS = ("FullyReplicated", "ShardedByS3Key")
 # Families with disks of their own, of which AWS takes no VolumeKmsKeyId.
 _LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|p5e?n?|trn1n?|trn2)\.")
+
+_INSTANCE_TYPE = re.compile(r"ml\.[^.\s]+\.[^.\s]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +135,9 @@ class TrainingConfig(Settings):
         init_weights: CHANNEL/FILE of one of them.
         tensorboard, profile: folders below the configuration's place in S3.
         processes_per_host: of MPI; None for one for each GPU.
-        keras: 2 or 3: which Keras the model is of. Keras 2 (tf_keras) is brought into the job where
-            the image has none.
+        keras: 2 or 3: which Keras the model is of; None for the one that its file imports, and 2
+            where that tells nothing. Keras 2 (tf_keras) is brought into the job where the image has
+            none.
         framework_version: of TensorFlow, in AWS's image, as "2.21"; None for the newest. See
             tables/images.yaml.
         image_uri: an image of one's own; strategy horovod needs one, see sagemaker/Dockerfile.
@@ -148,7 +153,7 @@ class TrainingConfig(Settings):
     instance_type: str = "ml.c5.2xlarge"
     instance_count: int = 1
     processes_per_host: int | None = None
-    keras: int = 2
+    keras: int | None = None
     image_uri: str | None = None
     framework_version: str | None = None
     spot: bool = True
@@ -183,7 +188,7 @@ class TrainingConfig(Settings):
                 mend="Write channels: {pretrained: s3://BUCKET/PLACE} and init_weights: "
                 "pretrained/model.keras",
             )
-        if self.keras not in (2, 3):
+        if self.keras not in (None, 2, 3):
             raise OptionError("training.keras must be 2 or 3", received=self.keras)
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
             at_least(f"training.{name}", getattr(self, name), 1)
@@ -250,8 +255,8 @@ class Config:
                 mend="Build sagemaker/Dockerfile, which tfdist init --sagemaker writes",
             )
         if self.security.volume_kms_key is not None:
-            parts = (self.training, self.evaluation, self.data, self.transform, self.endpoint)
-            kinds = {part.instance_type for part in parts if part and part.instance_type}
+            parts = (self.training, self.evaluation, self.data, self.transform)
+            kinds = {part.instance_type for part in parts if part} | {self.endpoint_type or ""}
             for kind in sorted(kinds):
                 if _LOCAL_STORAGE.match(kind):
                     raise OptionError(
@@ -267,12 +272,33 @@ class Config:
                 received="endpoint.serverless with them",
                 mend="Choose an endpoint on instances",
             )
+        registered = self.registration.instance_types[0]
+        wanted = self.endpoint_type or ("ml.serverless.cpu" if self.endpoint else registered)
+        if device(wanted) != device(registered):
+            raise OptionError(
+                "an endpoint must be of the device of registration.instance_types, GPU or CPU, "
+                "whose image the registered model has",
+                received=f"{self.endpoint_type or 'serverless'} for {registered}",
+                mend="Register such a type first, and run the pipeline before you deploy",
+            )
         if self.tuning and (logs := self.training.tensorboard or self.training.profile):
             raise OptionError(
                 "tuning must do without training.tensorboard and training.profile, for a search "
                 "keeps no logs in S3",
                 received=logs,
             )
+
+    @property
+    def price_table(self) -> PriceTable:
+        """The price table, a user's or tfdist's own. Raises TfdistError: it cannot be read."""
+        return PriceTable.load(None if self.prices is None else Path(self.prices))
+
+    @property
+    def endpoint_type(self) -> str | None:
+        """The kind of instances that an endpoint runs on; None where there are none."""
+        if self.endpoint is None or self.endpoint.serverless:
+            return None
+        return self.endpoint.instance_type or self.registration.instance_types[0]
 
     @property
     def root(self) -> str:
@@ -363,10 +389,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         kinds = [kind for kind in arguments if kind is not type(None)]
-        if value is None:  # A section of which nothing but the name is written is asked for.
-            return _read(kinds[0], {}, where) if dataclasses.is_dataclass(kinds[0]) else None
+        if value is None:
+            return None
         fitting = [kind for kind in kinds if type(value) is _plain(kind)]
-        return _value((fitting or kinds)[0], value, where)
+        # What is no number of any kind is named as such.
+        return _value(
+            (fitting or [kind for kind in kinds if kind is float] or kinds)[0], value, where
+        )
     if dataclasses.is_dataclass(hint):
         return _read(hint, value, where)
     if origin is dict and isinstance(value, dict) and dataclasses.is_dataclass(arguments[1]):
@@ -374,11 +403,24 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     kind = _plain(hint)
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
+    if kind is float and (type(value) is not float or not math.isfinite(value)):
+        raise OptionError(
+            f"'{where}' must be a number",
+            received=f"{value!r} ({type(value).__name__})",
+            mend="Write 0.0001 or 1.0e-4: YAML reads 1e-4 as text" if type(value) is str else None,
+        )
+    if kind is not Any and type(value) is not kind:
         raise OptionError(
             f"'{where}' must be of type {kind.__name__}",
             received=f"{value!r} ({type(value).__name__})",
         )
+    if "instance_type" in where and kind is str and not _INSTANCE_TYPE.fullmatch(value):
+        raise OptionError(
+            f"'{where}' must be a type of instance, as 'ml.m5.large'", received=repr(value)
+        )
+    if kind is list:
+        (of,) = typing.get_args(hint)
+        return [_value(of, item, f"{where}[{index}]") for index, item in enumerate(value)]
     return value
 
 

@@ -6,6 +6,7 @@ it is fitted (Amdahl 1967: a part of each step that more instances do not shorte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class Speed:
     efficiency: float = DEFAULT_EFFICIENCY
 
     def __post_init__(self) -> None:
-        if not self.measured or min(self.measured) <= 0 or min(self.measured.values()) <= 0:
+        numbers = (*self.measured, *self.measured.values())
+        if not numbers or not all(0 < number < math.inf for number in numbers):
             raise OptionError(
                 "a measured speed must be samples a second, above 0, on instances",
                 received=dict(self.measured),
@@ -47,8 +49,6 @@ class Speed:
     def samples_per_s(self, instances: int) -> float:
         """Returns the speed on ``instances`` instances; measured numbers as they were fitted."""
         if len(self.measured) == 1:
-            import math
-
             ((base, speed),) = self.measured.items()
             exponent = 1 + math.log2(self.efficiency)
             return speed * (instances / base) ** exponent

@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.aws.instances import TABLES, read_table
+from tfdist.aws.instances import TABLES, device, read_table
 from tfdist.compat.versions import minor_version
 from tfdist.errors import OptionError, unknown_choice
 
@@ -84,13 +84,11 @@ def _image(scope: str, version: str, region: str, instance_type: str) -> Image:
     accounts = table["accounts"]
     if region not in accounts:
         raise unknown_choice("region of AWS's images", region, list(accounts))
-    # Families of instances with GPUs: g4dn, g5, p3, p4d and so on.
-    device = "gpu" if instance_type.split(".")[1][:1] in ("g", "p") else "cpu"
     host = f"{accounts[region]}.dkr.ecr.{region}.{_domain(region)}"
     rows = table[scope]
     newer = [rows[each] for each in rows if minor_version(each) >= minor_version(version)]
     ends = [row["patched_until"] for row in newer if "patched_until" in row]
-    uri = f"{host}/tensorflow-{scope}:{rows[version]['tag'].format(device=device)}"
+    uri = f"{host}/tensorflow-{scope}:{rows[version]['tag'].format(device=device(instance_type))}"
     return Image(version, uri, ends[-1] if ends else None)
 
 

@@ -117,6 +117,11 @@ class CarbonTable:
         return self.kg_per_kwh[region] * self.power_usage_effectiveness
 
 
+def device(instance_type: str) -> str:
+    """Returns "gpu" of families of instances with GPUs: g4dn, g5, p3, p4d and so on; or "cpu"."""
+    return "gpu" if instance_type.split(".")[1][:1] in ("g", "p") else "cpu"
+
+
 def read_table(path: Path) -> Any:
     """Returns what a table in YAML holds. Raises TfdistError where it cannot be read."""
     import yaml

@@ -349,7 +349,8 @@ def _ends_in_time(max_run_s: int | None) -> Iterator[None]:
 def _seconds_left(max_run_s: int) -> float:
     import psutil
 
-    # The toolkit's, which has installed packages before it started this.
+    # The toolkit's, which has installed packages before it started this; with MPI that of mpirun
+    # or orted, which it starts after that.
     begun = psutil.Process(os.getppid()).create_time()
     return begun + max_run_s - min(_LAST_CALL_S, max_run_s / 20) - time.time()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tfdist.aws import bundle, definition, images, serving, training, tuning
@@ -13,7 +12,6 @@ from tfdist.aws.channels import Channel, Shape, channels, check_shards, shapes
 from tfdist.aws.config import ChannelConfig, Config
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.evaluation import REPORT
-from tfdist.aws.instances import PriceTable
 from tfdist.aws.sections import APPROVALS
 from tfdist.aws.upload import encryption
 from tfdist.aws.validate import Problem
@@ -46,7 +44,7 @@ def splits(config: Config) -> dict[str, Shape]:
 
 def training_channels(config: Config) -> list[Channel]:
     """Returns the channels of the training step. Raises TfdistError: see ``channels``."""
-    instance = PriceTable.load(_prices(config))[config.training.instance_type]
+    instance = config.price_table[config.training.instance_type]
     known = splits(config)
     for part in ("evaluation", "transform"):
         wanted = getattr(config, part)
@@ -64,10 +62,6 @@ def training_channels(config: Config) -> list[Channel]:
         hosts=config.training.instance_count,
         processes_per_host=training.processes_per_host(config.training, instance),
     )
-
-
-def _prices(config: Config) -> Path | None:
-    return None if config.prices is None else Path(config.prices)
 
 
 def build(config: Config, code_uri: str) -> dict[str, Any]:
@@ -237,7 +231,7 @@ class _Builder:
 
     def _train(self) -> dict[str, Any]:
         config = self.config
-        instance = PriceTable.load(_prices(config))[config.training.instance_type]
+        instance = config.price_table[config.training.instance_type]
         inputs = [
             replace(channel, uri=self._uri(channel.uri.rstrip("/").rsplit("/", 1)[1]))
             for channel in training_channels(config)
@@ -301,7 +295,7 @@ class _Builder:
         wanted = self.config.transform
         if wanted is None:
             return []
-        one = serving.model(self.config, serving.container(self.config, self._artifacts()))
+        one = serving.container(self.config, self._artifacts(), wanted.instance_type)
         request = serving.transform(
             self.config,
             wanted,
@@ -310,14 +304,16 @@ class _Builder:
             self._uri(wanted.split, "/"),
             self._of_run("transform"),
         )
-        return [_step("Model", "Model", one), _step("Transform", "Transform", request)]
+        return [
+            _step("Model", "Model", serving.model(self.config, one)),
+            _step("Transform", "Transform", request),
+        ]
 
     def _register(self) -> dict[str, Any]:
         config = self.config
         wanted = config.registration
-        image = images.serving(
-            config.training.framework_version, config.region, wanted.instance_types[0]
-        )
+        kind = wanted.instance_types[0]
+        image = images.serving(config.training.framework_version, config.region, kind)
         quality = {
             "ContentType": "application/json",
             "S3Uri": self._of_run(f"evaluation/{REPORT}"),
@@ -330,7 +326,7 @@ class _Builder:
             "InferenceSpecification": {
                 "Containers": [
                     {
-                        **serving.container(config, self._artifacts()),
+                        **serving.container(config, self._artifacts(), kind),
                         "Framework": "TENSORFLOW",
                         "FrameworkVersion": image.version,
                     }

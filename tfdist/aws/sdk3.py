@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.aws import bundle, pipeline, sessions, training
-from tfdist.aws.instances import PriceTable
 from tfdist.aws.upload import encryption
 from tfdist.errors import EngineMissingError, OptionError, package_missing
 
@@ -66,9 +64,7 @@ def request(config: Config, code_uri: str, run: str) -> dict[str, Any]:
             received=f"data.source {config.data.source}, which the pipeline shards by itself",
             mend="Shard it here with `tfdist shard`, and send data.folder with tfdist aws upload",
         )
-    instance = PriceTable.load(None if config.prices is None else Path(config.prices))[
-        config.training.instance_type
-    ]
+    instance = config.price_table[config.training.instance_type]
     checkpoints = f"{config.root}/runs/{run}/checkpoints"
     inputs = pipeline.training_channels(config)
     return training.request(config, instance, code_uri, inputs, checkpoints)

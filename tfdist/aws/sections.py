@@ -59,13 +59,14 @@ class TuningConfig:
     Attributes:
         ranges: setting of ``training`` -> its values.
         metric: what is compared, as CloudWatch calls it: its last value of a training.
+        larger_is_better: of the metric; None for a loss alone.
         max_jobs, parallel_jobs: trainings in all, and at once.
         early_stopping: end a training that will hardly be among the best.
     """
 
     ranges: dict[str, RangeConfig]
     metric: str = "validation:loss"
-    larger_is_better: bool = False
+    larger_is_better: bool | None = None
     max_jobs: int = 10
     parallel_jobs: int = 2
     early_stopping: bool = True
@@ -76,6 +77,12 @@ class TuningConfig:
                 "tuning.ranges must name a setting",
                 received="none",
                 mend="Write ranges: {lr: {min: 0.0001, max: 0.1, scale: log}}",
+            )
+        if self.larger_is_better is None and self.metric not in ("train:loss", "validation:loss"):
+            raise OptionError(
+                "tuning.larger_is_better must be given for a metric that is not the loss",
+                received=f"only metric: {self.metric}",
+                mend="Write larger_is_better: true, as for an accuracy, or false",
             )
         at_least("tuning.parallel_jobs", self.parallel_jobs, 1)
         at_least("tuning.max_jobs", self.max_jobs, self.parallel_jobs)
@@ -95,6 +102,10 @@ class RegistrationConfig:
 
     def __post_init__(self) -> None:
         among("registration.approval", self.approval, tuple(APPROVALS))
+        if not self.instance_types:
+            raise OptionError(
+                "registration.instance_types must name a type of instance", received="none"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +152,13 @@ class EndpointConfig:
         instance_type: None for the first of ``registration.instance_types``.
         instance_count: None for 1; the least, where there is ``max_instances``.
         max_instances: instances are added, up to so many, and taken away again, so that each gets
-            ``requests_per_instance`` requests a minute.
+            ``requests_per_instance`` requests a minute; None for 1000.
     """
 
     instance_type: str | None = None
     instance_count: int | None = None
     max_instances: int | None = None
-    requests_per_instance: int = 1000
+    requests_per_instance: int | None = None
     serverless: ServerlessConfig | None = None
 
     def __post_init__(self) -> None:
@@ -159,6 +170,11 @@ class EndpointConfig:
         if self.serverless and given:
             raise OptionError(
                 "endpoint must have serverless or instances", received=f"it and {', '.join(given)}"
+            )
+        if self.requests_per_instance is not None and self.max_instances is None:
+            raise OptionError(
+                "endpoint.requests_per_instance must go with endpoint.max_instances",
+                received="it alone",
             )
 
 

@@ -22,14 +22,19 @@ RESPONSE_TYPES = ["application/json", _LINES]
 _GZIP = {"none": "None", "gzip": "Gzip"}
 # A name of AWS's has at most 63 characters: room for a hash.
 _NAME_CHARACTERS = 54
+# A minute, of each instance that scales.
+_REQUESTS = 1000
 
 
-def container(config: Config, artifacts: Any) -> dict[str, Any]:
+def container(config: Config, artifacts: Any, kind: str) -> dict[str, Any]:
     """Returns the container of a model: AWS's with TensorFlow Serving, and ``model.tar.gz``.
 
     That has its handlers in code/ already, so nothing is packed again.
+
+    Args:
+        kind: of the instances that it runs on.
     """
-    version, kind = config.training.framework_version, config.registration.instance_types[0]
+    version = config.training.framework_version
     return {
         "Image": images.serving(version, config.region, kind).uri,
         "ModelDataUrl": artifacts,
@@ -116,7 +121,7 @@ def requests(config: Config, package: str) -> dict[str, dict[str, Any]]:
         raise OptionError(
             "the configuration must have a section endpoint",
             received="none",
-            mend="Write `endpoint:`, or endpoint: {serverless: {memory_mb: 2048}}",
+            mend="Write `endpoint: {}`, or endpoint: {serverless: {memory_mb: 2048}}",
         )
     made = model(config, {"ModelPackageName": package})
     tags, key = training.tags(config.security), config.security.volume_kms_key
@@ -141,10 +146,10 @@ def requests(config: Config, package: str) -> dict[str, dict[str, Any]]:
         },
         "PutScalingPolicy": {
             **target,
-            "PolicyName": f"{config.name}-requests",
+            "PolicyName": _policy(config),
             "PolicyType": "TargetTrackingScaling",
             "TargetTrackingScalingPolicyConfiguration": {
-                "TargetValue": float(wanted.requests_per_instance),
+                "TargetValue": float(wanted.requests_per_instance or _REQUESTS),
                 "PredefinedMetricSpecification": {
                     "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
                 },
@@ -167,8 +172,12 @@ def _variant(config: Config, wanted: EndpointConfig) -> dict[str, Any]:
     if wanted.serverless is not None:
         memory, most = wanted.serverless.memory_mb, wanted.serverless.max_concurrency
         return variant | {"ServerlessConfig": {"MemorySizeInMB": memory, "MaxConcurrency": most}}
-    kind = wanted.instance_type or config.registration.instance_types[0]
-    return variant | {"InstanceType": kind, "InitialInstanceCount": wanted.instance_count or 1}
+    kind, count = config.endpoint_type, wanted.instance_count or 1
+    return variant | {"InstanceType": kind, "InitialInstanceCount": count}
+
+
+def _policy(config: Config) -> str:
+    return f"{config.name}-requests"
 
 
 def _scaled(config: Config) -> dict[str, str]:
@@ -200,28 +209,45 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
             client.create_endpoint_config(**settings)
         endpoint = made["CreateEndpoint"]
         called, new = {"EndpointName": config.name}, endpoint["EndpointConfigName"]
-        if not _exists(client, "endpoint", config.name):
+        there = _exists(client, "endpoint", config.name)
+        old = client.describe_endpoint(**called)["EndpointConfigName"] if there else None
+        changes = old not in (None, new)
+        if not scales or (changes and _instance_type(client, old) != config.endpoint_type):
+            _end_own_scaling(scaling, config)  # AWS updates no variant's kind while it scales.
+        if not there:
             client.create_endpoint(**endpoint)
-        elif client.describe_endpoint(**called)["EndpointConfigName"] != new:
+        elif changes:
             # With scaling the number of instances is the load's.
             client.update_endpoint(
                 **called, EndpointConfigName=new, RetainAllVariantProperties=scales
             )
         client.get_waiter("endpoint_in_service").wait(**called)
+        if scales:
+            scaling.register_scalable_target(**made["RegisterScalableTarget"])
+            scaling.put_scaling_policy(**made["PutScalingPolicy"])
         found = client.describe_endpoint(**called)
         if found["EndpointConfigName"] != new:
             raise UploadError(
                 "the endpoint must come up with the new model",
                 received=f"the one before, to which AWS went back: {found.get('FailureReason')}",
             )
-        target = _scaled(config)
-        if scales:
-            scaling.register_scalable_target(**made["RegisterScalableTarget"])
-            scaling.put_scaling_policy(**made["PutScalingPolicy"])
-        elif scaling.describe_scalable_targets(
-            ServiceNamespace=target["ServiceNamespace"], ResourceIds=[target["ResourceId"]]
-        )["ScalableTargets"]:
-            scaling.deregister_scalable_target(**target)
+
+
+def _instance_type(client: Any, name: str) -> str | None:
+    """Returns the kind of instances of an endpoint's configuration that AWS has."""
+    settings = client.describe_endpoint_config(EndpointConfigName=name)
+    return settings["ProductionVariants"][0].get("InstanceType")
+
+
+def _end_own_scaling(scaling: Any, config: Config) -> None:
+    """Has the endpoint scale no more where a ``deploy`` began it; what a user set stays."""
+    target, own = _scaled(config), _policy(config)
+    found = scaling.describe_scaling_policies(**target)["ScalingPolicies"]
+    names = {policy["PolicyName"] for policy in found}
+    if own in names:
+        scaling.delete_scaling_policy(**target, PolicyName=own)
+    if names == {own}:
+        scaling.deregister_scalable_target(**target)
 
 
 def _exists(client: Any, kind: str, name: str) -> bool:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tfdist.aws.upload import sending
 from tfdist.errors import OptionError, package_missing
 
 # Never a user's own: nothing that is only looked at may reach an account.
@@ -81,11 +82,19 @@ def _forget_everything(host: str, port: int) -> None:
 
 
 def with_aws(region: str) -> Any:
-    """Returns a session of boto3's usual credentials. Raises OptionError where there are none."""
+    """Returns a session of boto3's usual credentials.
+
+    Raises:
+        OptionError: there are none.
+        UploadError: a profile or a region that is none.
+    """
     import boto3
 
-    session = boto3.Session(region_name=region)
-    if session.get_credentials() is None:
+    with sending("the profile and the region"):
+        session = boto3.Session(region_name=region)
+        session.client("sagemaker")  # Looks at the region.
+        credentials = session.get_credentials()
+    if credentials is None:
         raise OptionError(
             "AWS must be reached with credentials",
             received="none",

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from tfdist.aws import images
@@ -13,7 +14,7 @@ from tfdist.aws.bundle import ARCHIVE, shipped
 from tfdist.aws.channels import Channel
 from tfdist.aws.config import Config, SecurityConfig, TrainingConfig
 from tfdist.aws.instances import Instance
-from tfdist.compat.versions import OLDEST, minor_version
+from tfdist.compat.keras import imported_by
 from tfdist.errors import OptionError
 from tfdist.runs.settings import Settings
 from tfdist.strategies import names_of, spec_of
@@ -87,17 +88,6 @@ def distribution(training: TrainingConfig, instance: Instance) -> dict[str, Any]
     }
 
 
-def _refuse_earlier(training: TrainingConfig) -> None:
-    if training.image_uri is None:
-        version = images.version_of(training.framework_version)
-        if minor_version(version) < OLDEST:
-            raise OptionError(
-                f"train.py must have TensorFlow {OLDEST[0]}.{OLDEST[1]} or later",
-                received=f"framework_version {version}",
-                mend="Leave it out for the newest",
-            )
-
-
 def metric_definitions(metrics: list[str]) -> list[dict[str, str]]:
     """Returns CloudWatch's metrics: each one's name and the pattern that finds it in the log.
 
@@ -131,7 +121,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
         "lr-scaling": training.lr_scaling,
         "warmup-epochs": training.warmup_epochs,
         "tflite": training.tflite,
-        "keras": training.keras,
+        "keras": _keras_of(config),
     }
     for setting in dataclasses.fields(Settings):
         value = getattr(training, setting.name)
@@ -140,6 +130,23 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     if training.keeps_checkpoints:
         values |= {"checkpoint-dir": CHECKPOINT_DIR, "max-run-s": training.max_run_s}
     return values
+
+
+def _keras_of(config: Config) -> int:
+    """Returns which Keras the model is of: 2 or 3, as its file imports it, else as is said."""
+    place = Path(config.model.rpartition(":")[0])
+    found, said = imported_by(str(place), [place.parent]), config.training.keras
+    if len(found) != 1:
+        return said or 2
+    (package,) = found
+    kind = 3 if package == "keras" else 2
+    if said not in (None, kind):
+        raise OptionError(
+            "training.keras must be the Keras that the model's file imports",
+            received=f"{said}, and `import {package}` in {place}",
+            mend="Leave training.keras out",
+        )
+    return kind
 
 
 def _in_container(name: str, value: Any) -> Any:
@@ -185,7 +192,6 @@ def request(
     values = hyperparameters(config)
     if training.entry_point == "train.py":
         check_hyperparameters(values)
-        _refuse_earlier(training)
     security, submitted = config.security, code_uri
     for name, uri in training.channels.items():
         if name in (_CODE, *(channel.name for channel in inputs)):

@@ -43,6 +43,7 @@ def request(config: Config, wanted: TuningConfig, one: Mapping[str, Any]) -> dic
         _check(config, ranges)
         ranges = {_sent(name): each for name, each in ranges.items()}
     values = one["HyperParameters"]
+    left_out = {*ranges, *(_OF_CHECKPOINTS if config.training.entry_point == "train.py" else ())}
     return {
         "HyperParameterTuningJobConfig": {
             "Strategy": "Bayesian",
@@ -61,9 +62,7 @@ def request(config: Config, wanted: TuningConfig, one: Mapping[str, Any]) -> dic
             **{key: value for key, value in one.items() if key not in _LEFT_OUT},
             "AlgorithmSpecification": {key: algorithm[key] for key in _ALGORITHM},
             "StaticHyperParameters": {
-                key: value
-                for key, value in values.items()
-                if key not in ranges and key not in _OF_CHECKPOINTS
+                key: value for key, value in values.items() if key not in left_out
             },
         },
         **training.tags(config.security),

@@ -86,9 +86,7 @@ def before_start(
 
 def _instance(config: Config) -> tuple[PriceTable, Instance]:
     """Returns the price table, and its row of the training's instances."""
-    from tfdist.aws.instances import PriceTable
-
-    prices = PriceTable.load(None if config.prices is None else Path(config.prices))
+    prices = config.price_table
     return prices, prices[config.training.instance_type]
 
 

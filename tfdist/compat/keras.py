@@ -56,10 +56,10 @@ def follow_program(
         return
     folder, main = Path(sys.path[0] or "."), sys.modules["__main__"]
     if place is not None:
-        found = _imported_by(place, [Path(), folder])
+        found = imported_by(place, [Path(), folder])
         environ.update(_asked)  # Another program may have been followed before.
     elif Path(getattr(main, "__file__", "<stdin>")).is_file():
-        found = _imported_by(main.__file__, [folder])
+        found = imported_by(main.__file__, [folder])
     else:  # Cells of a notebook, or lines of a pipe.
         found = {_root_of(value) for value in vars(main).values()} & {*_VALUES}
     if len(found) == 1:
@@ -106,7 +106,7 @@ def _is_settled() -> bool:
     return lazy is not None and vars(lazy).get("_tfll_initialized", True)
 
 
-def _imported_by(place: str, folders: list[Path]) -> set[str]:
+def imported_by(place: str, folders: list[Path]) -> set[str]:
     """Returns "keras" and "tf_keras" where a file or module, or what lies beside it, imports them.
 
     Args:
