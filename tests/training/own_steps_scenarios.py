@@ -426,7 +426,7 @@ class Counts(keras.Model):
             loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y, tf.float32)))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        rows = tf.math.count_nonzero(tf.ones_like(x[:, 0]))
+        rows = tf.cast(tf.math.count_nonzero(tf.ones_like(x[:, 0])), tf.int16)
         means = tf.reduce_mean(x, 0)
         return {"loss": loss, "rows": rows, "means": means, "step": self.optimizer.iterations}
 
@@ -445,7 +445,7 @@ def numbers_that_stay_a_replicas_own_are_named(strategy, folder):
     told: list[dict[str, Any]] = []
     with contextlib.redirect_stdout(io.StringIO()) as said:
         model.fit(feed, verbose=0, epochs=2, callbacks=[seen])
-    words = "'rows' (int64 []) of a step of one's own is shown as the first replica"
+    words = "'rows' (int16 []) of a step of one's own is shown as the first replica"
     assert said.getvalue().count(words) == strategy.topology.is_chief
     assert all(f"'{name}'" not in said.getvalue() for name in ("step", "loss", "means"))
     shown = [(int(logs["rows"]), np.array(logs["means"])) for logs in told]

@@ -6,8 +6,9 @@ Nothing is imported before it is used.
 from __future__ import annotations
 
 import importlib
+import os
 
-from tfdist.compat import refuse_keras_3
+from tfdist.compat import follow_program, refuse_keras_3
 
 _LAZY = {
     "tflite": "tfdist.export.exporting",
@@ -26,6 +27,7 @@ __all__ = list(_LAZY)
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist.export' has no attribute {name!r}")
+    follow_program(os.environ)
     if ".smaller." in _LAZY[name]:
         refuse_keras_3(f"tfdist.export.{name}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

@@ -213,6 +213,8 @@ class _Watch:
             if failure is not None:  # The others had no more need of it.
                 self._on_line(None, "stderr", f"tfdist: {self._membership.losses}")
             return Outcome(0)
+        if exit_code < 0:  # The guard was killed.
+            exit_code = 128 - exit_code
         if failure is None and self._verdict.no_host is not None:
             raise self._verdict.no_host
         if failure is None and self._job.tags == "none":
@@ -271,7 +273,8 @@ class _Watch:
         if self._called_at is not None:
             if not self._is_call_told:
                 self._is_call_told = True
-                text = f"tfdist: SIGTERM; the ranks have {_LAST_CALL_S:.0f} s for a last checkpoint"
+                given = f"{_LAST_CALL_S:.0f} s"
+                text = f"tfdist: SIGTERM; the ranks have {given} to write what they keep"
                 self._on_line(None, "stderr", text)
             is_writing = any(event["event"] == "writing" for event in self._last_event.values())
             seconds = _WRITING_S if is_writing else _LAST_CALL_S

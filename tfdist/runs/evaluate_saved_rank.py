@@ -9,13 +9,14 @@ import tfdist
 from tfdist.launch.events import emit
 from tfdist.records.reading.opening import find_split
 from tfdist.runs import ranks
-from tfdist.runs.predict_rank import Progress, trained
+from tfdist.runs.predict_rank import Progress, built, load
 
 
 def evaluate(config: dict[str, Any]) -> None:
     _, split, manifest = find_split(Path(config["data"]))
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
-        model, data = trained(strategy, config)
+        model, data = built(strategy, config)
+        load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = Progress(data.steps_per_epoch)
         found = model.evaluate(data, verbose=0, return_dict=True, callbacks=[progress])

@@ -47,8 +47,8 @@ class Progress(tf.keras.callbacks.Callback):
     on_test_batch_end = on_predict_batch_end
 
 
-def trained(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
-    """Returns a model with the weights of its training, and the records that it is to see."""
+def built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
+    """Returns a model, which has no weights of its training yet, and the records for it."""
     from tfdist.training.unbuilt import build_now
 
     emit({"event": "ready", "long": True})
@@ -59,15 +59,15 @@ def trained(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingDa
         config["data"], global_batch_size=config["global_batch_size"], training=False, **padded
     )
     build_now(model, data)
-    _load(model, config["weights"])
     return model, data
 
 
 def predict(config: dict[str, Any]) -> None:
     with tfdist.strategy(config["strategy"], **config["options"]) as strategy:
-        model, data = trained(strategy, config)
+        model, data = built(strategy, config)
         path = Path(config["output"])
         _check_fits(path, _known_outputs(model))
+        load(model, config["weights"])
         emit({"event": "begun", "long": True})  # The first step traces.
         progress = Progress(data.steps_per_epoch)
         outputs = _named(model, model.predict(data, verbose=0, callbacks=[progress]))
@@ -81,7 +81,7 @@ def predict(config: dict[str, Any]) -> None:
         strategy.from_chief(None)  # None ends, and is taken for lost, while the chief writes.
 
 
-def _load(model: Any, path: str) -> None:
+def load(model: Any, path: str) -> None:
     """Gives a model the weights in a file that Keras wrote.
 
     Raises:

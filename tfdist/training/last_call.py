@@ -6,6 +6,7 @@ Kubernetes, Slurm and spot machines give notice so, half a minute to two minutes
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -25,8 +26,9 @@ _SAME_NOTICE_S = 1.0
 
 
 class _Notice:
-    #: When it was given.
-    at: float | None = None
+    is_given = False
+    #: What comes until then is the same one.
+    same_until = math.inf
 
 
 @contextlib.contextmanager
@@ -41,17 +43,19 @@ def listening() -> Iterator[None]:
         return
 
     def take_notice(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if _Notice.at is None:
-            _Notice.at = now
-        elif now - _Notice.at > _SAME_NOTICE_S:
+        if not _Notice.is_given:
+            _Notice.is_given, _Notice.same_until = True, math.inf
+            # Python hears of none within a step of TensorFlow: the same notice would be late there.
+            time.sleep(_SAME_NOTICE_S)
+            _Notice.same_until = time.monotonic() + _SAME_NOTICE_S
+        elif time.monotonic() > _Notice.same_until:
             _end()
 
     signal.signal(signal.SIGTERM, take_notice)
     try:
         yield
     finally:
-        is_given, _Notice.at = _Notice.at is not None, None
+        is_given, _Notice.is_given = _Notice.is_given, False
         if signal.getsignal(signal.SIGTERM) is take_notice:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if is_given:
@@ -81,7 +85,7 @@ class LastCall:
         return self._steps >= self._wait and self.after_epoch()
 
     def after_epoch(self) -> bool:
-        is_given = _Notice.at is not None
+        is_given = _Notice.is_given
         if isinstance(self._collective, ElasticCollective):
             if is_given:
                 _end()

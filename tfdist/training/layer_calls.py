@@ -130,7 +130,14 @@ def model_of(
 
     The order is seen where a layer is called at several places, as its statistics move each time.
     """
-    model = tf.keras.Model(list(inputs), list(outputs))
+    try:
+        model = tf.keras.Model(list(inputs), list(outputs))
+    except ValueError as error:  # Keras 3 takes a second call of the first layer for the input.
+        raise ModelError(
+            "a part of a model must not begin with a layer that is called in it once more",
+            received=f"Keras says: {' '.join(str(error).split())[:100]}",
+            mend="Make a layer for each call, or leave out recompute and shard='weights'",
+        ) from error
     parts = [id(part) for call in calls for part in layers_in(call.layer)]
     if len(set(parts)) < len(parts):
         place_of = {id(t): place for place, call in enumerate(calls) for t in call.outputs}

@@ -210,8 +210,9 @@ class OwnSteps:
         Integers are those of the first replica that has rows: all processes must see the same.
 
         Raises:
-            ModelError: it has as many numbers as the replica has rows.
+            ModelError: its shape is not known, as that of a number for each row.
         """
+        value = keras_api.raw(value)
         if name in self._metric_of or not tf.is_tensor(value) or isinstance(value, tf.Variable):
             return value
         if self._collective.num_processes > 1 and not value.shape.is_fully_defined():
@@ -227,9 +228,10 @@ class OwnSteps:
             # Known in the step alone: TensorFlow would compute an exchange of constants before it.
             is_first = (running.rows_around()[0] == 0) & (running.share[0] > 0)
             own = tf.where(is_first, value, tf.zeros_like(value))
+            own = tf.cast(own, tf.int64)  # Engines add up no smaller ones.
         else:
             return value
-        return running.sum(own, running.name(name))
+        return tf.cast(running.sum(own, running.name(name)), value.dtype)
 
     def _tell_of_own(self, results: dict[str, Any]) -> None:
         """Tells once of what a step returns that stays each replica's own."""
@@ -237,7 +239,7 @@ class OwnSteps:
             return
         own = [
             f"'{name}' ({value.dtype.name} {list(value.shape)})"
-            for name, value in results.items()
+            for name, value in zip(results, keras_api.all_raw(results.values()), strict=True)
             if tf.is_tensor(value)
             and not isinstance(value, tf.Variable)  # As a count of steps.
             and name not in self._metric_of

@@ -33,11 +33,11 @@ def refuse_other_keras(what: str, *things: Any) -> None:
     """
     here = tf.keras.Model.__module__.partition(".")[0]
     for thing in things:
-        roots = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
-        if here not in roots and roots & {*_KERASES}:
+        roots = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__} & {*_KERASES}
+        if roots and here not in roots:
             raise ModelError(
                 f"{what} must be of tf.keras, which is {_KERASES[here]} here",
-                received=f"{type(thing).__name__} of {_KERASES[min(roots & {*_KERASES})]}",
+                received=f"{type(thing).__name__} of {_KERASES[min(roots)]}",
                 mend="Import one of the two in the whole program, by its own name, before "
                 "anything uses tf.keras (docs/keras-3.md)",
             )
