@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +22,19 @@ def stdout() -> Console:
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console
+
+
+@contextlib.contextmanager
+def step_status(doing: str) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Shows what is being done, and at which step; gives what takes the events of ranks."""
+    with stdout().status(doing) as status:
+
+        def take(rank: int, event: dict[str, Any]) -> None:
+            if event["event"] == "step" and rank == 0:
+                status.update(f"{doing}: step {event['step']:,} of {event['steps']:,}")
+            voice.take(rank, event)
+
+        yield take
 
 
 class _Bar(Progress):

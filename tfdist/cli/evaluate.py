@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.console import stdout
+from tfdist.cli.console import stdout, step_status
 from tfdist.cli.process_options import data_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.runs.evaluating import Evaluation, carry_out, find
@@ -47,13 +46,7 @@ def command(
     RUN is the output of a training, FILE its weights (.keras, .h5 or .weights.h5), which are read
     into the model that --model makes. Each number is that of one device, to the last record.
     """
-    with stdout().status("evaluating") as status:
-
-        def take(rank: int, event: dict[str, Any]) -> None:
-            if event["event"] == "step" and rank == 0:
-                status.update(f"evaluating: step {event['step']:,} of {event['steps']:,}")
-            voice.take(rank, event)
-
+    with step_status("evaluating") as take:
         found = carry_out(
             where,
             find(trained, model),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from tfdist.cli import completion, voice
-from tfdist.cli.console import stdout
+from tfdist.cli.console import stdout, step_status
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.runs.predicting import Predictions, carry_out
@@ -81,13 +80,7 @@ def command(
     run. DIR is one split of shards, as data/digits/test, or a folder of photos; FILE is a photo or
     a table. Each number is that of one device.
     """
-    with stdout().status("predicting") as status:
-
-        def take(rank: int, event: dict[str, Any]) -> None:
-            if event["event"] == "step" and rank == 0:
-                status.update(f"predicting: step {event['step']:,} of {event['steps']:,}")
-            voice.take(rank, event)
-
+    with step_status("predicting") as take:
         found = carry_out(
             where,
             model=model,
