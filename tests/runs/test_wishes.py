@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfdist.training.steps.shared_steps.learning_rate import with_learning_rate
 
 from tfdist.errors import ModelError, OptionError
 from tfdist.launch.jobs import Where
@@ -17,6 +16,7 @@ from tfdist.records.writing.writer import write
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import training_config
+from tfdist.training.steps.learning_rate import with_learning_rate
 
 _MODEL = """
 from tensorflow import keras

@@ -359,7 +359,7 @@ def _check_can_be_served(model: Any) -> None:
     """Raises:
     ModelError: what a job keeps cannot be made of ``model``; not after hours of training.
     """
-    from tfdist.training.steps.shared_steps.custom_steps import can_be_called
+    from tfdist.training.steps.custom_steps import can_be_called
 
     if not can_be_called(model):
         raise ModelError(

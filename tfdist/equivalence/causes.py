@@ -36,8 +36,8 @@ def known_causes(model: tf.keras.Model, batches: tf.data.Dataset) -> tuple[str, 
     import tensorflow as tf
 
     from tfdist.training.model.padding_warning import padded_by_batch
-    from tfdist.training.steps.shared_steps import layer_state, row_probe
-    from tfdist.training.steps.shared_steps.row_probe_rows import ROWS, filled_up
+    from tfdist.training.steps import layer_state, row_probe
+    from tfdist.training.steps.row_probe_rows import ROWS, filled_up
 
     element_spec, rows = batches.element_spec, None
     with contextlib.suppress(Exception):  # Reading tells what is wrong with data.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tfdist.strategies.base import Strategy
     from tfdist.training.feed.feed import Feed, MergedFeed
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 # By type, as a part of each weight. Sums over a batch gather some roundings in float32; those in
 # 16 bits are taken in 32, and rounded once.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.base import Strategy
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 def explain_difference(
@@ -70,7 +70,7 @@ def _parted(
     model_fn: Any, feed: TrainingData, strategy: Strategy, num_parts: int
 ) -> tuple[tuple[str, float], ...]:
     from tfdist.training.model.deferred_build import build_now
-    from tfdist.training.steps.shared_steps.row_probe_layers import parted
+    from tfdist.training.steps.row_probe_layers import parted
 
     with contextlib.suppress(Exception):  # A model without a call, a layer that refuses few rows.
         model = independent(model_fn, strategy)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.base import Strategy
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 def verify(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
     from tfdist.strategies.base import Strategy
     from tfdist.training.checkpoints.checkpoint import Checkpoints
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 # All imports of TensorFlow stand in functions: a rank imports it in a way of its own first.
 
@@ -75,7 +75,7 @@ class Fitting:
     def __init__(self, strategy: Strategy, config: Mapping[str, Any], sources: Mapping[str, Any]):
         import tensorflow as tf
 
-        from tfdist.training.steps.shared_steps.custom_steps import can_evaluate
+        from tfdist.training.steps.custom_steps import can_evaluate
 
         self._strategy = strategy
         self._config = dict(config)

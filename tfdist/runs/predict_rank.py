@@ -24,7 +24,7 @@ from tfdist.training.engine import model_path
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 tf = import_tensorflow()
 _BETWEEN_S = 0.2
@@ -118,7 +118,7 @@ def _known_outputs(model: Any) -> dict[str, int | None]:
     Returns:
         By the name of the output; None where they are unknown.
     """
-    from tfdist.training.steps.shared_steps.custom_steps import own_steps
+    from tfdist.training.steps.custom_steps import own_steps
 
     names = [] if "predict_step" in own_steps(model) else _output_names(model)
     shapes = [tensor.shape for tensor in tf.nest.flatten(getattr(model, "outputs", None) or [])]

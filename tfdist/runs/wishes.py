@@ -57,7 +57,7 @@ def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
         loaded = init_weights.with_weights(loaded, config["init_weights"])
     if config.get("lr") is None:
         return loaded
-    from tfdist.training.steps.shared_steps.learning_rate import with_learning_rate
+    from tfdist.training.steps.learning_rate import with_learning_rate
 
     return with_learning_rate(loaded, config["lr"])
 

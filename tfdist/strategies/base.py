@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.training.feed.feed import Feed
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
     from tfdist.training.model.scaling import Scaling
 
 # What Keras writes into the folder of a SavedModel.
@@ -178,7 +178,7 @@ class Strategy(abc.ABC):
             ModelError: another strategy than single, mirrored, horovod and multi_worker.
             OptionError: ``step`` is no function of a batch.
         """
-        from tfdist.training.steps.shared_steps.custom_loop import run
+        from tfdist.training.steps.custom_loop import run
 
         return run(step, data, model, self.name, **options)
 
@@ -409,8 +409,8 @@ def make_feed(
     """
     from tfdist.records.format.pad_to import padding_of
     from tfdist.records.reading.reader import open_records
+    from tfdist.training.feed.division import Held
     from tfdist.training.feed.feed import Feed
-    from tfdist.training.feed.feed.division import Held
 
     size = options.global_batch_size
     if not isinstance(size, int) or size < 1:

@@ -35,9 +35,9 @@ from tfdist.training.model.refusals import (
 )
 from tfdist.training.model.scaling import Scaling
 from tfdist.training.model.stateful_rnn import refuse_stateful
-from tfdist.training.steps.shared_steps.custom_steps import STEPS, OwnSteps, optimizers_of
-from tfdist.training.steps.shared_steps.custom_steps import check as check_own_steps
-from tfdist.training.steps.shared_steps.shared_steps import SharedSteps
+from tfdist.training.steps.custom_steps import STEPS, OwnSteps, optimizers_of
+from tfdist.training.steps.custom_steps import check as check_own_steps
+from tfdist.training.steps.shared_steps import SharedSteps
 
 _WRITERS = ("save", "save_weights", "export")
 

@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 from scenarios import scenario
 from tensorflow import keras
-from tfdist.training.feed.feed.training_data import TrainingData
 
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.strategies.federated.aggregation import trimmed_mean
+from tfdist.training.feed.training_data import TrainingData
 
 layers = keras.layers
 RNG = np.random.default_rng(0)

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfdist.training.feed.feed.division import even_share, or_padding
+
+from tfdist.training.feed.division import even_share, or_padding
 
 SPLITS = list(itertools.product((0, 1, 2, 7, 12, 13), (1, 2, 3, 5, 8)))
 

@@ -6,12 +6,12 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from tfdist.training.feed.feed.division import EvenDivision, Held
-from tfdist.training.feed.feed.training_data import TrainingData
 from tiers import long
 
 from tfdist.errors import DataError, OptionError
+from tfdist.training.feed.division import EvenDivision, Held
 from tfdist.training.feed.feed import Feed
+from tfdist.training.feed.training_data import TrainingData
 
 CASES = [
     (records, batch, parts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfdist.training.feed.feed.keras_feed import GivenBatches, GivenStream
+
+from tfdist.training.feed.keras_feed import GivenBatches, GivenStream
 
 
 def _drawn():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tfdist.training.feed.feed.read_ahead import ReadAhead
+
+from tfdist.training.feed.read_ahead import ReadAhead
 
 
 def test_two_read_at_a_time_and_order_stays():

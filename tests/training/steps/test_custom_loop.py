@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tfdist.training.steps.shared_steps.custom_loop import run
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
@@ -14,6 +13,7 @@ from tfdist.strategies.single import Alone
 from tfdist.training.assemble import assemble
 from tfdist.training.engine.binding import Binding, Engine
 from tfdist.training.model.scaling import Scaling
+from tfdist.training.steps.custom_loop import run
 
 X, Y = np.ones((8, 3), np.float32), np.zeros((8, 1), np.float32)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tfdist.training.steps.shared_steps.layer_state import explained
-from tfdist.training.steps.shared_steps.row_probe import moved_by
+
+from tfdist.training.steps.layer_state import explained
+from tfdist.training.steps.row_probe import moved_by
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))

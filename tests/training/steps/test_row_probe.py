@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tfdist.training.steps.shared_steps.row_probe import coupled, explained
-from tfdist.training.steps.shared_steps.row_probe_rows import ROWS, filled_up
+
+from tfdist.training.steps.row_probe import coupled, explained
+from tfdist.training.steps.row_probe_rows import ROWS, filled_up
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))

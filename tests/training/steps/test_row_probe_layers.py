@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tfdist.training.steps.shared_steps.row_probe import coupling_layers_of, explained
-from tfdist.training.steps.shared_steps.row_probe_layers import own_layers, parted
 
 import tfdist
+from tfdist.training.steps.row_probe import coupling_layers_of, explained
+from tfdist.training.steps.row_probe_layers import own_layers, parted
 
 layers = keras.layers
 _SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64))

@@ -12,7 +12,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
 
 if TYPE_CHECKING:
-    from tfdist.training.feed.feed.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 class Federated(OneProcessStrategy):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdist.errors import DataError, OptionError
-from tfdist.training.feed.feed.division import (
+from tfdist.training.feed.division import (
     Division,
     EvenDivision,
     Held,

@@ -21,7 +21,7 @@ from tfdist.records.reading.batched import DENSE, is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
-from tfdist.training.feed.feed.keras_feed import (
+from tfdist.training.feed.keras_feed import (
     ENDLESS,
     GivenBatches,
     GivenFeed,
@@ -30,7 +30,7 @@ from tfdist.training.feed.feed.keras_feed import (
     lasting,
     passes,
 )
-from tfdist.training.feed.feed.read_ahead import ReadAhead
+from tfdist.training.feed.read_ahead import ReadAhead
 
 # What batches have in them, and what Keras refuses beside them, too.
 _OF_ARRAYS = ("y", "batch_size", "sample_weight", "validation_split")

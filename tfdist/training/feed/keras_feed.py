@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.records.reading.elementwise import begun_anew
 from tfdist.records.reading.graph_checks import check
 from tfdist.training.feed.feed import Feed, in_batch_order
-from tfdist.training.feed.feed.rank_agreement import Seen
+from tfdist.training.feed.rank_agreement import Seen
 
 ENDLESS = 2**62
 

@@ -14,7 +14,7 @@ from tfdist.keras.layers import input_names, layers_in
 from tfdist.keras.losses import compiled_losses
 from tfdist.keras.version import IS_KERAS_3
 from tfdist.records.wording import listed
-from tfdist.training.feed.feed.keras_data import as_array
+from tfdist.training.feed.keras_data import as_array
 from tfdist.training.layers.losses import is_keras_own, name_of
 
 _LABEL_OUT_OF_RANGE = re.compile(

@@ -11,7 +11,7 @@ from tfdist import keras
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.training.engine.binding import Binding, metric_names
 from tfdist.training.feed.feed import Feed
-from tfdist.training.feed.feed.rank_agreement import checksum
+from tfdist.training.feed.rank_agreement import checksum
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.data_errors import check_given_labels, check_labels
 from tfdist.training.loops.fit import Runs, by_name

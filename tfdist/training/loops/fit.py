@@ -20,16 +20,16 @@ from tfdist.training.checkpoints.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
 from tfdist.training.feed.feed import Feed
-from tfdist.training.feed.feed.keras_data import (
+from tfdist.training.feed.keras_data import (
     GivenData,
     as_array,
     is_bare_in_keras,
     is_given_in_batches,
     peeked,
 )
-from tfdist.training.feed.feed.keras_feed import GivenFeed
-from tfdist.training.feed.feed.rank_agreement import SameBatches, checksum
-from tfdist.training.feed.feed.read_ahead import ReadAhead
+from tfdist.training.feed.keras_feed import GivenFeed
+from tfdist.training.feed.rank_agreement import SameBatches, checksum
+from tfdist.training.feed.read_ahead import ReadAhead
 from tfdist.training.layers import eager_variables, loss_masks
 from tfdist.training.layers.data_errors import (
     check_free_lengths,
@@ -50,9 +50,9 @@ from tfdist.training.model import manual_updates
 from tfdist.training.model.lookup_vocabularies import check_vocabularies, follow_variables
 from tfdist.training.model.scaling import EffectiveLearningRate, ScaleLearningRate, Scaling
 from tfdist.training.model.stateful_rnn import check_batches
-from tfdist.training.steps.shared_steps import layer_state, row_probe
-from tfdist.training.steps.shared_steps.custom_steps import optimizers_of, own_steps
-from tfdist.training.steps.shared_steps.row_probe_rows import ROWS, filled_up
+from tfdist.training.steps import layer_state, row_probe
+from tfdist.training.steps.custom_steps import optimizers_of, own_steps
+from tfdist.training.steps.row_probe_rows import ROWS, filled_up
 
 # What Keras' loops take that a Feed has settled already.
 _SETTLED_BY_FEED = ("steps", "steps_per_epoch")

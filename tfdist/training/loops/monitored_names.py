@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import unknown_choice
-from tfdist.training.steps.shared_steps.custom_steps import own_steps
+from tfdist.training.steps.custom_steps import own_steps
 
 
 class Watched(tf.keras.callbacks.Callback):

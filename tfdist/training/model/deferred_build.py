@@ -17,7 +17,7 @@ from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.training.engine.binding import LOOPS
 from tfdist.training.feed.feed import Feed
-from tfdist.training.feed.feed.keras_data import as_array, is_given_in_batches, peeked
+from tfdist.training.feed.keras_data import as_array, is_given_in_batches, peeked
 
 # Where a model keeps what builds it.
 _PLACE = "_tfdist_build_for"

@@ -27,7 +27,7 @@ from tfdist.training.layers.average_loss import take_as_meant
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.replica_step import RunningStep, running_step
 from tfdist.training.layers.shared_embedding_rows import added_up
-from tfdist.training.steps.shared_steps import layer_state
+from tfdist.training.steps import layer_state
 
 STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)

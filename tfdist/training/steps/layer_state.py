@@ -21,7 +21,7 @@ from tfdist.keras.layers import layers_in
 from tfdist.keras.tensors import raw
 from tfdist.keras.version import IS_KERAS_3
 from tfdist.training.engine.metrics import state_of
-from tfdist.training.steps.shared_steps.row_probe_layers import Walk, own_layers
+from tfdist.training.steps.row_probe_layers import Walk, own_layers
 
 # Of the largest change. Another order of summation is 1e-6 of it.
 _TOLERANCE = 1e-3

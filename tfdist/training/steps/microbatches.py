@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.feed.feed.division import piece
+from tfdist.training.feed.division import piece
 
 
 def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tensor]]:

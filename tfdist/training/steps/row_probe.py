@@ -33,15 +33,15 @@ from tfdist.training.layers.losses import (
     name_of,
     own_functions,
 )
-from tfdist.training.steps.shared_steps import layer_state, row_probe_layers, row_probe_steps
-from tfdist.training.steps.shared_steps.row_probe_model import (
+from tfdist.training.steps import layer_state, row_probe_layers, row_probe_steps
+from tfdist.training.steps.row_probe_model import (
     clauses_of,
     looks_at_rows,
     no_mean,
     updates_replaced,
     without_metrics,
 )
-from tfdist.training.steps.shared_steps.row_probe_rows import (
+from tfdist.training.steps.row_probe_rows import (
     DRAWS,
     OTHER_ROWS,
     SLICES,

@@ -17,8 +17,8 @@ from tfdist.keras.layers import called_in, layers_in
 from tfdist.keras.losses import compiled_loss, compute_loss, loss_anew, other_compiled_loss
 from tfdist.training.layers import loss_masks, randomness
 from tfdist.training.layers.losses import AsOnOneDevice, has_own_compute_loss, is_sum
-from tfdist.training.steps.shared_steps import custom_steps, row_probe_layers
-from tfdist.training.steps.shared_steps.row_probe_rows import FIRST, ROWS, SLICES, differ
+from tfdist.training.steps import custom_steps, row_probe_layers
+from tfdist.training.steps.row_probe_rows import FIRST, ROWS, SLICES, differ
 
 _MOST_ELEMENTS = 10_000_000  # Of a weight whose gradient is looked at.
 

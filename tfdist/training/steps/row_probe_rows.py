@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.steps.shared_steps.row_probe_layers import state_kept
+from tfdist.training.steps.row_probe_layers import state_kept
 
 #: Rows that are tried, in parts of 6 and 2: of equal parts a mean of means would pass.
 ROWS, FIRST = 8, 6

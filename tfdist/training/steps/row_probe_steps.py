@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.keras.layers import layers_in
 from tfdist.training.layers.losses import own_functions
-from tfdist.training.steps.shared_steps import custom_steps
-from tfdist.training.steps.shared_steps.row_probe_layers import ASKS_ALL, tolerance_of
+from tfdist.training.steps import custom_steps
+from tfdist.training.steps.row_probe_layers import ASKS_ALL, tolerance_of
 
 
 def parted(model: tf.keras.Model, batch: Any, parts: Sequence[slice]) -> bool:

@@ -37,8 +37,8 @@ from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.memory.sharded_weights import ShardedWeights
 from tfdist.training.model.logits import changed
 from tfdist.training.model.precision import full_type, in_full
-from tfdist.training.steps.shared_steps import layer_state
-from tfdist.training.steps.shared_steps.microbatches import divide
+from tfdist.training.steps import layer_state
+from tfdist.training.steps.microbatches import divide
 
 # What Keras calls a loss of its own that cannot be taken of no rows.
 _NEED_ROWS = ("ctc",)
