@@ -102,3 +102,9 @@ def test_nor_are_they_reached_by_getattr():
         if private.search(path.read_text())
     ]
     assert [path for path in found if not path.startswith("keras/")] == [allowed]
+
+
+def test_which_keras_it_is_stands_in_its_port():
+    names = re.compile(r"\bIS_KERAS_3\b|\bkeras\.version\b")
+    asking = {path for path in (ROOT / "tfdist").rglob("*.py") if names.search(path.read_text())}
+    assert {path.parent.relative_to(ROOT / "tfdist") for path in asking} == {Path("keras")}

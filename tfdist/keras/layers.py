@@ -14,6 +14,9 @@ from tfdist.keras import step_context
 from tfdist.keras.tensors import all_raw
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether a layer's variable can say how replicas share it.
+CAN_SAY_AGGREGATION = not IS_KERAS_3
+
 
 def layers_in(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
     """Returns ``layer`` and all layers inside of it or of a model, at any depth.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfdist.compat import keras_source
 from tfdist.keras import step_context
 from tfdist.keras.version import IS_KERAS_3
+
+#: Whether the loss of a batch of which a mask leaves nothing is NaN.
+NAN_WHERE_ALL_IS_MASKED = not IS_KERAS_3
 
 
 def compiled_losses(model: tf.keras.Model) -> Any:
@@ -32,6 +35,14 @@ def loss_shown(model: tf.keras.Model) -> Any:
     return model.compiled_loss._total_loss_mean
 
 
+def divided_by_replicas(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns the compiled loss of ``model`` by its attribute, where Keras 2 divides it as a whole.
+
+    Keras 3 divides each loss: see ``ask_whether_undivided``.
+    """
+    return {} if IS_KERAS_3 else {"compiled_loss": model.compiled_loss}
+
+
 def listed_metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics that ``model`` was compiled with, as they were given."""
     compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
@@ -40,13 +51,20 @@ def listed_metrics(model: tf.keras.Model) -> list[Any]:
     )
 
 
-def given_metrics(model: tf.keras.Model) -> list[Any]:
-    """Returns the metrics that ``model``, of Keras 2, was compiled with as objects.
+def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics of ``model`` that have their variables, and which Keras 2 lists late.
 
-    They have their variables, and Keras lists them when it has called them.
+    They are the one of the loss, and those that were compiled as objects: it calls them first.
     """
-    given = listed_metrics(model)
+    if IS_KERAS_3:
+        return []
+    given = [loss_shown(model), *listed_metrics(model)]
     return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
+
+
+def told_names(model: tf.keras.Model) -> list[str] | None:
+    """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
+    return None if IS_KERAS_3 else model.metrics_names
 
 
 @contextlib.contextmanager
@@ -80,12 +98,27 @@ def function_of(part: Any) -> Any:
     return getattr(part, "_fn", getattr(part, "fn", part))
 
 
-def build_metrics(metrics: Any, y_pred: Any, y: Any) -> None:
-    """Makes the variables of compiled metrics.
+def build_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
+    """Makes the variables of compiled metrics of Keras 2, where they are not made.
 
     Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
     """
-    metrics.build(y_pred, metrics._conform_to_outputs(y_pred, y))
+    metrics = None if IS_KERAS_3 else model.compiled_metrics
+    if metrics is not None and not metrics.built:
+        metrics.build(y_pred, metrics._conform_to_outputs(y_pred, y))
+
+
+def build_loss(model: tf.keras.Model, y_pred: Any) -> None:
+    """Makes the variables of compiled losses of Keras 2, where they are not made."""
+    if not IS_KERAS_3 and not model.compiled_loss.built:
+        model.compiled_loss.build(y_pred)
+
+
+def labels_without_weights(y: Any, weights: Any) -> list[str]:
+    """Returns the labels by name for which Keras 3 would look for weights that are not there."""
+    if not IS_KERAS_3 or not isinstance(y, Mapping) or not isinstance(weights, Mapping):
+        return []
+    return [name for name in y if name not in weights]
 
 
 def compiled_metrics(model: tf.keras.Model) -> list[Any]:

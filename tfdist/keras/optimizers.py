@@ -14,6 +14,13 @@ from tfdist.compat import is_keras
 from tfdist.keras.tensors import all_raw, raw
 from tfdist.keras.version import IS_KERAS_3
 
+#: The methods that apply gradients: the first calls the last, where they are two.
+APPLIES = ("apply_gradients", "apply") if IS_KERAS_3 else ("apply_gradients",)
+#: Whether equal look-ups of a table are added up before its update.
+ADDS_UP_LOOK_UPS = not IS_KERAS_3
+#: Whether the optimizers of one model can be several.
+CAN_BE_SEVERAL = not IS_KERAS_3
+
 # Whether a thread looks for what there is, and writes or reads none of it.
 _walk = threading.local()
 
@@ -148,9 +155,15 @@ class _Reduction:
         return pairs if self.num_summed else self._of_keras(pairs)
 
 
-def trained_by(optimizer: Any) -> list[Any]:
-    """Returns the variables that an optimizer of Keras 3 was built for."""
-    return optimizer._trainable_variables
+def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients and variables of a call of the last method of ``APPLIES``."""
+    if not IS_KERAS_3:
+        given = args[0] if args else options["grads_and_vars"]
+        gradients, variables = zip(*given, strict=True)
+        return list(gradients), list(variables)
+    gradients = args[0] if args else options["grads"]
+    variables = args[1] if len(args) > 1 else options.get("trainable_variables")
+    return list(gradients), list(optimizer._trainable_variables if variables is None else variables)
 
 
 def rate_of_last_step(optimizer: Any) -> Any:
@@ -224,6 +237,17 @@ def waits_or_scales(optimizer: Any) -> str | None:
     """Returns what of an optimizer of Keras 3 is not in its update of a weight; None: nothing."""
     names = ("initial_scale", "loss_scale_factor", "gradient_accumulation_steps")
     return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+
+
+def asks_whether_to_update(optimizer: Any) -> str | None:
+    """Returns what has an optimizer of Keras 3 ask in a step whether to update; None: nothing."""
+    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+
+
+def counts_variables(optimizer: Any) -> bool:
+    """Whether it tells by a count of traced variables when a step begins, as Keras 2's Nadam."""
+    return not IS_KERAS_3 and isinstance(optimizer, tf.keras.optimizers.Nadam)
 
 
 def squares_look_ups(optimizer: Any) -> bool:

@@ -13,6 +13,9 @@ import tensorflow as tf
 from tfdist.errors import OptionError
 from tfdist.keras.version import IS_KERAS_3
 
+#: Whether a model can be built by its first batch, within a strategy that has taken it before.
+CAN_BE_BUILT_LATE = not IS_KERAS_3
+
 
 def count_step(model: tf.keras.Model, kind: str) -> None:
     """Counts a step as Keras' own do, for callbacks that ask; ``kind``: train, test or predict."""
@@ -174,17 +177,25 @@ def building_nothing_from_data() -> dict[str, Any]:
     return {"_maybe_symbolic_build": lambda iterator=None, data_batch=None: None}
 
 
-def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> None:
+def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> bool:
     """Makes what Keras 3 makes in a first step, but slots: variables of losses and metrics.
+
+    It finds outputs and steps out by itself.
 
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]).
+
+    Returns:
+        Whether it has; not of Keras 2.
     """
+    if not IS_KERAS_3:
+        return False
     optimizer, model.optimizer = model.optimizer, None
     try:
         model._symbolic_build(data_batch=element_spec)
     finally:
         model.optimizer = optimizer
+    return True
 
 
 def reads_pass(number: Any, *, is_sized: bool) -> Any:

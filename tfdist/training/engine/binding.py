@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.version import IS_KERAS_3
+from tfdist.keras.losses import told_names
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import MergedResults
 from tfdist.training.engine.options import StepOptions
@@ -202,9 +202,8 @@ def metric_names(model: tf.keras.Model) -> list[str]:
 
     Keras 3 tells no names of compiled metrics: there they are those of the last results.
     """
-    if IS_KERAS_3:
-        return binding_of(model, needed_by="the names of metrics").results.names
-    return model.metrics_names
+    names = told_names(model)
+    return binding_of(model, "the names of metrics").results.names if names is None else names
 
 
 def whole_slots(model: Any) -> contextlib.AbstractContextManager:

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, ModelError
 from tfdist.keras.layers import input_names, layers_in
-from tfdist.keras.losses import compiled_losses
-from tfdist.keras.version import IS_KERAS_3
+from tfdist.keras.losses import compiled_losses, labels_without_weights
 from tfdist.records.wording import listed
 from tfdist.training.feed.keras_data import as_array
 from tfdist.training.layers.losses import is_keras_own, name_of
@@ -213,14 +212,12 @@ def check_labels(model: tf.keras.Model, element_spec: Any) -> None:
             mend="Give (x, y)",
         )
     y, weights = (*element_spec[1:3], None, None)[:2]
-    if IS_KERAS_3 and isinstance(y, Mapping) and isinstance(weights, Mapping):
-        without = [name for name in y if name not in weights]
-        if without:
-            raise DataError(
-                "sample weights by name must be there for each label by name",
-                received=f"none for {listed(without)}",
-                mend="Give ones to what counts as without",
-            )
+    if without := labels_without_weights(y, weights):
+        raise DataError(
+            "sample weights by name must be there for each label by name",
+            received=f"none for {listed(without)}",
+            mend="Give ones to what counts as without",
+        )
     # A model of a class of its own may add losses in its call.
     if not losses and getattr(model, "inputs", None) and not model.losses:
         raise ModelError(

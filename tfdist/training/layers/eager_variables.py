@@ -31,16 +31,13 @@ def make_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
         y: labels, or tf.TensorSpec of labels, [batch, ...].
     """
     make_loss(model, y_pred)
-    if not keras.version.IS_KERAS_3 and not model.compiled_metrics.built:
-        keras.losses.build_metrics(model.compiled_metrics, y_pred, y)
+    keras.losses.build_metrics(model, y_pred, y)
 
 
 def make_loss(model: tf.keras.Model, y_pred: Any) -> None:
     """Makes the variables of compiled losses; of Keras 3 ``make_known_metrics`` has made all."""
-    if keras.version.IS_KERAS_3:
-        return
-    if not model.compiled_loss.built and uses_compiled_loss(model):
-        model.compiled_loss.build(y_pred)
+    if uses_compiled_loss(model):
+        keras.losses.build_loss(model, y_pred)
 
 
 def steps_are_keras_own(model: tf.keras.Model) -> bool:
@@ -56,11 +53,9 @@ def make_known_metrics(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     Args:
         element_spec: of a batch, (x[, y[, sample_weight]]).
     """
-    if keras.version.IS_KERAS_3:  # It finds outputs and steps out by itself.
-        with model.distribute_strategy.scope():
-            keras.steps.build_all(model, element_spec)
-        return
     symbolic = getattr(model, "output", None)  # Models of their own class have none.
-    if symbolic is not None and steps_are_keras_own(model) and len(element_spec) > 1:
-        with model.distribute_strategy.scope():
+    with model.distribute_strategy.scope():
+        if keras.steps.build_all(model, element_spec):
+            return
+        if symbolic is not None and steps_are_keras_own(model) and len(element_spec) > 1:
             make_metrics(model, symbolic, element_spec[1])

@@ -110,7 +110,7 @@ def as_weights(
             continue
         positions = tf.reduce_prod(tf.shape(mask)[1:]) * tf.cast(share[1], tf.int32)
         # A batch that counts nowhere leaves weights as they are; of a mask, Keras 2 makes them NaN.
-        is_nan = not keras.version.IS_KERAS_3 and keras.tensors.mask_of(output) is not None
+        is_nan = keras.losses.NAN_WHERE_ALL_IS_MASKED and keras.tensors.mask_of(output) is not None
         divide = tf.divide if is_nan else tf.math.divide_no_nan
         own = tf.cast(mask, count.dtype) * divide(tf.cast(positions, count.dtype), count)
         if weight is not None:

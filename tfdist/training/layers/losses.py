@@ -55,9 +55,9 @@ class AsOnOneDevice:
 def as_on_one_device(binding: Binding) -> None:
     """Lets losses and metrics of a model know what a step owns; once for each compilation."""
     model = binding.model
-    if not keras.version.IS_KERAS_3 and not isinstance(model.compiled_loss, AsOnOneDevice):
-        binding.put(model, "compiled_loss", AsOnOneDevice(model.compiled_loss))
-    if not keras.version.IS_KERAS_3:
+    for name, whole in keras.losses.divided_by_replicas(model).items():
+        if not isinstance(whole, AsOnOneDevice):
+            binding.put(model, name, AsOnOneDevice(whole))
         # What layers add is told by itself where no loss is compiled.
         _count_by_step(binding, keras.losses.loss_shown(model))
     compiled = {id(metric) for metric in keras.losses.row_counters(model)}

@@ -12,9 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import inner_of
+from tfdist.keras.optimizers import ADDS_UP_LOOK_UPS, inner_of
 from tfdist.keras.tensors import raw
-from tfdist.keras.version import IS_KERAS_3
 from tfdist.training.layers.clipping import clips_by_norm, limit_of_values
 
 
@@ -27,7 +26,7 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> frozenset[An
     """
     optimizer = inner_of(model.optimizer)
     is_clipped = clips_by_norm(optimizer) or limit_of_values(optimizer) is not None
-    if not is_clipped and not IS_KERAS_3:
+    if not is_clipped and ADDS_UP_LOOK_UPS:
         return frozenset()
     counts = [
         _look_ups(model, tf.nest.map_structure(lambda tensor, rows=rows: tensor[rows], x))

@@ -25,7 +25,7 @@ _PLACE = "_tfdist_build_for"
 
 def can_be_built(model: tf.keras.Model) -> bool:
     """Whether a batch tells what the weights of ``model`` are."""
-    return not keras.version.IS_KERAS_3 and type(model).call is not tf.keras.Model.call
+    return keras.steps.CAN_BE_BUILT_LATE and type(model).call is not tf.keras.Model.call
 
 
 def build_with_first_data(

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.version import IS_KERAS_3
+from tfdist.keras.optimizers import APPLIES
 from tfdist.training.engine.binding import Binding, held_of
 from tfdist.training.engine.collective import Collective
 
@@ -48,11 +48,9 @@ class Watch:
 
     def over(self, optimizer: Any) -> None:
         """Watches ``optimizer`` from now on."""
-        if "apply_gradients" in vars(optimizer):
-            return
-        self._over(optimizer, "apply_gradients")
-        if IS_KERAS_3:
-            self._over(optimizer, "apply")
+        if APPLIES[0] not in vars(optimizer):
+            for method in APPLIES:
+                self._over(optimizer, method)
 
     def _over(self, optimizer: Any, method: str) -> None:
         watch = self

@@ -180,9 +180,9 @@ def refuse_eager(model: tf.keras.Model, strategy: str) -> None:
 
 def refuse_nadam(optimizer: Any, strategy: str) -> None:
     """Raises:
-    ModelError: the optimizer is Nadam (``Nadam.update_step``).
+    ModelError: the optimizer is the Nadam of Keras 2 (``Nadam.update_step``).
     """
-    if isinstance(keras.optimizers.inner_of(optimizer), _K.Nadam):
+    if keras.optimizers.counts_variables(keras.optimizers.inner_of(optimizer)):
         raise ModelError(
             f"an optimizer of strategy '{strategy}' must not tell by a count of traced variables "
             "when a step begins, as Keras' Nadam does",
@@ -211,13 +211,11 @@ def refuse_steps_within_steps(model: tf.keras.Model) -> None:
         replicas cannot meet within the answer.
     """
     optimizer = keras.optimizers.inner_of(model.optimizer)
-    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
-    found = [name for name in names if getattr(optimizer, name, None)]
-    is_shared = model.distribute_strategy.num_replicas_in_sync > 1
-    if keras.version.IS_KERAS_3 and is_shared and found:
+    found = keras.optimizers.asks_whether_to_update(optimizer)
+    if found is not None and model.distribute_strategy.num_replicas_in_sync > 1:
         raise ModelError(
             "the optimizer of several replicas must update in each step",
-            received=f"{found[0]}={getattr(optimizer, found[0])}",
+            received=f"{found}={getattr(optimizer, found)}",
             mend="Leave it out (accumulate_steps of the strategy accumulates gradients), or use "
             "strategy 'horovod'",
         )

@@ -32,7 +32,7 @@ from tfdist.training.steps import layer_state
 STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
-APPLY = "apply" if keras.version.IS_KERAS_3 else "apply_gradients"
+APPLY = keras.optimizers.APPLIES[-1]
 _NOW_AND_THEN = (
     "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
     "batch: those that it has kept of others count by the rows of the last one, so weights are not "
@@ -312,9 +312,7 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
 
 def _metrics(model: tf.keras.Model) -> list[Any]:
     """Returns the metrics of ``model``, those too that Keras lists when they have been called."""
-    found = list(model.metrics)
-    if not keras.version.IS_KERAS_3:
-        found += [keras.losses.loss_shown(model), *keras.losses.given_metrics(model)]
+    found = [*model.metrics, *keras.losses.unlisted_metrics(model)]
     return list({id(metric): metric for metric in found}.values())
 
 
@@ -335,7 +333,7 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
         step = running_step()
         if step is None:
             return given(*args, **options)
-        gradients, variables = _pairs(optimizer, args, options)
+        gradients, variables = keras.optimizers.applied(optimizer, args, options)
         gradients = added_up(gradients, variables, binding.alike_look_ups)
         step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
         # After it: where replicas must meet outside of branches, it has been refused by now.
@@ -381,19 +379,6 @@ def _marked(function: Callable[..., Any], mark: str) -> Callable[..., Any]:
     function = tf.autograph.experimental.do_not_convert(function)
     setattr(function, mark, True)
     return function
-
-
-def _pairs(optimizer: Any, args: tuple, options: dict) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients and variables of a call of ``apply_gradients``, or Keras 3's apply."""
-    if not keras.version.IS_KERAS_3:
-        given = args[0] if args else options["grads_and_vars"]
-        gradients, variables = zip(*given, strict=True)
-        return list(gradients), list(variables)
-    gradients = args[0] if args else options["grads"]
-    variables = args[1] if len(args) > 1 else options.get("trainable_variables")
-    return list(gradients), list(
-        variables if variables is not None else keras.optimizers.trained_by(optimizer)
-    )
 
 
 def _weighted(gradient: Any, step: RunningStep) -> Any:
@@ -454,7 +439,7 @@ def check(
     ):
         found = f"an optimizer with a loss scale, and a {own[0]} of its own"
         mend = "Use float32, or mixed_bfloat16, which needs no scale"
-    elif keras.version.IS_KERAS_3 and len(optimizers_of(model)) > 1:
+    elif not keras.optimizers.CAN_BE_SEVERAL and len(optimizers_of(model)) > 1:
         found = f"{len(optimizers_of(model))} optimizers, of Keras 3"
         mend = "Set TF_USE_LEGACY_KERAS=1, where they can be several"
     elif losses.is_sum(model):

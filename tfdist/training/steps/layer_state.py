@@ -17,9 +17,8 @@ import tensorflow as tf
 
 from tfdist.compat.keras import VARIABLE
 from tfdist.errors import ModelError
-from tfdist.keras.layers import layers_in
+from tfdist.keras.layers import CAN_SAY_AGGREGATION, layers_in
 from tfdist.keras.tensors import raw
-from tfdist.keras.version import IS_KERAS_3
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.steps.row_probe_layers import Walk, own_layers
 
@@ -175,9 +174,9 @@ def refuse_without_way(moved: Sequence[Moved]) -> None:
         raise ModelError(
             "a variable that a layer changes in a step must say how replicas share it",
             received=f"{each} with aggregation={given.name}",
-            mend=f"Set {VARIABLE}=1, or use strategy 'horovod'"
-            if IS_KERAS_3  # Its layers cannot say so.
-            else f"Make it with {way}",
+            mend=f"Make it with {way}"
+            if CAN_SAY_AGGREGATION
+            else f"Set {VARIABLE}=1, or use strategy 'horovod'",
         )
 
 
