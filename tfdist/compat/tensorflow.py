@@ -58,9 +58,7 @@ def _absent(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-# What TensorFlow's libraries write to stderr while they are loaded, whatever level is set ---------
-
-
+# What TensorFlow's libraries write to stderr while they are loaded, whatever level is set.
 # Since TensorFlow 2.17 these lines come before the logging that TF_CPP_MIN_LOG_LEVEL rules
 # (tensorflow#79029), with a heading of their own, and one of them has a second line.
 _STARTED = re.compile(

@@ -212,9 +212,6 @@ def _layer_differences(
     return tuple(LayerDifference(name, sizes[name], worst) for name, worst in largest.items())
 
 
-# What is known to make a strategy's weights other ones than one device's --------------------------
-
-
 def chosen_approximations(model: tf.keras.Model, strategy: Strategy) -> tuple[str, ...]:
     """Returns why the strategy, with its options, does not repeat one device on this model."""
     import tensorflow as tf

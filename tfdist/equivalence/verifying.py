@@ -86,9 +86,6 @@ def _nothing_told_twice() -> Iterator[None]:
         yield
 
 
-# Where a strategy and one device part: the first layer, and the first step ------------------------
-
-
 def explain_difference(
     model_fn: Any,
     feed: TrainingData,

@@ -155,9 +155,7 @@ def _kill_descendants() -> None:
             continue
 
 
-# The two requests to the Linux kernel that keep processes from outliving their job ----------------
-
-
+# The two requests to the Linux kernel that keep processes from outliving their job.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

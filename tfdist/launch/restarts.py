@@ -50,9 +50,6 @@ def run(
     return outcome
 
 
-# What is told of a job: each line of its output with its rank, restarts, the first failure --------
-
-
 def show(rank: int | None, stream: str, text: str) -> None:
     """Prints one line with its rank; the launcher's own words without one, on stderr."""
     prefix = "" if rank is None else f"[{rank}] "

@@ -118,9 +118,6 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
     return options
 
 
-# The strategy that fits where a program finds itself ----------------------------------------------
-
-
 def choose() -> tuple[str, str]:
     """Returns the name of a strategy and the reason for it."""
     place = topology.current()

@@ -43,9 +43,6 @@ def _reduced(strategy: Any, values: Any) -> Any:
     return strategy.extended.batch_reduce_to(add, [(values, values)])[0]
 
 
-# Sums of many arrays over processes in one message ------------------------------------------------
-
-
 def flat_sum(
     values: Sequence[np.ndarray], total_of: Callable[[np.ndarray], np.ndarray]
 ) -> list[np.ndarray]:

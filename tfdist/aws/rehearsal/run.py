@@ -194,9 +194,6 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-# A batch transform on this machine: its model, its shards, what is asked, and its outputs ---------
-
-
 def run_transform(
     request: dict[str, Any],
     artifacts: str,
@@ -229,9 +226,6 @@ def run_transform(
     code = run(command, environ, local.job, log.append)
     check_end("a batch transform", code, log)
     return storage.store(places[2], request["TransformOutput"]["S3OutputPath"])
-
-
-# A search for hyperparameters on this machine: its two ends, and which is the better --------------
 
 
 def run_tuning(

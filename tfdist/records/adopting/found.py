@@ -176,9 +176,7 @@ def _shown(record: bytes, values: Values) -> str:
     return shown if len(numbers) <= _SHOWN_VALUES else f"{shown}, …"
 
 
-# The size of a JPEG or PNG image, read from the first bytes of its file ---------------------------
-
-
+# The size of a JPEG or PNG image, read from the first bytes of its file.
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _OTHERS = {

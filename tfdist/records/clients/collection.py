@@ -290,15 +290,13 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
     return arrays
 
 
-# A ``record_fn`` over all records of a client, with random numbers of its own for each ------------
-
-
 # Records of a client are counted from a number of the client's: nobody has so many.
 _APART = 1 << 32
 
 
 class OneByOne:
-    """Changes the records of clients one by one: the same in each try of the same round.
+    """A ``record_fn`` over all records of a client: the same in each try of the same round, with
+    random numbers of its own for each record.
 
     Attributes:
         spec: of all records of a client, after the change.

@@ -271,9 +271,7 @@ def _sum_counts(counts: list[Mapping[int, int] | None]) -> dict[int, int] | None
     return dict(sorted(total.items()))
 
 
-# Reading a small shard in one go, with NumPy alone: every byte is checked against the manifest ----
-
-
+# Reading a small shard in one go, with NumPy alone: every byte is checked against the manifest.
 _GZIP_WINDOW_BITS = 31
 
 

@@ -128,9 +128,6 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
-# The picture of how unequal clients are -----------------------------------------------------------
-
-
 # More bars are thinner than a pixel, more names than a legend has room for.
 _CLIENTS_DRAWN = 100
 _CLASSES_NAMED = 20

@@ -201,9 +201,6 @@ def _refuse_settled(options: dict) -> None:
         raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
 
 
-# The rounds of clients as the ``fit`` of all strategies reads data --------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundFeed(Feed):
     """The numbers of rounds: each is an epoch of one step, which asks the clients itself.

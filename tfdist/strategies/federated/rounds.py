@@ -234,15 +234,13 @@ def _reason(error: Exception, model: tf.keras.Model) -> str:
     return (details.group(1) if details else text).strip().splitlines()[0][:300]
 
 
-# What a private training has given away so far: epsilon for a delta, by ``dp-accounting`` ---------
-
-
 @dataclass(frozen=True)
 class Ledger:
     """Accounts for rounds of the Gaussian mechanism on clients drawn independently of each other.
 
-    The unit of privacy is a client with all of its records. Rényi accounting of the Poisson
-    subsampled Gaussian mechanism: Mironov et al. 2019, arXiv:1908.10530.
+    What a private training has given away so far is an epsilon for a delta. The unit of privacy
+    is a client with all of its records. Rényi accounting of the Poisson subsampled Gaussian
+    mechanism: Mironov et al. 2019, arXiv:1908.10530.
 
     Attributes:
         noise_multiplier: standard deviation of the noise over the clipping norm.

@@ -176,9 +176,6 @@ def _is_number(leaf: Any) -> bool:
     return not isinstance(leaf, (str, bytes)) and np.asarray(leaf).dtype.kind in "biuf"
 
 
-# Builds the learning process of an algorithm with ``tff.learning`` --------------------------------
-
-
 def build_process(
     model_fn: Callable[[], Any],
     options: Options,

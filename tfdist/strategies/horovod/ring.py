@@ -212,11 +212,8 @@ class Ring(Collective):
                 variable.assign(value)
 
 
-# Signs of life of ranks that wait for one which is busy alone -------------------------------------
-
-
 class Ticks:
-    """The sums of one rank; all ranks make theirs together.
+    """Signs of life of ranks that wait for one which is busy alone: sums, which all make together.
 
     Horovod ends a job in which one rank has asked for a sum and another one has not, within a
     deadline that is of steps. A rank that writes a file takes longer, and is well. So a thread of

@@ -184,9 +184,6 @@ def _argument(arguments: Any, options: dict[str, Any], place: int, name: str) ->
     )
 
 
-# Brings the operands of an elementwise operation to one layout ------------------------------------
-
-
 def aligned(context: Context, operands: list[Any]) -> tuple[list[Any], list[Any]]:
     """Returns operands whose slices broadcast as the whole tensors would, and the output's dims.
 

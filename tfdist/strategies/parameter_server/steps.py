@@ -215,11 +215,9 @@ class AsynchronousSteps:
         self._newer = _Newer.NEITHER
 
 
-# Parameter servers as the ``Collective`` of the chief's process, which is alone in its program ----
-
-
 class Servers(Collective):
-    """One model's steps: each global batch goes to one worker, so nothing in a step is shared."""
+    """The ``Collective`` of the chief, which is alone in its program: each global batch goes to one
+    worker, so nothing in a step is shared."""
 
     num_replicas = 1
     num_processes = 1
@@ -260,9 +258,6 @@ class Servers(Collective):
 
     def broadcast(self, variables: Sequence[Any]) -> None:
         pass
-
-
-# How long workers have nothing to do --------------------------------------------------------------
 
 
 class Idle:

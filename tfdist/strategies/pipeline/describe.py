@@ -310,9 +310,6 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-# What the optimizer of a pipeline keeps on each device --------------------------------------------
-
-
 def optimizer_bytes(binding: Binding) -> dict[str, int] | None:
     """Returns the bytes of the optimizer's variables of this process, by device ("CPU:0").
 

@@ -134,9 +134,6 @@ class Options:
         return tuple(self.cut_after.split(",") if is_text else self.cut_after)
 
 
-# What a user may ask of the cuts of a pipeline. Nothing here knows TensorFlow ---------------------
-
-
 GOALS = ("speed", "memory")
 SOURCES = ("estimated", "measured")
 

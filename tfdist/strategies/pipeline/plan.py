@@ -275,18 +275,15 @@ def _refuse_other_numbers(calls: Sequence[Call]) -> None:
         )
 
 
-# Which layers of a stage take batches whole, for the sake of BatchNormalization -------------------
-
-
 def with_whole_batches(
     bounds: Sequence[int], norms: Sequence[int], *, microbatches: int, short_after: int | None
 ) -> tuple[Schedule, tuple[int, ...]]:
     """Returns a schedule, and the first call of each of its chunks but the first one.
 
-    The statistics of BatchNormalization are those of the whole batch, so microbatches would wait
-    for each other at each such layer: between two of them, on one device, nothing is gained by
-    dividing a batch. Stages overlap where one goes over into the next, from the last of the one to
-    the first of the other.
+    Layers of a stage take batches whole for the sake of BatchNormalization. Its statistics are
+    those of the whole batch, so microbatches would wait for each other at each such layer: between
+    two of them, on one device, nothing is gained by dividing a batch. Stages overlap where one goes
+    over into the next, from the last of the one to the first of the other.
 
     Args:
         bounds: the first call of each stage, and the number of calls.
