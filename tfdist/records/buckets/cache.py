@@ -20,9 +20,8 @@ from typing import Any
 
 from tfdist.errors import DataError, OptionError, cannot_write, read_json
 from tfdist.records.buckets.mirror import Mirror
-from tfdist.records.buckets.paths import possible
 from tfdist.records.buckets.store import MissingObjectError, Store
-from tfdist.records.buckets.urls import WRITABLE, url_of
+from tfdist.records.buckets.urls import WRITABLE, possible, url_of
 
 FOLDER_VARIABLE = "TFDIST_CACHE"
 BOUND_VARIABLE = "TFDIST_CACHE_GB"
@@ -182,7 +181,8 @@ def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
     content = repr(sorted(_files_of(manifest, None).items()))
     folder = root / f"{name}-{_hash(content)}"
     files = _files_of(manifest, split)
-    with _locked(root / f"{name}.lock"):
+    with open(root / f"{name}.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for whoever else fetches the same.
         _use(_mark_of(folder))
         folder.mkdir(exist_ok=True)
         os.utime(folder)
@@ -321,14 +321,3 @@ def _bytes_in(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):  # Another process removes it.
                 found += os.stat(os.path.join(place, name)).st_size
     return found
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for whoever else fetches the same; the kernel releases what a killed process held."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfdist.records import charts
-from tfdist.records.clients.counts import ClientCounts
 from tfdist.records.report_text import as_text
 
 if TYPE_CHECKING:
@@ -20,8 +20,41 @@ _CLIENTS_SHOWN = 20
 _CLASSES_SHOWN = 12
 
 
-class Skew(ClientCounts):
-    """The records of all clients, counted. Prints as two tables; ``plot`` draws it."""
+@dataclass(frozen=True)
+class Skew:
+    """The records of all clients, counted. Prints as two tables; ``plot`` draws it.
+
+    Attributes:
+        ids: the clients.
+        num_records: int64 [clients].
+        partition: how the records were dealt, "dirichlet:0.3"; None when that is not known.
+        class_ids: the ids that occur, and those between that have a name; None without class ids.
+        class_names: the name of each, or its id as text.
+        counts: int64 [clients, classes], or None; a client that cannot be read has none.
+    """
+
+    ids: tuple[str, ...]
+    num_records: np.ndarray
+    partition: str | None = None
+    class_ids: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    counts: np.ndarray | None = None
+
+    @property
+    def distances(self) -> np.ndarray | None:
+        """How far each client's classes are from those of all clients together, float64 [clients].
+
+        The total variation distance of the proportions: 0 when they are the same, near 1 when the
+        client has but classes that are rare elsewhere. NaN for a client without records.
+        """
+        if self.counts is None:
+            return None
+        everyone = self.counts.sum(axis=0) / self.counts.sum()
+        totals = self.counts.sum(axis=1, keepdims=True)
+        shares = np.divide(
+            self.counts, totals, np.full(self.counts.shape, np.nan), where=totals > 0
+        )
+        return np.abs(shares - everyone).sum(axis=1) / 2
 
     def tables(self) -> Iterator[Table]:
         """Gives the table of all clients together, and that of the first ones."""
@@ -133,7 +166,7 @@ _CLIENTS_DRAWN = 100
 _CLASSES_NAMED = 20
 
 
-def draw(skew: ClientCounts, path: str | Path) -> None:
+def draw(skew: Skew, path: str | Path) -> None:
     """Writes the PNG of ``Skew.plot``."""
     target = charts.checked(path)
     figure = charts.figure(11, 6.5)
@@ -154,7 +187,7 @@ def draw(skew: ClientCounts, path: str | Path) -> None:
     charts.save(figure, target)
 
 
-def _draw_clients(skew: ClientCounts, axes: Any) -> None:
+def _draw_clients(skew: Skew, axes: Any) -> None:
     from matplotlib import colormaps
 
     shown = min(len(skew.ids), _CLIENTS_DRAWN)
