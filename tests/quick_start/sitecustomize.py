@@ -10,6 +10,7 @@ folder.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -78,6 +79,11 @@ sys.meta_path.insert(0, _Finder)
 # To trace a step makes many objects that stay: looking through all of them for circles after every
 # 700 new ones takes a sixth of a tiny training.
 gc.set_threshold(50_000, 20, 20)
+
+# How many are started, which the end of a run tells.
+with contextlib.suppress(KeyError, OSError):
+    with open(os.environ["TFDIST_TESTS_STARTED"], "ab") as _file:
+        _file.write(b".")
 
 # Last: the program that this process would be may run in another one, see zygote.
 if "TFDIST_TESTS_ZYGOTE" in os.environ:
