@@ -69,9 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        folder = tempfile.mkdtemp(prefix="started-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        os.environ[_STARTED] = os.path.join(folder, "processes")
+        number, os.environ[_STARTED] = tempfile.mkstemp(prefix="started-")
+        os.close(number)
     if not (config.option.cold_starts or config.option.collectonly or _is_controller(config)):
         folder = tempfile.mkdtemp(prefix="zygote-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -80,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A test may have ended a run of pytest in this process, and its file with it."""
     with contextlib.suppress(OSError):
         count = os.path.getsize(os.environ[_STARTED])
         terminalreporter.write_line(f"{count} processes of Python were started")

@@ -10,7 +10,6 @@ folder.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -81,8 +80,8 @@ sys.meta_path.insert(0, _Finder)
 gc.set_threshold(50_000, 20, 20)
 
 # How many are started, which the end of a run tells.
-with contextlib.suppress(KeyError, OSError):
-    with open(os.environ["TFDIST_TESTS_STARTED"], "ab") as _file:
+if (_started := os.environ.get("TFDIST_TESTS_STARTED")) and os.path.isfile(_started):
+    with open(_started, "ab") as _file:
         _file.write(b".")
 
 # Last: the program that this process would be may run in another one, see zygote.
