@@ -91,7 +91,8 @@ def hand_over() -> None:
     argv = sys.orig_argv[1:]
     unbuffered = argv[:1] == ["-u"]
     argv = argv[unbuffered:]
-    if argv[:2] != ["-m", "tfdist"] and not (argv and argv[0].endswith(".py")):
+    name = argv[1] if argv[:1] == ["-m"] else "".join(argv[:1])
+    if name != "tfdist" and not name.startswith("tfdist.runs.") and not name.endswith(".py"):
         return
     keras = "3" if os.environ.get(_KERAS, "1").lower() in ("0", "false") else "2"
     connection = socket.socket(socket.AF_UNIX)
@@ -278,9 +279,10 @@ def import_all() -> None:
                 importlib.import_module(module.name)
             except ImportError:  # Of an engine that is not here.
                 continue
-    importlib.import_module("horovod.tensorflow.keras")
-    if os.environ[_KERAS] != "0":
-        importlib.import_module("scipy.sparse")  # As the first fit of Keras 2 does.
+    # And what they import as they go: a fit of Keras 2, and curves.
+    late = ("scipy.sparse", "matplotlib.figure", "matplotlib.backends.backend_agg")
+    for name in ("horovod.tensorflow.keras", *late):
+        importlib.import_module(name)
 
 
 def become(request: dict) -> None:
@@ -314,6 +316,7 @@ def become(request: dict) -> None:
     if argv[0] == "-m":
         import runpy
 
+        sys.modules.pop(argv[1], None)  # Else Python warns that it is there before it runs.
         sys.argv = argv[1:]
         runpy._run_module_as_main(argv[1])
     else:
