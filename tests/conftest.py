@@ -29,7 +29,7 @@ _ROOT = _TESTS.parent
 _AND_ALL_IN = ("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies")
 _STARTED_COLD = (
     *("conformance/test_conformance.py::single", "conformance/test_conformance.py::horovod"),
-    *("training/test_fit.py::single", "training/test_fit.py::horovod", "runs/test_folder.py"),
+    *("training/test_fit.py::single", "runs/test_folder.py"),
 )
 #: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
 _STARTED = "TFDIST_TESTS_STARTED"

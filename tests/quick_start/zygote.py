@@ -36,6 +36,8 @@ _PASSED_ON = (
 )
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 _ANSWER_S = 60
+#: Modules that are programs of their own: those of ranks, and the engines that doctor tries.
+_PROGRAMS = ("tfdist.runs.", "tfdist.launch.smoke")
 
 
 # Pytest's side --------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def hand_over() -> None:
     unbuffered = argv[:1] == ["-u"]
     argv = argv[unbuffered:]
     name = argv[1] if argv[:1] == ["-m"] else "".join(argv[:1])
-    if name != "tfdist" and not name.startswith("tfdist.runs.") and not name.endswith(".py"):
+    if name != "tfdist" and not name.startswith(_PROGRAMS) and not name.endswith(".py"):
         return
     keras = "3" if os.environ.get(_KERAS, "1").lower() in ("0", "false") else "2"
     connection = socket.socket(socket.AF_UNIX)
