@@ -8,9 +8,11 @@ import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout, step_status
+from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.runs.predicting import Predictions, carry_out
+from tfdist.runs.settings import Settings
 
 _EPILOG = """\b
 Examples:
@@ -56,13 +58,7 @@ Examples:
     help="The shards that the model was trained on: photos and tables are read as they are, and "
     "classes have their names.  [default: those that config.json beside --weights names]",
 )
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Records in one step, over all replicas.",
-)
+@options_of(Settings, "global_batch_size", global_batch_size={"default": 256})
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all is predicted.")
 def command(
     where: Where,

@@ -9,16 +9,17 @@ from typing import Any
 
 import click
 
-from tfdist.cli import train_options, voice
+from tfdist.cli import completion, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
-from tfdist.cli.process_options import model_option, where_options
+from tfdist.cli.option_table import options_of
+from tfdist.cli.process_options import max_restarts_option, model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings
 from tfdist.runs.training import Run, carry_out, training_config
 from tfdist.training import checkpoint_files, model_path
 
@@ -53,11 +54,33 @@ Examples:
 )
 @where_options
 @model_option
-@train_options.of_data
-@train_options.of_output
-@train_options.of_learning
-@train_options.of_watching
-@train_options.of_trackers
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard: trains on the split train, validates on validation "
+    "and ends with test, where they are there. DIR/SPLIT trains on that split alone.",
+)
+@options_of(OfData)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the results, or a place in a bucket, such as s3://BUCKET/RUN, to which "
+    "checkpoints are taken as soon as they are complete.",
+)
+@options_of(OfOutput)
+@max_restarts_option
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace an earlier training in --output, when the first epoch has ended; nothing "
+    "else there is touched.",
+)
+@options_of(OfLearning)
+@options_of(Settings)
 def command(
     where: Where,
     model: str,

@@ -24,6 +24,7 @@ from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
 from tfdist.training import model_path
+from tfdist.training.options import picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -186,51 +187,14 @@ def train(
         RankFailedError: a process failed otherwise; its last lines were printed.
         DivergedError: the loss is no finite number any more.
     """
-    where, note = ranks.asked(
-        "tfdist.train",
-        model,
-        strategy,
-        options,
-        workers=workers,
-        ps=ps,
-        hosts=hosts,
-        controller=controller,
-        min_workers=min_workers,
-        max_workers=max_workers,
-        host_discovery=host_discovery,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-    )
-    if note is not None and verbose:
-        print(note, flush=True)
+    given = locals()
+    where = ranks.asked("tfdist.train", model, verbose=verbose, **picked(Where, given))
     config = training_config(
         where,
         model=model_path.of(model),
         data=os.fspath(data),
         output=Path(output),
-        settings=Settings(
-            epochs=epochs,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            init_weights=init_weights,
-            lr=lr,
-            augment=augment,
-            pad_to=pad_to,
-            bucket_by_length=bucket_by_length,
-            class_weight=class_weight,
-            early_stopping=early_stopping,
-            save_best=save_best,
-            callbacks=callbacks,
-            limit_steps=limit_steps,
-            tensorboard=tensorboard,
-            mlflow=mlflow,
-            wandb=wandb,
-            metrics_file=metrics_file,
-            profile=profile,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            stop_on_nan=stop_on_nan,
-        ),
+        settings=Settings(**picked(Settings, given)),
         resume=resume,
     )
     progress = (Progress if verbose else Silent)(epochs, on_event=on_event)
