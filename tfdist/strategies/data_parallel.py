@@ -12,9 +12,8 @@ from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.base import (
     DataOptions,
     ModelOrFn,
-    OfGlobalBatches,
+    Strategy,
     check_folder,
-    make_feed,
     save_atomically,
 )
 from tfdist.training.options import StepOptions
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tfdist.training.scaling import Scaling
 
 
-class DataParallel(OfGlobalBatches):
+class DataParallel(Strategy):
     """Trains the same model on every replica; an engine gives the ``Collective`` between them.
 
     Args:
@@ -153,28 +152,29 @@ class DataParallel(OfGlobalBatches):
             options=self._step,
         )
 
+    def _share(self) -> dict[str, Any]:
+        replicas = self.connect()
+        return {
+            "parts": replicas.num_processes,
+            "part": replicas.process,
+            "splits": replicas.num_replicas // replicas.num_processes,
+            "gather": replicas.gather,
+        }
+
     def _feed(self, source: Any, options: DataOptions) -> Feed:
-        collective = self.connect()
         of_each = self._step.accumulate_steps
-        microbatches = collective.num_replicas * of_each
+        microbatches = self.num_replicas * of_each
         size = options.global_batch_size
         is_size = isinstance(size, int) and size > 0
         if options.training and of_each > 1 and is_size and size < microbatches:
             raise OptionError(
                 "a global batch must have a row for each microbatch of each replica",
-                received=f"global_batch_size={size}, {collective.num_replicas} "
+                received=f"global_batch_size={size}, {self.num_replicas} "
                 f"replicas with accumulate_steps={of_each}",
                 mend=f"Choose a global batch size of {microbatches} or more, since it is what one "
                 "update sees",
             )
-        return make_feed(
-            source,
-            options,
-            parts=collective.num_processes,
-            part=collective.process,
-            splits=collective.num_replicas // collective.num_processes,
-            gather=collective.gather,
-        )
+        return super()._feed(source, options)
 
     def from_chief(self, value: Any) -> Any:
         # Gathered, not broadcast: a chief that broadcasts returns before the others have come.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
@@ -60,6 +60,7 @@ class Pipeline(ModelParallel):
     """
 
     name = "pipeline"
+    takes_lengths = False
 
     def __init__(
         self,
@@ -217,7 +218,6 @@ class Pipeline(ModelParallel):
         )
 
     def _feed(self, source: Any, options: DataOptions) -> Feed:
-        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
         microbatches, ranks = self._microbatches_of_all, self.num_replicas
         size = options.global_batch_size
         if options.training and isinstance(size, int) and size % microbatches:
@@ -230,7 +230,7 @@ class Pipeline(ModelParallel):
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
-        feed = make_feed(source, options, **self._share())
+        feed = super()._feed(source, options)
         if options.training:
             self._global_batch_size = size
         return feed
