@@ -12,12 +12,12 @@ import pytest
 from tfdist.launch.jobs import Where
 from tfdist.runs.evaluating import evaluate
 from tfdist.runs.predicting import predict
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import Settings, Start
 from tfdist.runs.training import train
 from tfdist.runs.verifying import Comparing, verify
 
 DOCS = Path(__file__).parents[2] / "docs"
-CALLS = [(train, (Where, Settings)), (predict, (Where,)), (verify, (Where, Comparing))]
+CALLS = [(train, (Where, Settings, Start)), (predict, (Where,)), (verify, (Where, Comparing))]
 # Of a call with processes of its own, an elastic one alone.
 ELASTIC = {"min_workers", "max_workers", "host_discovery"}
 

@@ -14,6 +14,7 @@ from tfdist.errors import OptionError
 from tfdist.launch import jobs, restarts
 from tfdist.launch.jobs import Where
 from tfdist.launch.lines import announce_restart, complain, show
+from tfdist.runs.settings import Start
 from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141
@@ -43,14 +44,13 @@ _EXIT_BROKEN_PIPE = 141
     workers={"help": "Number of processes.  [default: 2; 1 where one process is all]"},
     hosts={"help": "Hosts with their slots; this machine if not given."},
 )
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="R",
-    help="When a process is lost: end all and start all again. The script goes on from its "
-    "checkpoints: tfdist.Checkpoints(folder, resume=True).",
+@options_of(
+    Start,
+    "max_restarts",
+    max_restarts={
+        "help": "When a process is lost: end all and start all again. The script goes on from its "
+        "checkpoints: tfdist.Checkpoints(folder, resume=True)."
+    },
 )
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,16 +61,7 @@ Examples:
 )
 @options_of(Settings, "global_batch_size", global_batch_size={"default": 256})
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all is predicted.")
-def command(
-    where: Where,
-    model: str,
-    weights: Path,
-    data: str,
-    output: Path,
-    trained_on: str | None,
-    global_batch_size: int,
-    overwrite: bool,
-) -> None:
+def command(where: Where, **given: Any) -> None:
     """Writes the outputs of a trained model for each record, in the order of the records.
 
     The weights are read into the model that --model makes: code in the file of a model does not
@@ -77,17 +69,7 @@ def command(
     a table. Each number is that of one device.
     """
     with step_status("predicting") as take:
-        found = carry_out(
-            where,
-            model=model,
-            weights=weights,
-            data=data,
-            output=output,
-            global_batch_size=global_batch_size,
-            overwrite=overwrite,
-            trained_on=trained_on,
-            on_event=take,
-        )
+        found = carry_out(where, on_event=take, **given)
     if found is not None:
         voice.result(output=str(found.output), outputs=found.outputs)
         _print(found)

@@ -31,14 +31,6 @@ data_option = click.option(
     shell_complete=completion.data,
     help="Shards written by tfdist shard.",
 )
-max_restarts_option = click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="R",
-    help="When a process is lost: end all, start all again, and go on from the last checkpoint.",
-)
 
 
 def where_options(command: Callable) -> Callable:

@@ -13,15 +13,16 @@ from tfdist.cli import completion, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
 from tfdist.cli.option_table import options_of
-from tfdist.cli.process_options import max_restarts_option, model_option, where_options
+from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
-from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings
+from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.runs.training import Run, carry_out, training_config
 from tfdist.training import checkpoint_files, model_path
+from tfdist.training.options import picked
 
 _EPILOG = """\b
 Examples:
@@ -71,14 +72,7 @@ Examples:
     "checkpoints are taken as soon as they are complete.",
 )
 @options_of(OfOutput)
-@max_restarts_option
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --output.")
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace an earlier training in --output, when the first epoch has ended; nothing "
-    "else there is touched.",
-)
+@options_of(Start)
 @options_of(OfLearning)
 @options_of(Settings)
 def command(
@@ -86,10 +80,7 @@ def command(
     model: str,
     data: str,
     output: Path,
-    resume: bool,
-    overwrite: bool,
-    max_restarts: int,
-    **settings: Any,
+    **given: Any,
 ) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
@@ -100,25 +91,18 @@ def command(
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
     """
     model_path.check(model)
+    start = Start(**picked(Start, given))
     config = training_config(
         where,
         model=model,
         data=data,
         output=output,
-        settings=Settings(**settings),
-        resume=resume,
+        settings=Settings(**picked(Settings, given)),
+        resume=start.resume,
     )
     try:
         with shown(config["epochs"]) as progress:
-            run = carry_out(
-                config,
-                where,
-                progress,
-                resume=resume,
-                overwrite=overwrite,
-                max_restarts=max_restarts,
-                tell=_tell,
-            )
+            run = carry_out(config, where, progress, start, tell=_tell)
     except (KeyboardInterrupt, SystemExit):
         voice.part_with(_how_to_go_on(config["output"]))
         raise

@@ -59,6 +59,24 @@ class OfOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a training begins, and begins again; of a call alone, whose results do not tell."""
+
+    max_restarts: int = option(
+        0,
+        "When a process is lost: end all, start all again, and go on from the last checkpoint.",
+        metavar="R",
+        least=0,
+    )
+    resume: bool = option(False, "Go on from the last checkpoint in --output.")
+    overwrite: bool = option(
+        False,
+        "Replace an earlier training in --output, when the first epoch has ended; nothing "
+        "else there is touched.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfLearning:
     """From what it begins, and how far it goes."""
 

@@ -16,7 +16,7 @@ from tfdist.strategies.base import (
     check_folder,
     save_atomically,
 )
-from tfdist.training.options import StepOptions
+from tfdist.training.options import StepOptions, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -74,15 +74,7 @@ class DataParallel(Strategy):
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
         self._warmup_epochs = warmup_epochs
-        self._step = StepOptions(
-            precision=precision,
-            accumulate_steps=accumulate_steps,
-            recompute=recompute,
-            sync_batch_norm=sync_batch_norm,
-            shard=shard,
-            offload=offload,
-            offload_dir=offload_dir,
-        )
+        self._step = StepOptions(**picked(StepOptions, locals()))
         if self._step.offloads_slots and not self.slots_can_be_offloaded:
             raise OptionError(
                 "offload='optimizer' must have one replica in a process, as single and horovod "

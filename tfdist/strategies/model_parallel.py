@@ -58,7 +58,7 @@ class ModelParallel(Strategy):
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         shares_of_each: parts that a process divides its rows into.
         replicas: the strategy of which each rank holds a model; None: one process is all.
-        precision: what the layers that model_fn makes compute in; see ``StepOptions``.
+        precision: what the layers that model_fn makes compute in; see ``DataParallel``.
     """
 
     def __init__(

@@ -62,25 +62,7 @@ class OfBatchNorm(str):
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a train step computes.
-
-    Attributes:
-        precision: that the layers of a model compute in: "float32", "mixed_bfloat16" or
-            "mixed_float16", the last with a loss scale that all replicas keep alike. Weights stay
-            float32. None leaves Keras' own policy.
-        accumulate_steps: microbatches that each replica divides its share of a global batch into,
-            one after the other; their gradients are added up for one update.
-        recompute: "none"; "blocks" computes activations once more on the way back instead of
-            keeping them, block by block; or the names of layers and nested models to do so with.
-        sync_batch_norm: whether BatchNormalization takes its statistics over all replicas.
-        shard: "none", or "optimizer": each replica keeps the optimizer's slots of its part of the
-            weights alone, and updates that part; "weights": it keeps its part of the weights of
-            blocks alone, too, and gathers those of a block where they are used.
-        offload: "none", "optimizer", "activations", or both of these: what lies in the memory of
-            the host instead of the device's. Each replica keeps the optimizer's slots of its part
-            of the weights there, and updates that part there; what is kept of the way forward for
-            the way back goes there and comes back.
-        offload_dir: the folder where activations go instead; None: the host's memory.
+    """How a train step computes: options of ``DataParallel``, under the same names.
 
     Raises:
         OptionError: a value that cannot hold.

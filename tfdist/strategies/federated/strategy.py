@@ -10,6 +10,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.training.options import picked
 
 if TYPE_CHECKING:
     from tfdist.training.training_data import TrainingData
@@ -88,28 +89,7 @@ class Federated(OneProcessStrategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        self._options = Options(
-            algorithm=algorithm,
-            clients_per_round=clients_per_round,
-            local_epochs=local_epochs,
-            local_batch_size=local_batch_size,
-            client_learning_rate=client_learning_rate,
-            server_learning_rate=server_learning_rate,
-            proximal_strength=proximal_strength,
-            batch_norm=batch_norm,
-            dropout_rate=dropout_rate,
-            straggler_rate=straggler_rate,
-            min_clients=min_clients,
-            max_attempts=max_attempts,
-            aggregation=aggregation,
-            trim_fraction=trim_fraction,
-            quantize_bits=quantize_bits,
-            secure_aggregation=secure_aggregation,
-            dp_noise_multiplier=dp_noise_multiplier,
-            dp_clip_norm=dp_clip_norm,
-            dp_delta=dp_delta,
-            sampling_seed=sampling_seed,
-        )
+        self._options = Options(**picked(Options, locals()))
         super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
         if not self.scaling.is_off:
             raise OptionError(

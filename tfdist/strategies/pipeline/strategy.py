@@ -13,7 +13,7 @@ from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
-from tfdist.training.options import OfBatchNorm, StepOptions
+from tfdist.training.options import OfBatchNorm, StepOptions, picked
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.describe import Description
@@ -84,22 +84,7 @@ class Pipeline(ModelParallel):
         warmup_epochs: float = 0,
     ):
         super().__init__(lr_scaling, warmup_epochs, replicas=replicas, precision=precision)
-        self._options = Options(
-            stages=stages,
-            microbatches=microbatches,
-            schedule=schedule,
-            chunks_per_stage=chunks_per_stage,
-            cut_after=cut_after,
-            optimize=optimize,
-            balance=balance,
-            recompute=recompute,
-            batch_norm=batch_norm,
-            freeze_until=freeze_until,
-            frozen_cache=frozen_cache,
-            frozen_cache_dir=frozen_cache_dir,
-            replicas=replicas,
-            shard=shard,
-        )
+        self._options = Options(**picked(Options, locals()))
         self._devices: list[str] = []
         self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
 
