@@ -8,10 +8,13 @@ of tfdist's own is an ``assert``, never one of these.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 # Characters of each of the three parts of a message.
 _LONGEST_PART = 1200
+#: In the environment of a command and of what it starts: messages have the words of the shell.
+IN_SHELL = "TFDIST_IN_SHELL"
 
 
 class TfdistError(Exception):
@@ -166,3 +169,17 @@ def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ..
         received=repr(received),
         mend=f"{hint}{choose}",
     )
+
+
+def spelt(option: str, value: object = None, *, in_shell: str | None = None) -> str:
+    """Returns an option as its reader gives it: ``--drop age`` in the shell, else ``drop='age'``.
+
+    Args:
+        option: as a program calls it.
+        value: what it is given; None: a value that is not said.
+        in_shell: the words of the shell, where they are others.
+    """
+    if IN_SHELL not in os.environ:
+        return f"{option}=" if value is None else f"{option}={value!r}"
+    flag = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
+    return in_shell or (flag if value is None or isinstance(value, bool) else f"{flag} {value}")

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import click
 
 from tfdist import __version__
+from tfdist.errors import IN_SHELL
 from tfdist.runs.told import LOG, told
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
@@ -44,9 +45,11 @@ def speaking() -> Iterator[None]:
     global _voice
     _voice = _Voice()
     handlers, level = list(LOG.handlers), LOG.level
+    os.environ[IN_SHELL] = "1"
     try:
         yield
     finally:
+        os.environ.pop(IN_SHELL, None)
         sys.stdout = _voice.stdout
         LOG.handlers = handlers
         LOG.setLevel(level)
