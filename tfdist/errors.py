@@ -8,13 +8,12 @@ of tfdist's own is an ``assert``, never one of these.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 # Characters of each of the three parts of a message.
 _LONGEST_PART = 1200
-#: In the environment of a command and of what it starts: messages have the words of the shell.
-IN_SHELL = "TFDIST_IN_SHELL"
+#: Whether a command runs in this process, so that messages have the words of the shell.
+in_shell = False
 
 
 class TfdistError(Exception):
@@ -171,15 +170,15 @@ def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ..
     )
 
 
-def spelt(option: str, value: object = None, *, in_shell: str | None = None) -> str:
+def spelt(option: str, value: object = None, *, flag: str | None = None) -> str:
     """Returns an option as its reader gives it: ``--drop age`` in the shell, else ``drop='age'``.
 
     Args:
         option: as a program calls it.
         value: what it is given; None: a value that is not said.
-        in_shell: the words of the shell, where they are others.
+        flag: what the shell says, value and all, where these are other words.
     """
-    if IN_SHELL not in os.environ:
+    if not in_shell:
         return f"{option}=" if value is None else f"{option}={value!r}"
-    flag = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
-    return in_shell or (flag if value is None or isinstance(value, bool) else f"{flag} {value}")
+    name = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
+    return flag or (name if value is None or isinstance(value, bool) else f"{name} {value}")

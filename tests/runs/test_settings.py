@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.launch.jobs import Where
-from tfdist.runs.evaluating import evaluate
+from tfdist.runs import ranks
 from tfdist.runs.predicting import predict
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.training import train
@@ -36,10 +36,10 @@ def test_a_call_has_the_options_of_its_tables(call, tables):
         assert re.search(rf"^        {option.name}: ", call.__doc__, re.M), option.name
 
 
-def test_evaluate_refuses_what_is_no_option_of_processes():
-    assert inspect.signature(evaluate).parameters["strategy"].default == "auto"
+def test_what_is_no_option_of_processes_is_refused(tmp_path):
+    (tmp_path / "model.py").touch()
     with pytest.raises(TypeError, match="worker"):
-        Where(strategy="single", worker=2)
+        ranks.asked("tfdist.evaluate", f"{tmp_path}/model.py:f", strategy="single", worker=2)
 
 
 def test_the_documentation_says_what_a_resumed_training_must_share():

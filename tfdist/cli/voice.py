@@ -19,8 +19,7 @@ from typing import Any, TextIO
 
 import click
 
-from tfdist import __version__
-from tfdist.errors import IN_SHELL
+from tfdist import __version__, errors
 from tfdist.runs.told import LOG, told
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
@@ -45,11 +44,11 @@ def speaking() -> Iterator[None]:
     global _voice
     _voice = _Voice()
     handlers, level = list(LOG.handlers), LOG.level
-    os.environ[IN_SHELL] = "1"
+    errors.in_shell = True
     try:
         yield
     finally:
-        os.environ.pop(IN_SHELL, None)
+        errors.in_shell = False
         sys.stdout = _voice.stdout
         LOG.handlers = handlers
         LOG.setLevel(level)

@@ -469,11 +469,11 @@ def _schema(
         labels = f", {', '.join(chosen.labels)} as the label" if chosen.labels else ", no label"
         notes.append(
             f"read are {', '.join(chosen.inputs)} as the input{labels} (guessed: {chosen.guess}); "
-            f"name others with {spelt('inputs', in_shell='--input')} and "
-            f"{spelt('labels', in_shell='--label')}"
+            f"name others with {spelt('inputs', flag='--input')} and "
+            f"{spelt('labels', flag='--label')}"
         )
     elif not chosen.labels:
-        notes.append(f"no label is read; name one with {spelt('labels', in_shell='--label')}")
+        notes.append(f"no label is read; name one with {spelt('labels', flag='--label')}")
     weights = (chosen.weight,) if chosen.weight else ()
     named = (("input", chosen.inputs), ("label", chosen.labels), ("weight", weights))
     features = []

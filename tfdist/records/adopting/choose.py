@@ -138,8 +138,8 @@ def check_roles(place: str, chosen: Chosen, described: Mapping[str, Described]) 
             raise DataError(
                 f"'{name}' of {place} must be a feature that can be read",
                 received=f"one with {problem}",
-                mend=f"Choose others with {spelt('inputs', in_shell='--input')} and "
-                f"{spelt('labels', in_shell='--label')}",
+                mend=f"Choose others with {spelt('inputs', flag='--input')} and "
+                f"{spelt('labels', flag='--label')}",
             )
     for name in chosen.labels:
         item = described[name]

@@ -208,4 +208,4 @@ def _by_number(name: str) -> list[tuple[bool, int, str]]:
 
 def other_splits() -> str:
     """Returns how files are said to be a split, for messages."""
-    return spelt("split", {"NAME": "PATTERN"}, in_shell="--split NAME=PATTERN")
+    return spelt("split", {"NAME": "PATTERN"}, flag="--split NAME=PATTERN")

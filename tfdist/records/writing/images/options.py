@@ -86,7 +86,7 @@ def image_options(
         if chosen is not None and chosen not in known:
             raise unknown_choice(name, chosen, known)
     for given, is_said in (
-        (spelt("fit", fit, in_shell=f"--{fit}"), fit is not None),
+        (spelt("fit", fit, flag=f"--{fit}"), fit is not None),
         (spelt("write_resized", True), write_resized),
     ):
         if is_said and resize is None:
