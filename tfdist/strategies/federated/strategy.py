@@ -212,12 +212,12 @@ class Federated(OneProcessStrategy):
             OptionError: an unknown partition, or no number of clients.
             DataError: the source cannot be read.
         """
+        asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.sampling import Sampler
 
         ours = self._options
-        asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         if not asked.training:
             return make_feed(source, asked)
         if asked.record_fn is not None and isinstance(source, Clients):
