@@ -1,4 +1,4 @@
-"""The options of a table, see ``training.options.option``, as those of a command."""
+"""The options of a table, see ``training.engine.options.option``, as those of a command."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tfdist.launch import jobs
 from tfdist.launch.jobs import Where
 from tfdist.runs.ranks import chosen
 from tfdist.strategies import parse_options
-from tfdist.training.options import picked
+from tfdist.training.engine.options import picked
 
 model_option = click.option(
     "--model",

@@ -21,8 +21,9 @@ from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.runs.training import Run, carry_out, training_config
-from tfdist.training import checkpoint_files, model_path
-from tfdist.training.options import picked
+from tfdist.training.checkpoints import checkpoint_files
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import picked
 
 _EPILOG = """\b
 Examples:

@@ -15,7 +15,7 @@ from tfdist.launch.supervisor import Job
 from tfdist.strategies import REGISTRY, Spec, check_takes_keras, names_of, spec_of
 from tfdist.strategies.spec import REPLICAS
 from tfdist.topology import Topology, deadlines
-from tfdist.training.options import option
+from tfdist.training.engine.options import option
 
 # What a ``Spec`` calls a launcher -> what builds its job.
 _LAUNCHERS = {"mpi": mpi.job, "gloo": gloo.job, "tasks": tf_cluster.job}

@@ -23,8 +23,8 @@ from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.trackers import tracked
-from tfdist.training import model_path
-from tfdist.training.options import picked
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
