@@ -589,6 +589,6 @@ def test_options_that_cannot_hold(tmp_path, options, message):
 @pytest.mark.parametrize("option", [{"labels": "x.csv"}, {"masks": "m"}, {"skip_bad": True}])
 def test_options_of_folders_alone(option):
     with pytest.raises(
-        OptionError, match=f"{next(iter(option))} .*must go with a folder of images"
+        OptionError, match=f"{next(iter(option))}.* must go with a folder of images"
     ):
         opened("digits", **option)
