@@ -76,13 +76,7 @@ Examples:
 @options_of(Start)
 @options_of(OfLearning)
 @options_of(Settings)
-def command(
-    where: Where,
-    model: str,
-    data: str,
-    output: Path,
-    **given: Any,
-) -> None:
+def command(where: Where, model: str, data: str, output: Path, **given: Any) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
     The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/,

@@ -215,6 +215,7 @@ def carry_out(
         config: see ``training_config``.
         where: the processes.
         progress: is told of all events.
+        start: how it begins.
         tell: is told in one line what became of a training that was to replace another.
     """
     resume, overwrite = start.resume, start.overwrite
