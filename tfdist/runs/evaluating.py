@@ -152,8 +152,6 @@ def carry_out(
             "weights": os.path.abspath(each.weights),
             "data": data,
             "pad_to": each.pad_to,
-            "strategy": where.strategy,
-            "options": where.options,
             "global_batch_size": global_batch_size,
         }
 

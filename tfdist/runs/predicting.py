@@ -157,8 +157,6 @@ def carry_out(
             "trained_on": training,
             "pad_to": None,
             "output": os.path.abspath(output),
-            "strategy": where.strategy,
-            "options": where.options,
             "global_batch_size": global_batch_size,
         }
         outputs: dict[str, tuple[tuple[int, ...], str]] = {}

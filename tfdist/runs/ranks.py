@@ -99,7 +99,7 @@ def run(
 
     Args:
         module: a rank program, see ``main``.
-        config: JSON-able; a restart adds ``"resume": True``.
+        config: JSON-able; the strategy is added, and by a restart ``"resume": True``.
         where: the processes.
         on_event: called with (rank, event); beside those of ranks with "said", for each line that
             tfdist prints on one, and "restart".
@@ -116,8 +116,9 @@ def run(
     left_alone: dict[int, str] = {}
 
     def make_job(attempt: int) -> supervisor.Job:
-        again = {"resume": True} if attempt else {}
-        job = where.job([sys.executable, "-m", module, json.dumps(config | again)])
+        told = config | {"strategy": where.strategy, "options": where.options}
+        told |= {"resume": True} if attempt else {}
+        job = where.job([sys.executable, "-m", module, json.dumps(told)])
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         job.env[_IS_RANK] = "1"

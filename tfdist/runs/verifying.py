@@ -130,8 +130,6 @@ def carry_out(
         config = {
             "model": model,
             "data": find_splits(data)["train"],
-            "strategy": where.strategy,
-            "options": where.options,
             "comparing": asdict(comparing),
             "report": str(Path(folder, "report.json")),
         }
