@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_what_is_spelt_is_an_option_of_both(folder):
             assert is_flag == isinstance(given[-1], bool), path
             found += 1
     assert found > 5
+
+
+def test_no_message_has_the_words_of_the_shell_alone():
+    for path in (path for folder in CALLS for path in (RECORDS / folder).rglob("*.py")):
+        no_message, texts = set(), {}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) or (
+                isinstance(node, ast.keyword) and node.arg == "flag"
+            ):  # A docstring.
+                no_message.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                no_message |= set(node.values)
+                texts[node] = "".join(str(getattr(part, "value", "X")) for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts[node] = node.value
+        for node in texts.keys() - no_message:
+            is_bare = re.search(r"(?<![\w-])--[a-z]", texts[node]) and "tfdist " not in texts[node]
+            assert not is_bare, (path, texts[node])
 
 
 def test_each_reads_its_own(tmp_path):
