@@ -12,6 +12,8 @@ from typing import Any
 
 # Characters of each of the three parts of a message.
 _LONGEST_PART = 1200
+#: Whether a command runs in this process, so that messages have the words of the shell.
+in_shell = False
 
 
 class TfdistError(Exception):
@@ -166,3 +168,17 @@ def unknown_choice(what: str, received: object, known: list[str] | tuple[str, ..
         received=repr(received),
         mend=f"{hint}{choose}",
     )
+
+
+def spelt(option: str, value: object = None, *, flag: str | None = None) -> str:
+    """Returns an option as its reader gives it: ``--drop age`` in the shell, else ``drop='age'``.
+
+    Args:
+        option: as a program calls it.
+        value: what it is given; None: a value that is not said.
+        flag: what the shell says, value and all, where these are other words.
+    """
+    if not in_shell:
+        return f"{option}=" if value is None else f"{option}={value!r}"
+    name = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
+    return flag or (name if value is None or isinstance(value, bool) else f"{name} {value}")

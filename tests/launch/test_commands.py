@@ -262,15 +262,15 @@ def test_a_rank_that_was_started_already_takes_its_place(told, strategy, environ
 @pytest.mark.parametrize("anew", [{"workers": 2}, {"hosts": "a:2,b:2"}, {"controller": "mpi"}])
 def test_processes_that_are_asked_for_are_started_anew(told, anew):
     told(SRUN)
-    assert jobs.standing(**anew) is None
+    assert jobs.Where(strategy="horovod", **anew).place is None
     assert jobs.job_for("horovod", ["x"], **anew).tags == "mpi"
 
 
 def test_one_task_and_sbatchs_own_step_are_no_ranks(told):
     told({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "a", "SLURM_PROCID": "0"})
-    assert jobs.standing() is None
+    assert jobs.Where(strategy="horovod").place is None
     told({"SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "4"})
-    assert jobs.standing() is None
+    assert jobs.Where(strategy="horovod").place is None
 
 
 def test_ranks_do_not_share_a_strategy_of_one_process(told):

@@ -125,3 +125,10 @@ def test_what_can_be_given_is_known_without_tensorflow():
         "assert 'tensorflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["mesh", "pipeline", "parameter_server", "federated"])
+def test_steps_that_are_made_for_one_shape_refuse_several_lengths(name):
+    refused = {"pad_to": "batch", "bucket_by_length": True}
+    with pytest.raises(OptionError, match=r"one length, .* pad_to='batch', bucket_by_length=True"):
+        tfdist.strategy(name).dataset(([0.0], [0]), global_batch_size=1, **refused)

@@ -173,12 +173,14 @@ class TrainingConfig(Settings):
                 "training.framework_version must be a version as '2.21'",
                 received=repr(self.framework_version),
             )
-        if self.metrics_file is not None:
-            raise OptionError(
-                "training.metrics_file must be left out, for nobody reads it in a container",
-                received=self.metrics_file,
-                mend="See training.metrics, which CloudWatch shows",
-            )
+        for setting in dataclasses.fields(Settings):
+            value = getattr(self, setting.name)
+            if setting.metadata["in_job"] == "never" and value is not None:
+                raise OptionError(
+                    f"training.{setting.name} must be left out, for nobody reads it in a container",
+                    received=value,
+                    mend="See training.metrics, which CloudWatch shows",
+                )
         for name, uri in self.channels.items():
             _begins(f"training.channels.{name}", uri, "s3://")
         if self.init_weights and self.init_weights.partition("/")[0] not in self.channels:

@@ -24,11 +24,9 @@ TENSORBOARD_DIR = "/opt/ml/output/tensorboard"
 _INPUT_DIR = "/opt/ml/input/data"
 # The channel of the code, for jobs that cannot fetch it.
 _CODE = "code"
-_LOGS = ("tensorboard", "profile")
+_LOGS = [s.name for s in dataclasses.fields(Settings) if s.metadata["in_job"] == "logs"]
 # Settings that are sent although they are the default.
 _ALWAYS = ("epochs", "global_batch_size", "seed")
-# Files and folders of the container, which are not here.
-_PLACES = ("callbacks", "init-weights", *_LOGS)
 # A number as ``job.metric_line`` prints it. The space keeps loss apart from val_loss.
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
@@ -126,7 +124,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     for setting in dataclasses.fields(Settings):
         value = getattr(training, setting.name)
         if value != setting.default or setting.name in _ALWAYS:
-            values[setting.name.replace("_", "-")] = _in_container(setting.name, value)
+            values[setting.name.replace("_", "-")] = _in_container(setting, value)
     if training.keeps_checkpoints:
         values |= {"checkpoint-dir": CHECKPOINT_DIR, "max-run-s": training.max_run_s}
     return values
@@ -149,13 +147,14 @@ def _keras_of(config: Config) -> int:
     return kind
 
 
-def _in_container(name: str, value: Any) -> Any:
+def _in_container(setting: dataclasses.Field, value: Any) -> Any:
     """Returns a setting as it is called where the job runs."""
-    if name == "callbacks":
+    how = setting.metadata["in_job"]
+    if how == "code":
         return shipped(value)
-    if name == "init_weights":
+    if how == "channel":
         return f"{_INPUT_DIR}/{value}"
-    return TENSORBOARD_DIR if name in _LOGS else value
+    return TENSORBOARD_DIR if how == "logs" else value
 
 
 def check_hyperparameters(values: dict[str, Any]) -> None:
@@ -166,10 +165,12 @@ def check_hyperparameters(values: dict[str, Any]) -> None:
     """
     from tfdist.aws import job
 
+    # Files and folders of the container are not here.
+    places = [s.name for s in dataclasses.fields(Settings) if s.metadata["in_job"] != "value"]
     arguments = [
         text
         for key, value in values.items()
-        if key not in _PLACES
+        if key.replace("-", "_") not in places
         for text in (f"--{key}", str(value))
     ]
     job.parse(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -104,20 +104,7 @@ def _length(_ctx: object, option: click.Parameter, given: str | None) -> int | s
     callback=_length,
     help="Read lists of variable length with N entries.",
 )
-def command(
-    source: tuple[str, ...],
-    out: Path | None,
-    inputs: Sequence[str] | None,
-    labels: Sequence[str] | None,
-    weight: str | None,
-    split: dict[str, str] | None,
-    first_class: int | None,
-    classes: str | None,
-    resize: str | None,
-    fit: str | None,
-    color: str | None,
-    max_length: int | str | None,
-) -> None:
+def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
     """Makes shards of TFRecord files that others wrote: a folder, or files and patterns of them.
 
     The files are read once, and stay as they are: a manifest.json is written beside them, or into
@@ -138,16 +125,7 @@ def command(
             manifest = adopt(
                 list(source),
                 out,
-                inputs=inputs,
-                labels=labels,
-                weight=weight,
-                split=split,
-                resize=resize,
-                fit=fit,
-                color=color,
-                max_length=max_length,
-                classes=classes,
-                first_class=first_class,
+                **given,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
                 tell=notes.append,
             )

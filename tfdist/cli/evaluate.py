@@ -8,9 +8,11 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout, step_status
+from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import data_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.runs.evaluating import Evaluation, carry_out, find
+from tfdist.runs.settings import Settings
 
 _EPILOG = """\b
 Examples:
@@ -31,13 +33,7 @@ Examples:
     "RUN, or beside FILE, names]",
 )
 @data_option
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Records in one step, over all replicas.",
-)
+@options_of(Settings, "global_batch_size", global_batch_size={"default": 256})
 def command(
     where: Where, trained: tuple[str, ...], model: str | None, data: str, global_batch_size: int
 ) -> None:

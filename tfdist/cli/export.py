@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -87,7 +88,6 @@ the bytes of an image into it. A float32 input takes the same values as floats.
 @click.option("--benchmark", is_flag=True, help="Measure latency at 1 and 2 threads, and memory.")
 @click.option(
     "--format",
-    "file_format",
     type=click.Choice(FORMATS),
     default="tflite",
     show_default=True,
@@ -99,21 +99,7 @@ the bytes of an image into it. A float32 input takes the same values as floats.
     help="Let MODEL run code of its own: Lambda layers, objects of other modules, the graph "
     "functions of a SavedModel. Only for files of people that you trust.",
 )
-def command(
-    model: Path,
-    out: Path,
-    quantize: str,
-    data: str | None,
-    samples: int,
-    parity_samples: int,
-    max_drop: float,
-    input_type: str,
-    output_type: str,
-    rescale: str | None,
-    benchmark: bool,
-    file_format: str,
-    trust: bool,
-) -> int:
+def command(model: Path, out: Path, rescale: str | None, **given: Any) -> int:
     """Writes the Keras model MODEL as the TFLite file OUT, and proves that both are the same.
 
     MODEL is a .keras or .h5 file or a SavedModel, of any strategy; also in a bucket, as
@@ -134,22 +120,7 @@ def command(
             bar.update(task, description=what, completed=done, total=total)
 
         try:
-            report = tflite(
-                model,
-                out,
-                quantize=quantize,
-                data=data,
-                samples=samples,
-                parity_samples=parity_samples,
-                max_drop=max_drop,
-                input_type=input_type,
-                output_type=output_type,
-                rescale=scaling,
-                benchmark=benchmark,
-                format=file_format,
-                trust=trust,
-                progress=shown,
-            )
+            report = tflite(model, out, rescale=scaling, progress=shown, **given)
             failure = None
         except ParityError as error:
             report, failure = error.report, error

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from tfdist import topology
-from tfdist.cli import completion
+from tfdist.cli.option_table import options_of
 from tfdist.errors import OptionError
 from tfdist.launch import jobs, restarts
 from tfdist.launch.jobs import Where
 from tfdist.launch.restarts import announce_restart, complain, show
+from tfdist.runs.settings import Start
 from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141
-
-
-class Seconds(click.FloatRange):
-    """A deadline that comes: neither nan, which is within any range, nor inf."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        seconds = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
-
-
-ps_option = click.option(
-    "--ps",
-    type=click.IntRange(min=1),
-    metavar="M",
-    help="Number of parameter servers, beside the workers and a chief.  [default: 1, where the "
-    "strategy has them]",
-)
-
-
-def elastic_options(command: Callable) -> Callable:
-    """Adds the command-line options of a job that goes on when workers are lost or join."""
-    for decorate in (
-        click.option(
-            "--host-discovery",
-            metavar="SCRIPT",
-            help="Elastic: a program that prints the slots there are, as localhost:2; asked every "
-            "second. Fewer and then more again brings new workers.",
-        ),
-        click.option(
-            "--max-workers",
-            type=click.IntRange(min=1),
-            metavar="M",
-            help="Elastic: most workers at a time.  [default: --workers]",
-        ),
-        click.option(
-            "--min-workers",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Makes the job elastic: when workers are lost, those that are left go on from "
-            "the last step kept in memory, as long as there are N.",
-        ),
-    ):
-        command = decorate(command)
-    return command
 
 
 @click.command(
@@ -73,53 +26,31 @@ def elastic_options(command: Callable) -> Callable:
     context_settings={"allow_interspersed_args": False},
     epilog="Example: tfdist launch --strategy horovod --workers 2 -- python train.py --epochs 3",
 )
-@click.option(
-    "--strategy",
-    shell_complete=completion.strategies,
-    help="A strategy's name.  [default: horovod; multi_worker where it is not installed]",
+@options_of(
+    Where,
+    *("strategy", "options", "workers", "ps", "hosts", "controller"),
+    *("min_workers", "max_workers", "host_discovery", "start_timeout_s"),
+    strategy={
+        "default": None,
+        "help": "A strategy's name.  [default: horovod; multi_worker where it is not installed]",
+    },
+    options={
+        "metavar": "replicas=NAME",
+        "shell_complete": None,
+        "help": "For a strategy that divides one model (mesh, pipeline): what starts the ranks "
+        f"that each hold one, {' or '.join(REPLICAS)}; the script gives the same to "
+        "tfdist.strategy(replicas=), and all other options. Without it one process is started.",
+    },
+    workers={"help": "Number of processes.  [default: 2; 1 where one process is all]"},
+    hosts={"help": "Hosts with their slots; this machine if not given."},
 )
-@click.option(
-    "-o",
-    "--option",
-    "option",
-    multiple=True,
-    metavar="replicas=NAME",
-    help="For a strategy that divides one model (mesh, pipeline): what starts the ranks that each "
-    f"hold one, {' or '.join(REPLICAS)}; the script gives the same to tfdist.strategy(replicas=), "
-    "and all other options. Without it one process is started.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Number of processes.  [default: 2; 1 where one process is all]",
-)
-@ps_option
-@click.option(
-    "--hosts", metavar="A:2,B:2", help="Hosts with their slots; this machine if not given."
-)
-@click.option(
-    "--controller",
-    type=click.Choice(jobs.CONTROLLERS),
-    help="What starts and connects the processes of horovod.  [default: mpi]",
-)
-@elastic_options
-@click.option(
-    "--start-timeout",
-    "start_timeout_s",
-    type=Seconds(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Until every process must have started.",
-)
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="R",
-    help="When a process is lost: end all and start all again. The script goes on from its "
-    "checkpoints: tfdist.Checkpoints(folder, resume=True).",
+@options_of(
+    Start,
+    "max_restarts",
+    max_restarts={
+        "help": "When a process is lost: end all and start all again. The script goes on from its "
+        "checkpoints: tfdist.Checkpoints(folder, resume=True)."
+    },
 )
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tfdist.cli import completion, voice
 from tfdist.cli.console import stdout, step_status
+from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.runs.predicting import Predictions, carry_out
+from tfdist.runs.settings import Settings
 
 _EPILOG = """\b
 Examples:
@@ -56,24 +59,9 @@ Examples:
     help="The shards that the model was trained on: photos and tables are read as they are, and "
     "classes have their names.  [default: those that config.json beside --weights names]",
 )
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Records in one step, over all replicas.",
-)
+@options_of(Settings, "global_batch_size", global_batch_size={"default": 256})
 @click.option("--overwrite", is_flag=True, help="Replace FILE when all is predicted.")
-def command(
-    where: Where,
-    model: str,
-    weights: Path,
-    data: str,
-    output: Path,
-    trained_on: str | None,
-    global_batch_size: int,
-    overwrite: bool,
-) -> None:
+def command(where: Where, **given: Any) -> None:
     """Writes the outputs of a trained model for each record, in the order of the records.
 
     The weights are read into the model that --model makes: code in the file of a model does not
@@ -81,17 +69,7 @@ def command(
     a table. Each number is that of one device.
     """
     with step_status("predicting") as take:
-        found = carry_out(
-            where,
-            model=model,
-            weights=weights,
-            data=data,
-            output=output,
-            global_batch_size=global_batch_size,
-            overwrite=overwrite,
-            trained_on=trained_on,
-            on_event=take,
-        )
+        found = carry_out(where, on_event=take, **given)
     if found is not None:
         voice.result(output=str(found.output), outputs=found.outputs)
         _print(found)

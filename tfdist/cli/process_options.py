@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import click
 
 from tfdist.cli import completion
-from tfdist.cli.launch import Seconds, elastic_options, ps_option, warn_without_srun
+from tfdist.cli.launch import warn_without_srun
+from tfdist.cli.option_table import options_of
 from tfdist.compat import follow_program
 from tfdist.launch import jobs
 from tfdist.launch.jobs import Where
 from tfdist.runs.ranks import chosen
-from tfdist.strategies import REGISTRY, parse_options
+from tfdist.strategies import parse_options
+from tfdist.training.engine.options import picked
 
 model_option = click.option(
     "--model",
@@ -30,27 +31,14 @@ data_option = click.option(
     shell_complete=completion.data,
     help="Shards written by tfdist shard.",
 )
-seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of weights and order."
-)
-
-
-max_restarts_option = click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="R",
-    help="When a process is lost: end all, start all again, and go on from the last checkpoint.",
-)
 
 
 def where_options(command: Callable) -> Callable:
     """Adds the command-line options of ``Where``; the command receives ``where``."""
 
     def gathered(strategy: str, option: tuple[str, ...], **given: Any) -> Any:
-        names = [field.name for field in fields(Where) if field.name in given]
-        processes = {name: given.pop(name) for name in names}
+        processes = picked(Where, given)
+        given = {name: value for name, value in given.items() if name not in processes}
         if given["model"] is not None:
             follow_program(os.environ, given["model"].rpartition(":")[0])
         strategy, note = chosen(strategy, processes["workers"])
@@ -63,51 +51,4 @@ def where_options(command: Callable) -> Callable:
 
     gathered.__doc__ = command.__doc__
     gathered.__click_params__ = getattr(command, "__click_params__", [])
-    for decorate in (
-        click.option(
-            "--stall-timeout",
-            "stall_timeout_s",
-            type=Seconds(min=0, min_open=True),
-            default=300.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Longest silence of a running job.",
-        ),
-        click.option(
-            "--start-timeout",
-            "start_timeout_s",
-            type=Seconds(min=0, min_open=True),
-            default=120.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Until every process must have started.",
-        ),
-        elastic_options,
-        click.option(
-            "--controller",
-            type=click.Choice(jobs.CONTROLLERS),
-            help="What starts and connects the processes of horovod.  [default: mpi]",
-        ),
-        click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
-        ps_option,
-        click.option("--workers", type=click.IntRange(min=1), help="Number of processes."),
-        click.option(
-            "-o",
-            "--option",
-            "option",
-            multiple=True,
-            metavar="KEY=VALUE",
-            shell_complete=completion.options,
-            help="An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
-            "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
-        ),
-        click.option(
-            "--strategy",
-            default="auto",
-            shell_complete=completion.strategies,
-            show_default=True,
-            help=f"How to train: {', '.join(REGISTRY)}, or auto.",
-        ),
-    ):
-        gathered = decorate(gathered)
-    return gathered
+    return options_of(Where)(gathered)

@@ -14,7 +14,8 @@ import click
 
 from tfdist.cli import saved_weights
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
+from tfdist.cli.option_table import options_of
+from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.cli.train import shown
 from tfdist.errors import LaunchError, OptionError, RankFailedError, unknown_choice
 from tfdist.launch.jobs import Where
@@ -55,23 +56,17 @@ Examples:
     metavar="rank=R,step=S",
     help="SIGSTOP it instead: it hangs, and --stall-timeout must notice.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Records in one step, over all replicas.",
+@options_of(
+    Settings,
+    *("epochs", "global_batch_size", "checkpoint_every", "seed"),
+    epochs={"default": 3},
+    global_batch_size={"default": 64},
+    checkpoint_every={
+        "default": 10,
+        "show_default": True,
+        "help": "Steps between checkpoints: what a fault can cost.",
+    },
 )
-@click.option(
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="STEPS",
-    help="Steps between checkpoints: what a fault can cost.",
-)
-@seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
     where: Where,
@@ -79,11 +74,8 @@ def command(
     data: str,
     kills: tuple[str, ...],
     stops: tuple[str, ...],
-    epochs: int,
-    global_batch_size: int,
-    checkpoint_every: int,
-    seed: int,
     as_json: bool,
+    **settings: Any,
 ) -> int:
     """Trains your model twice, unbroken and with the faults, and compares the weights.
 
@@ -110,13 +102,6 @@ def command(
     ]
     faults.sort(key=lambda fault: fault["step"])
     _check_ranks(faults, where)
-    settings = Settings(
-        epochs=epochs,
-        global_batch_size=global_batch_size,
-        checkpoint_every=checkpoint_every,
-        stop_on_nan=False,
-        seed=seed,
-    )
     with tempfile.TemporaryDirectory(prefix="tfdist-rehearse-") as folder:
         unbroken, broken = (
             training_config(
@@ -124,7 +109,7 @@ def command(
                 model=model,
                 data=data,
                 output=Path(folder, name),
-                settings=settings,
+                settings=Settings(**settings, stop_on_nan=False),
                 faults=list(faults),
                 strike=name == "broken",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -166,36 +166,7 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
     help="Threads for images, processes for tables, texts and arrays; the shards are the same "
     "whatever their number.  [default: one for each core for a folder of images, else 1]",
 )
-def command(
-    source: str,
-    out: Path,
-    num_shards: int | None,
-    split: str | None,
-    stratify: bool,
-    seed: int,
-    compression: str,
-    label: str | None,
-    inputs: str | None,
-    drop: str | None,
-    weight: str | None,
-    text: str | None,
-    categories: str | None,
-    missing: str | None,
-    clients: int | None,
-    partition: str | None,
-    decode: bool,
-    resize: str | None,
-    crop: bool,
-    pad: bool,
-    color: str | None,
-    write_resized: bool,
-    labels: str | None,
-    masks: str | None,
-    skip_bad: bool,
-    resume: bool,
-    overwrite: bool,
-    workers: int | None,
-) -> None:
+def command(source: str, out: Path, crop: bool, pad: bool, **given: Any) -> None:
     """Writes SOURCE as TFRecord shards, with a manifest.json, into the new folder OUT.
 
     SOURCE is a folder of images of any size, in class folders (which may lie in train/, val/ and
@@ -217,31 +188,8 @@ def command(
         manifest = write(
             source,
             out,
-            num_shards=num_shards,
-            split=split,
-            stratify=stratify,
-            seed=seed,
-            compression=compression,
-            workers=workers,
-            label=label,
-            inputs=inputs,
-            drop=drop,
-            weight=weight,
-            text=text,
-            categories=categories,
-            missing=missing,
-            clients=clients,
-            partition=partition,
-            decode=decode,
-            resize=resize,
             fit=_fit(crop, pad),
-            color=color,
-            write_resized=write_resized,
-            labels=labels,
-            masks=masks,
-            skip_bad=skip_bad,
-            resume=resume,
-            overwrite=overwrite,
+            **given,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             opened=sources.append,
         )

@@ -9,19 +9,21 @@ from typing import Any
 
 import click
 
-from tfdist.cli import train_options, voice
+from tfdist.cli import completion, voice
 from tfdist.cli.config_file import Configurable
 from tfdist.cli.console import progress_bar, stdout
+from tfdist.cli.option_table import options_of
 from tfdist.cli.process_options import model_option, where_options
 from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import data_wait
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import OfData, OfLearning, OfOutput, Settings, Start
 from tfdist.runs.training import Run, carry_out, training_config
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine import model_path
+from tfdist.training.engine.options import picked
 
 _EPILOG = """\b
 Examples:
@@ -54,21 +56,27 @@ Examples:
 )
 @where_options
 @model_option
-@train_options.of_data
-@train_options.of_output
-@train_options.of_learning
-@train_options.of_watching
-@train_options.of_trackers
-def command(
-    where: Where,
-    model: str,
-    data: str,
-    output: Path,
-    resume: bool,
-    overwrite: bool,
-    max_restarts: int,
-    **settings: Any,
-) -> None:
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    shell_complete=completion.data,
+    help="Shards written by tfdist shard: trains on the split train, validates on validation "
+    "and ends with test, where they are there. DIR/SPLIT trains on that split alone.",
+)
+@options_of(OfData)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the results, or a place in a bucket, such as s3://BUCKET/RUN, to which "
+    "checkpoints are taken as soon as they are complete.",
+)
+@options_of(OfOutput)
+@options_of(Start)
+@options_of(OfLearning)
+@options_of(Settings)
+def command(where: Where, model: str, data: str, output: Path, **given: Any) -> None:
     """Trains a Keras model on a strategy, and starts the processes that it needs.
 
     The output folder holds model.keras, history.csv, metrics.json, config.json, checkpoints/,
@@ -78,25 +86,18 @@ def command(
     neither --workers nor --hosts is given, it trains as that rank instead of starting processes.
     """
     model_path.check(model)
+    start = Start(**picked(Start, given))
     config = training_config(
         where,
         model=model,
         data=data,
         output=output,
-        settings=Settings(**settings),
-        resume=resume,
+        settings=Settings(**picked(Settings, given)),
+        resume=start.resume,
     )
     try:
         with shown(config["epochs"]) as progress:
-            run = carry_out(
-                config,
-                where,
-                progress,
-                resume=resume,
-                overwrite=overwrite,
-                max_restarts=max_restarts,
-                tell=_tell,
-            )
+            run = carry_out(config, where, progress, start, tell=_tell)
     except (KeyboardInterrupt, SystemExit):
         voice.part_with(_how_to_go_on(config["output"]))
         raise

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import data_option, model_option, seed_option, where_options
+from tfdist.cli.option_table import options_of
+from tfdist.cli.process_options import data_option, model_option, where_options
 from tfdist.launch.jobs import Where
-from tfdist.runs.verifying import carry_out
+from tfdist.runs.verifying import Comparing, carry_out
 
 if TYPE_CHECKING:
     from tfdist.equivalence import Report
@@ -33,26 +34,7 @@ Examples:
 @where_options
 @model_option
 @data_option
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Of more than an epoch has, whole epochs are taken.",
-)
-@click.option(
-    "--global-batch-size",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Records in one step, over all replicas.",
-)
-@seed_option
-@click.option(
-    "--explain",
-    is_flag=True,
-    help="Where weights part, look for the first layer and the first step. Takes longer.",
-)
+@options_of(Comparing, "steps", "global_batch_size", "seed", "explain")
 @click.option(
     "--expect",
     type=click.Choice(["exact", "different"]),
@@ -60,16 +42,7 @@ Examples:
     show_default=True,
     help="different: exit code 0 when it differs, and for a known cause.",
 )
-def command(
-    where: Where,
-    model: str,
-    data: str,
-    steps: int,
-    global_batch_size: int,
-    seed: int,
-    explain: bool,
-    expect: str,
-) -> int:
+def command(where: Where, model: str, data: str, expect: str, **comparing: Any) -> int:
     """Proves that a strategy gives the weights of one device.
 
     Both take the same steps from the same start on the same global batches, the last of each epoch
@@ -90,10 +63,7 @@ def command(
             where,
             model=model,
             data=data,
-            steps=steps,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            explain=explain,
+            comparing=Comparing(**comparing),
             on_event=voice.take,
         )
     if report is None:

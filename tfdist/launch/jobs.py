@@ -12,9 +12,10 @@ from tfdist import topology
 from tfdist.errors import LaunchError, OptionError, unknown_choice
 from tfdist.launch import elastic, gloo, local, mpi, tf_cluster
 from tfdist.launch.supervisor import Job
-from tfdist.strategies import Spec, check_takes_keras, names_of, spec_of
+from tfdist.strategies import REGISTRY, Spec, check_takes_keras, names_of, spec_of
 from tfdist.strategies.spec import REPLICAS
 from tfdist.topology import Topology, deadlines
+from tfdist.training.engine.options import option
 
 # What a ``Spec`` calls a launcher -> what builds its job.
 _LAUNCHERS = {"mpi": mpi.job, "gloo": gloo.job, "tasks": tf_cluster.job}
@@ -28,20 +29,6 @@ def of_several() -> str:
     Horovod where it is installed; else TensorFlow's own, which needs nothing beside it.
     """
     return "multi_worker" if importlib.util.find_spec("horovod") is None else "horovod"
-
-
-def standing(
-    workers: int | None = None, hosts: str | None = None, controller: str | None = None
-) -> Topology | None:
-    """Returns the place of this process when others of its job have been started beside it.
-
-    Such as by srun, by mpirun, or by SageMaker on each host. None when it is the only one, and
-    where the arguments (see ``Where``) ask for processes anew.
-    """
-    if not (workers is None and hosts is None and controller is None):
-        return None
-    place = topology.current()
-    return place if place.world_size > 1 else None
 
 
 def check_keras(strategy: str) -> None:
@@ -60,32 +47,63 @@ class Where:
         strategy: a registered name, or "auto", which chooses inside one process.
         options: of the strategy, see ``spec_of``; None where the command knows them alone.
         workers: number of processes; 2 unless given where the strategy needs several.
-        ps: number of parameter servers; 1 unless given where the strategy has them.
-        hosts: "a:2,b:2"; None for this machine.
-        controller: "mpi" or "gloo", of horovod alone; None for the strategy's first.
-        min_workers: makes the job elastic: it goes on with this many; see ``elastic.job``.
-        max_workers: of an elastic job.
-        host_discovery: of an elastic job.
-        start_timeout_s: see ``Job``.
-        stall_timeout_s: see ``Job``.
+        start_timeout_s, stall_timeout_s: see ``Job``.
     """
 
-    strategy: str
-    options: Mapping[str, Any] | None = None
-    workers: int | None = None
-    ps: int | None = None
-    hosts: str | None = None
-    controller: str | None = None
-    min_workers: int | None = None
-    max_workers: int | None = None
-    host_discovery: str | None = None
-    start_timeout_s: float = 120.0
-    stall_timeout_s: float | None = 300.0
+    strategy: str = option("auto", f"How to train: {', '.join(REGISTRY)}, or auto.")
+    options: Mapping[str, Any] | None = option(
+        None,
+        "An option of the strategy, such as precision=mixed_float16, accumulate_steps=4, "
+        "recompute=blocks, lr_scaling=linear; an unknown one lists all. Repeatable.",
+        metavar="KEY=VALUE",
+    )
+    workers: int | None = option(None, "Number of processes.", least=1)
+    ps: int | None = option(
+        None,
+        "Number of parameter servers, beside the workers and a chief.  [default: 1, where the "
+        "strategy has them]",
+        metavar="M",
+        least=1,
+    )
+    hosts: str | None = option(None, "Hosts with their slots.", metavar="A:2,B:2")
+    controller: str | None = option(
+        None,
+        "What starts and connects the processes of horovod.  [default: mpi]",
+        choices=CONTROLLERS,
+    )
+    min_workers: int | None = option(
+        None,
+        "Makes the job elastic: when workers are lost, those that are left go on from "
+        "the last step kept in memory, as long as there are N.",
+        metavar="N",
+        least=1,
+    )
+    max_workers: int | None = option(
+        None, "Elastic: most workers at a time.  [default: --workers]", metavar="M", least=1
+    )
+    host_discovery: str | None = option(
+        None,
+        "Elastic: a program that prints the slots there are, as localhost:2; asked every "
+        "second. Fewer and then more again brings new workers.",
+        metavar="SCRIPT",
+    )
+    start_timeout_s: float = option(
+        120.0, "Until every process must have started.", metavar="SECONDS"
+    )
+    stall_timeout_s: float | None = option(
+        300.0, "Longest silence of a running job.", metavar="SECONDS"
+    )
 
     @property
     def place(self) -> Topology | None:
-        """Where this process stands among ranks that something else has started."""
-        return standing(self.workers, self.hosts, self.controller)
+        """Where this process stands among others that srun, mpirun or SageMaker has started.
+
+        None when it is the only one, and where processes are asked for anew.
+        """
+        if (self.workers, self.hosts, self.controller) != (None, None, None):
+            return None
+        place = topology.current()
+        return place if place.world_size > 1 else None
 
     @property
     def is_chief(self) -> bool:
@@ -99,8 +117,7 @@ class Where:
     def job(self, command: list[str]) -> Job:
         """Returns the job that runs ``command`` as the processes that the strategy needs.
 
-        In a process that is one of several ranks already, see ``standing``, it is the job of that
-        rank.
+        In a process that is one of several ranks already, see ``place``, it is that rank's job.
 
         Args:
             command: argument list of one process.

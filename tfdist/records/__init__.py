@@ -25,12 +25,6 @@ def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'tfdist.records' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
-    if name in ("write", "adopt"):
-        from tfdist.records import in_python
-
-        value = in_python.for_programs(
-            value, in_python.OF_WRITE if name == "write" else in_python.OF_ADOPT
-        )
     globals()[name] = value
     return value
 

@@ -87,9 +87,9 @@ def evaluate(
     """
     name = None if model is None else model_path.of(model)
     found = find([os.fspath(each) for each in trained], name)
-    where, note = ranks.asked("tfdist.evaluate", found[0].model, strategy, options, **processes)
-    if note is not None:
-        print(note, flush=True)
+    where = ranks.asked(
+        "tfdist.evaluate", found[0].model, strategy=strategy, options=options, **processes
+    )
     check_count("global_batch_size", global_batch_size)
     return carry_out(where, found, data=os.fspath(data), global_batch_size=global_batch_size)
 
@@ -152,8 +152,6 @@ def carry_out(
             "weights": os.path.abspath(each.weights),
             "data": data,
             "pad_to": each.pad_to,
-            "strategy": where.strategy,
-            "options": where.options,
             "global_batch_size": global_batch_size,
         }
 

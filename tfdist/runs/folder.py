@@ -14,6 +14,7 @@ training ends what was begun.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import re
@@ -26,6 +27,7 @@ from typing import Any
 from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import read_config, write_json
+from tfdist.runs.settings import Settings
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.folder_lock import FolderLock
 
@@ -43,10 +45,7 @@ _UNFINISHED = re.compile(
 _UNFINISHED_MODEL = re.compile(r"\.(model|best)\.keras-[a-z0-9_]{8}", re.ASCII)
 # What a resumed training must share with the one it goes on from.
 _FILES_ON_RESUME = ("model", "data")
-_SAME_ON_RESUME = (
-    *("global_batch_size", "seed", "augment", "pad_to", "bucket_by_length"),
-    *("init_weights", "lr", "class_weight", "save_best", "limit_steps"),
-)
+_SAME_ON_RESUME = [o.name for o in dataclasses.fields(Settings) if o.metadata["same_on_resume"]]
 
 
 class RunFolder:

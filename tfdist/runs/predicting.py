@@ -17,7 +17,7 @@ from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count
+from tfdist.training.engine.options import check_count, picked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,20 +113,7 @@ def predict(
         TfdistError: a mistake of the user's, here or on a rank.
         RankFailedError: a process failed otherwise; its last lines were printed.
     """
-    where, note = ranks.asked(
-        "tfdist.predict",
-        model,
-        strategy,
-        options,
-        workers=workers,
-        ps=ps,
-        hosts=hosts,
-        controller=controller,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-    )
-    if note is not None:
-        print(note, flush=True)
+    where = ranks.asked("tfdist.predict", model, **picked(Where, locals()))
     check_count("global_batch_size", global_batch_size)
     return carry_out(
         where,
@@ -170,8 +157,6 @@ def carry_out(
             "trained_on": training,
             "pad_to": None,
             "output": os.path.abspath(output),
-            "strategy": where.strategy,
-            "options": where.options,
             "global_batch_size": global_batch_size,
         }
         outputs: dict[str, tuple[tuple[int, ...], str]] = {}

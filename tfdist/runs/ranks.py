@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from tfdist.compat import check_versions, follow_program
@@ -42,17 +43,14 @@ def chosen(strategy: str, workers: int | None) -> tuple[str, str | None]:
     return name, f"strategy '{name}', because {workers} workers were asked for{why}"
 
 
-def asked(
-    call: str, model: Any, strategy: str, options: Mapping[str, Any] | None, **processes: Any
-) -> tuple[Where, str | None]:
-    """Returns what a call from Python asks for, and what to say of the choice; see ``chosen``.
+def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where:
+    """Returns where a call from Python is to run, and prints what there is to say of the choice.
 
     Args:
         call: as its user writes it, such as "tfdist.train".
         model: as ``tfdist.train`` takes it.
-        strategy: a registered name, or "auto".
-        options: of the strategy.
-        processes: the other attributes of ``Where``.
+        verbose: whether to print.
+        given: attributes of ``Where``.
 
     Raises:
         OptionError: it cannot be had, or a rank asks for it.
@@ -61,8 +59,9 @@ def asked(
     _refuse_within_rank(call)
     follow_program(os.environ, model_path.of(model).rpartition(":")[0])
     check_versions()
-    name, note = chosen(strategy, processes.get("workers"))
-    where = Where(strategy=name, options=dict(options or {}), **processes)
+    where = Where(**given)
+    name, note = chosen(where.strategy, where.workers)
+    where = replace(where, strategy=name, options=dict(where.options or {}))
     check_options(name, where.options)
     check_deadline("start_timeout_s", where.start_timeout_s)
     check_deadline("stall_timeout_s", where.stall_timeout_s)
@@ -70,7 +69,9 @@ def asked(
         if count is not None:
             check_count(option, count)
     jobs.check_keras(name)
-    return where, note
+    if note is not None and verbose:
+        print(note, flush=True)
+    return where
 
 
 def _refuse_within_rank(call: str) -> None:
@@ -98,7 +99,7 @@ def run(
 
     Args:
         module: a rank program, see ``main``.
-        config: JSON-able; a restart adds ``"resume": True``.
+        config: JSON-able; the strategy is added, and by a restart ``"resume": True``.
         where: the processes.
         on_event: called with (rank, event); beside those of ranks with "said", for each line that
             tfdist prints on one, and "restart".
@@ -115,8 +116,9 @@ def run(
     left_alone: dict[int, str] = {}
 
     def make_job(attempt: int) -> supervisor.Job:
-        again = {"resume": True} if attempt else {}
-        job = where.job([sys.executable, "-m", module, json.dumps(config | again)])
+        told = config | {"strategy": where.strategy, "options": where.options}
+        told |= {"resume": True} if attempt else {}
+        job = where.job([sys.executable, "-m", module, json.dumps(told)])
         # TensorFlow reports missing CUDA libraries as errors; what matters it raises.
         job.env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         job.env[_IS_RANK] = "1"

@@ -1,11 +1,11 @@
-"""What a training is asked for, however it was asked: options of a command, or of a call."""
+"""What a training can be asked for, by a command, a call or a job: one table, and its use."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,34 +14,153 @@ from tfdist.errors import OptionError
 from tfdist.runs import monitors
 from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count, check_seed
+from tfdist.training.engine.options import check_count, check_seed, option, picked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class OfData:
+    """How records are read, and what they count."""
+
+    augment: str | Sequence[str] | None = option(
+        None,
+        "Change the images that are trained on at random, anew in each epoch: flip, crop, "
+        "color, or several with commas. Validation and test see them as they are.",
+        metavar="NAMES",
+        same_on_resume=True,
+    )
+    pad_to: int | str | None = option(
+        None,
+        "Pad features of variable length to the longest record of each global batch, or to a "
+        "multiple of N, instead of all to one length.",
+        metavar="batch|N",
+        same_on_resume=True,
+    )
+    bucket_by_length: bool | Sequence[int] = option(
+        False,
+        "With --pad-to: train on batches of records of similar lengths.",
+        same_on_resume=True,
+    )
+    class_weight: str | Mapping[Any, float] | None = option(
+        None,
+        "What the records of each class count in the loss: written out, in a JSON file, or "
+        "balanced, with which each class counts alike.",
+        metavar="balanced|0=1.0,1=2.0|FILE",
+        same_on_resume=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfOutput:
+    """What is kept while it trains."""
+
+    checkpoint_every: int | None = option(
+        None, "Also write checkpoints within epochs.", metavar="STEPS", least=1
+    )
+    keep: int = option(3, "Checkpoints to keep.", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a training begins, and begins again; of a call alone, whose results do not tell."""
+
+    max_restarts: int = option(
+        0,
+        "When a process is lost: end all, start all again, and go on from the last checkpoint.",
+        metavar="R",
+        least=0,
+    )
+    resume: bool = option(False, "Go on from the last checkpoint in --output.")
+    overwrite: bool = option(
+        False,
+        "Replace an earlier training in --output, when the first epoch has ended; nothing "
+        "else there is touched.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfLearning:
+    """From what it begins, and how far it goes."""
+
+    epochs: int = option(5, least=1)
+    global_batch_size: int = option(
+        128, "Records in one step, over all replicas.", least=1, same_on_resume=True
+    )
+    init_weights: str | None = option(
+        None,
+        "Begin with the weights of this file, .keras or .weights.h5, of an earlier training.",
+        metavar="FILE",
+        same_on_resume=True,
+        in_job="channel",
+    )
+    lr: float | None = option(
+        None,
+        "The learning rate, in place of the one that the model was compiled with.",
+        metavar="RATE",
+        same_on_resume=True,
+    )
+    seed: int = option(0, "Of weights and order.", same_on_resume=True)
+    limit_steps: int | None = option(
+        None,
+        "A dry run: N steps of each epoch, of validation and of the test; the last of them on "
+        "a third of a batch, as an epoch may end.",
+        metavar="N",
+        least=1,
+        same_on_resume=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(OfLearning, OfOutput, OfData):
     """All but model, data, output, and the processes; ``tfdist.train`` says what each means."""
 
-    epochs: int = 5
-    global_batch_size: int = 128
-    seed: int = 0
-    init_weights: str | None = None
-    lr: float | None = None
-    augment: str | Sequence[str] | None = None
-    pad_to: int | str | None = None
-    bucket_by_length: bool | Sequence[int] = False
-    class_weight: str | Mapping[Any, float] | None = None
-    early_stopping: str | Mapping[str, Any] | None = None
-    save_best: str | Mapping[str, Any] | None = None
-    callbacks: str | Callable[[], Any] | None = None
-    limit_steps: int | None = None
-    tensorboard: str | None = None
-    mlflow: str | None = None
-    wandb: str | None = None
-    metrics_file: str | None = None
-    profile: str | None = None
-    checkpoint_every: int | None = None
-    keep: int = 3
-    stop_on_nan: bool = True
+    early_stopping: str | Mapping[str, Any] | None = option(
+        None,
+        "End the training when a number such as val_loss has not become better for so many "
+        "epochs. Also: min_delta, mode, baseline, start_from_epoch, restore_best_weights.",
+        metavar="NAME,patience=N,...",
+    )
+    save_best: str | Mapping[str, Any] | None = option(
+        None,
+        "Write the model of the best epoch by a number such as val_accuracy to best.keras.",
+        metavar="NAME",
+        same_on_resume=True,
+    )
+    callbacks: str | Callable[[], Any] | None = option(  # noqa: RUF009
+        None,
+        "A function that returns a list of Keras callbacks; every rank calls it.",
+        metavar="FILE.py:NAME",
+        in_job="code",
+    )
+    stop_on_nan: bool = option(
+        True, "End with exit code 1 after an epoch whose loss is no finite number."
+    )
+    tensorboard: str | None = option(
+        None, "Write logs for TensorBoard there.", metavar="DIR", in_job="logs"
+    )
+    mlflow: str | None = option(
+        None,
+        "Tell MLflow, at this tracking URI; alone, at the one that MLflow itself knows.",
+        metavar="[URI]",
+        alone="",
+    )
+    wandb: str | None = option(
+        None,
+        "Tell Weights & Biases.  [default project: tfdist, or WANDB_PROJECT]",
+        metavar="[PROJECT]",
+        alone="",
+    )
+    metrics_file: str | None = option(
+        None,
+        "Keep the newest numbers in this file, in Prometheus' text format.",
+        metavar="FILE.prom",
+        in_job="never",
+    )
+    profile: str | None = option(
+        None,
+        "Write a trace of five steps of rank 0 there, for TensorBoard's page Profile.",
+        metavar="DIR",
+        in_job="logs",
+    )
 
     def to_config(self, splits: Mapping[str, str]) -> dict[str, Any]:
         """Returns what ranks read: JSON-able.
@@ -56,13 +175,13 @@ class Settings:
         from tfdist.records.reading.augmentation import parse_presets
         from tfdist.runs.class_weights import class_weights
 
-        for option in ("epochs", "global_batch_size", "keep", "checkpoint_every", "limit_steps"):
-            if getattr(self, option) is not None:
-                check_count(option, getattr(self, option))
+        for each in fields(Settings):
+            if each.metadata["least"] is not None and getattr(self, each.name) is not None:
+                check_count(each.name, getattr(self, each.name))
         check_seed(self.seed)
-        for option in ("tensorboard", "profile"):
-            if getattr(self, option) is not None:
-                _check_writable(option, getattr(self, option))
+        for name in ("tensorboard", "profile"):
+            if getattr(self, name) is not None:
+                _check_writable(name, getattr(self, name))
         if self.init_weights is not None:
             init_weights.check(self.init_weights)
         padding = padding_of(self.pad_to, self.bucket_by_length)
@@ -70,13 +189,13 @@ class Settings:
         if padding is not None and padding.buckets is not None:
             buckets = list(padding.buckets) or True
         stopping, best = self.early_stopping, self.save_best
-        for option, parsed in (
+        for name, parsed in (
             ("early_stopping", stopping := stopping and monitors.early_stopping(stopping)),
             ("save_best", best := best and monitors.save_best(best)),
         ):
             if parsed and parsed["monitor"].startswith("val_") and "validation" not in splits:
                 raise OptionError(
-                    f"{option} must name a number of the training, where there is no validation",
+                    f"{name} must name a number of the training, where there is no validation",
                     received=parsed["monitor"],
                     mend="Give data with the split validation, or watch the training: "
                     f"{parsed['monitor'].removeprefix('val_')}",
@@ -87,32 +206,18 @@ class Settings:
                 received=f"one for {urlsplit(self.mlflow).hostname}",
                 mend="Set MLFLOW_TRACKING_URI in the environment and give --mlflow alone",
             )
-        return {
-            "epochs": self.epochs,
-            "global_batch_size": self.global_batch_size,
-            "seed": self.seed,
-            "init_weights": self.init_weights,
+        return picked(Settings, vars(self)) | {
             "lr": None if self.lr is None else _rate(self.lr),
             "augment": None if self.augment is None else ",".join(parse_presets(self.augment)),
-            "pad_to": self.pad_to,
             "bucket_by_length": buckets,
             "class_weight": self.class_weight and class_weights(self.class_weight, splits["train"]),
             "early_stopping": stopping or None,
             "save_best": best or None,
             "callbacks": self.callbacks and model_path.of(self.callbacks, model_path.CALLBACKS),
-            "limit_steps": self.limit_steps,
-            "tensorboard": self.tensorboard,
-            "mlflow": self.mlflow,
-            "wandb": self.wandb,
-            "metrics_file": self.metrics_file,
-            "profile": self.profile,
-            "checkpoint_every": self.checkpoint_every,
-            "keep": self.keep,
-            "stop_on_nan": self.stop_on_nan,
         }
 
 
-def _check_writable(option: str, folder: str) -> None:
+def _check_writable(name: str, folder: str) -> None:
     """Raises:
     OptionError: nothing can be written there, which would end the training in its first step.
     """
@@ -125,7 +230,7 @@ def _check_writable(option: str, folder: str) -> None:
             pass
     except OSError as error:
         raise OptionError(
-            f"{option} must be a folder that can be written",
+            f"{name} must be a folder that can be written",
             received=f"{folder}: {error.strerror}",
             mend="Choose another folder",
         ) from None

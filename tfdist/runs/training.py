@@ -21,9 +21,10 @@ from tfdist.runs.files import read_history
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
-from tfdist.runs.settings import Settings
+from tfdist.runs.settings import Settings, Start
 from tfdist.runs.trackers import tracked
 from tfdist.training.engine import model_path
+from tfdist.training.engine.options import picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -186,67 +187,26 @@ def train(
         RankFailedError: a process failed otherwise; its last lines were printed.
         DivergedError: the loss is no finite number any more.
     """
-    where, note = ranks.asked(
-        "tfdist.train",
-        model,
-        strategy,
-        options,
-        workers=workers,
-        ps=ps,
-        hosts=hosts,
-        controller=controller,
-        min_workers=min_workers,
-        max_workers=max_workers,
-        host_discovery=host_discovery,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-    )
-    if note is not None and verbose:
-        print(note, flush=True)
+    given = locals()
+    where = ranks.asked("tfdist.train", model, verbose=verbose, **picked(Where, given))
     config = training_config(
         where,
         model=model_path.of(model),
         data=os.fspath(data),
         output=Path(output),
-        settings=Settings(
-            epochs=epochs,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            init_weights=init_weights,
-            lr=lr,
-            augment=augment,
-            pad_to=pad_to,
-            bucket_by_length=bucket_by_length,
-            class_weight=class_weight,
-            early_stopping=early_stopping,
-            save_best=save_best,
-            callbacks=callbacks,
-            limit_steps=limit_steps,
-            tensorboard=tensorboard,
-            mlflow=mlflow,
-            wandb=wandb,
-            metrics_file=metrics_file,
-            profile=profile,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            stop_on_nan=stop_on_nan,
-        ),
+        settings=Settings(**picked(Settings, given)),
         resume=resume,
     )
     progress = (Progress if verbose else Silent)(epochs, on_event=on_event)
-    return carry_out(
-        config, where, progress, resume=resume, overwrite=overwrite, max_restarts=max_restarts
-    )
+    return carry_out(config, where, progress, Start(**picked(Start, given)))
 
 
 def carry_out(
     config: dict[str, Any],
     where: Where,
     progress: Progress,
+    start: Start,
     *,
-    resume: bool = False,
-    overwrite: bool = False,
-    max_restarts: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Run | None:
     """Trains as ``config`` says; see ``train`` for what it returns and raises.
@@ -255,8 +215,10 @@ def carry_out(
         config: see ``training_config``.
         where: the processes.
         progress: is told of all events.
+        start: how it begins.
         tell: is told in one line what became of a training that was to replace another.
     """
+    resume, overwrite = start.resume, start.overwrite
     if resume and overwrite:
         raise OptionError("one of --resume and --overwrite must be left out", received="both")
     if topology.is_evaluator(os.environ):
@@ -271,12 +233,14 @@ def carry_out(
     if not where.is_chief:
         with scratch_folder() if url else contextlib.nullcontext(config["output"]) as output:
             config = config | {"output": str(output)}
-            ranks.run(RANK, config, where, lambda rank, event: None, max_restarts=max_restarts)
+            ranks.run(
+                RANK, config, where, lambda rank, event: None, max_restarts=start.max_restarts
+            )
         return None
     if url is None:
         folder = RunFolder(config["output"])
         with folder.taken(config, resume=resume, overwrite=overwrite, tell=tell):
-            return _carried_out(folder, config, where, progress, max_restarts)
+            return _carried_out(folder, config, where, progress, start)
     from tfdist.runs.uploads import uploading
 
     with uploading(url, resume=resume, overwrite=overwrite, tell=tell) as uploads:
@@ -288,7 +252,7 @@ def carry_out(
         folder = RunFolder(uploads.folder)
         # What the folder says of itself is true of the bucket.
         with folder.taken(config | {"output": url}, resume=resume, tell=tell):
-            run = _carried_out(folder, config, where, progress, max_restarts, note)
+            run = _carried_out(folder, config, where, progress, start, note)
     curves = run.curves.replace(str(folder.path), url)
     return replace(run, url=url, curves=curves)
 
@@ -298,7 +262,7 @@ def _carried_out(
     config: dict[str, Any],
     where: Where,
     progress: Progress,
-    max_restarts: int,
+    start: Start,
     note: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> Run:
     """Trains in a folder that is taken.
@@ -313,7 +277,7 @@ def _carried_out(
         if url := url_of(config["output"]):
             config = config | {"url": url}
         config = config | {"output": str(folder.path)}
-        ranks.run(RANK, config, where, note or progress.take, max_restarts=max_restarts)
+        ranks.run(RANK, config, where, note or progress.take, max_restarts=start.max_restarts)
         if progress.diverged is not None:
             draw(folder, where.strategy, ["loss"])
             raise _diverged(progress.diverged)

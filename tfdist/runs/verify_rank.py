@@ -24,11 +24,7 @@ def verify(config: dict[str, Any]) -> None:
             model_path.load(config["model"]),
             config["data"],
             strategy,
-            steps=config["steps"],
-            global_batch_size=config["global_batch_size"],
-            seed=config["seed"],
-            tolerance=config["tolerance"],
-            explain=config["explain"],
+            **config["comparing"],
         )
         if report is not None:
             write_json(Path(config["report"]), dataclasses.asdict(report))

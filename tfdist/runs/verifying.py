@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.training import find_splits
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count, check_seed
+from tfdist.training.engine.options import check_count, check_seed, option, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
 
 RANK = "tfdist.runs.verify_rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """How a strategy is compared with one device; ``verify`` says what each means."""
+
+    steps: int = option(20, "Of more than an epoch has, whole epochs are taken.", least=1)
+    global_batch_size: int = option(64, "Records in one step, over all replicas.", least=1)
+    seed: int = option(0, "Of weights and order.")
+    tolerance: float = 1e-5
+    explain: bool = option(
+        False, "Where weights part, look for the first layer and the first step. Takes longer."
+    )
 
 
 def verify(
@@ -77,49 +91,21 @@ def verify(
         TfdistError: a mistake of the user's, here or on a rank.
         RankFailedError: a process failed otherwise; its last lines were printed.
     """
+    given = locals()
     if not isinstance(strategy, str):
         from tfdist import equivalence
 
-        _refuse_processes(
-            options=options, workers=workers, ps=ps, hosts=hosts, controller=controller
-        )
+        _refuse_processes(given)
         return equivalence.verify(
-            model_fn,
-            data,
-            strategy,
-            steps=steps,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            tolerance=tolerance,
-            batched=batched,
-            explain=explain,
+            model_fn, data, strategy, batched=batched, **picked(Comparing, given)
         )
-    where, note = ranks.asked(
-        "tfdist.verify",
-        model_fn,
-        strategy,
-        options,
-        workers=workers,
-        ps=ps,
-        hosts=hosts,
-        controller=controller,
-        start_timeout_s=start_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-    )
-    if note is not None:
-        print(note, flush=True)
+    where = ranks.asked("tfdist.verify", model_fn, **picked(Where, given))
     _check_data(data, batched)
-    check_count("steps", steps)
-    check_count("global_batch_size", global_batch_size)
     return carry_out(
         where,
         model=model_path.of(model_fn),
         data=os.fspath(data),
-        steps=steps,
-        global_batch_size=global_batch_size,
-        seed=seed,
-        tolerance=tolerance,
-        explain=explain,
+        comparing=Comparing(**picked(Comparing, given)),
     )
 
 
@@ -128,11 +114,7 @@ def carry_out(
     *,
     model: str,
     data: str,
-    steps: int,
-    global_batch_size: int,
-    seed: int,
-    explain: bool,
-    tolerance: float = 1e-5,
+    comparing: Comparing,
     on_event: Callable[[int, dict[str, Any]], None] = lambda rank, event: None,
 ) -> Report | None:
     """Compares on ``where``; see ``verify`` for what it returns and raises.
@@ -141,18 +123,14 @@ def carry_out(
         on_event: see ``ranks.run``.
     """
     model_path.check(model)
-    check_seed(seed)
+    check_count("steps", comparing.steps)
+    check_count("global_batch_size", comparing.global_batch_size)
+    check_seed(comparing.seed)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
         config = {
             "model": model,
             "data": find_splits(data)["train"],
-            "strategy": where.strategy,
-            "options": where.options,
-            "steps": steps,
-            "global_batch_size": global_batch_size,
-            "seed": seed,
-            "tolerance": tolerance,
-            "explain": explain,
+            "comparing": asdict(comparing),
             "report": str(Path(folder, "report.json")),
         }
         ranks.run(RANK, config, where, on_event)
@@ -161,11 +139,12 @@ def carry_out(
         return _read(json.loads(Path(config["report"]).read_text()))
 
 
-def _refuse_processes(**given: Any) -> None:
+def _refuse_processes(given: Mapping[str, Any]) -> None:
     """Raises:
     OptionError: what only a name takes was given beside a started strategy.
     """
-    named = [name for name, value in given.items() if value is not None]
+    names = ("options", "workers", "ps", "hosts", "controller")
+    named = [name for name in names if given[name] is not None]
     if named:
         raise OptionError(
             "options and processes must go with the name of a strategy",

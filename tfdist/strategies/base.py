@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, OptionError, cannot_write
 from tfdist.topology import Topology
+from tfdist.training.engine.options import picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,6 +59,8 @@ class Strategy(abc.ABC):
     """
 
     name: ClassVar[str]
+    #: Whether its batches may have several lengths.
+    takes_lengths: ClassVar[bool] = True
     #: What ``build`` lets the layers of a model compute in; None leaves Keras' own policy.
     precision: str | None = None
 
@@ -102,7 +105,6 @@ class Strategy(abc.ABC):
             ModelError: not a model, not compiled, or not one this strategy can train.
         """
 
-    @abc.abstractmethod
     def dataset(
         self,
         source: Any,
@@ -139,6 +141,33 @@ class Strategy(abc.ABC):
             bucket_by_length: whether the batches of an epoch hold records of similar lengths; a
                 list of rising lengths says which are similar. With ``pad_to``, for training.
         """
+        return self._feed(source, self._checked(DataOptions(**picked(DataOptions, locals()))))
+
+    def _checked(self, options: DataOptions) -> DataOptions:
+        """Returns what ``dataset`` was told.
+
+        Raises:
+            OptionError: batches of several lengths, where steps are made for one shape.
+        """
+        said = {"pad_to": options.pad_to, "bucket_by_length": options.bucket_by_length or None}
+        given = [f"{option}={value!r}" for option, value in said.items() if value is not None]
+        if given and not self.takes_lengths:
+            raise OptionError(
+                f"strategy '{self.name}' must be given batches of one length, which its steps are "
+                "made for",
+                received=", ".join(given),
+                mend="Leave it out and choose the length with `tfdist adopt DIR --max-length N`, "
+                "or use single, mirrored, horovod or multi_worker",
+            )
+        return options
+
+    def _feed(self, source: Any, options: DataOptions) -> Feed:
+        """Returns what ``dataset`` does."""
+        return make_feed(source, options, **self._share())
+
+    def _share(self) -> dict[str, Any]:
+        """Returns what of the records this process reads, as arguments of ``make_feed``."""
+        return {}
 
     @abc.abstractmethod
     def from_chief(self, value: Any) -> Any:
@@ -204,39 +233,6 @@ class Strategy(abc.ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class OfGlobalBatches(Strategy):
-    """A strategy whose fit, evaluate and predict read global batches."""
-
-    def dataset(
-        self,
-        source: Any,
-        *,
-        global_batch_size: int,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
-    ) -> Feed:
-        options = DataOptions(
-            global_batch_size=global_batch_size,
-            training=training,
-            seed=seed,
-            map_fn=map_fn,
-            record_fn=record_fn,
-            batched=batched,
-            pad_to=pad_to,
-            bucket_by_length=bucket_by_length,
-        )
-        return self._feed(source, options)
-
-    @abc.abstractmethod
-    def _feed(self, source: Any, options: DataOptions) -> Feed:
-        """Returns what ``dataset`` does."""
 
 
 def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
@@ -376,21 +372,6 @@ def save_atomically(model: tf.keras.Model, path: str | os.PathLike) -> None:
             os.replace(written, target)
     except (OSError, tf.errors.OpError) as error:
         raise cannot_write(target, error) from error
-
-
-def refuse_lengths(name: str, pad_to: int | str | None, bucket_by_length: Any) -> None:
-    """Raises:
-    OptionError: batches of several lengths for a strategy whose steps are made for one shape.
-    """
-    said = {"pad_to": pad_to, "bucket_by_length": bucket_by_length or None}
-    given = [f"{option}={value!r}" for option, value in said.items() if value is not None]
-    if given:
-        raise OptionError(
-            f"strategy '{name}' must be given batches of one length, which its steps are made for",
-            received=", ".join(given),
-            mend="Leave it out and choose the length with `tfdist adopt DIR --max-length N`, or "
-            "use single, mirrored, horovod or multi_worker",
-        )
 
 
 def make_feed(

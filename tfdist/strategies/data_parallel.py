@@ -12,12 +12,11 @@ from tfdist.errors import LaunchError, OptionError
 from tfdist.strategies.base import (
     DataOptions,
     ModelOrFn,
-    OfGlobalBatches,
+    Strategy,
     check_folder,
-    make_feed,
     save_atomically,
 )
-from tfdist.training.engine.options import StepOptions
+from tfdist.training.engine.options import StepOptions, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tfdist.training.model.scaling import Scaling
 
 
-class DataParallel(OfGlobalBatches):
+class DataParallel(Strategy):
     """Trains the same model on every replica; an engine gives the ``Collective`` between them.
 
     Args:
@@ -75,15 +74,7 @@ class DataParallel(OfGlobalBatches):
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
         self._warmup_epochs = warmup_epochs
-        self._step = StepOptions(
-            precision=precision,
-            accumulate_steps=accumulate_steps,
-            recompute=recompute,
-            sync_batch_norm=sync_batch_norm,
-            shard=shard,
-            offload=offload,
-            offload_dir=offload_dir,
-        )
+        self._step = StepOptions(**picked(StepOptions, locals()))
         if self._step.offloads_slots and not self.slots_can_be_offloaded:
             raise OptionError(
                 "offload='optimizer' must have one replica in a process, as single and horovod "
@@ -153,28 +144,29 @@ class DataParallel(OfGlobalBatches):
             options=self._step,
         )
 
+    def _share(self) -> dict[str, Any]:
+        replicas = self.connect()
+        return {
+            "parts": replicas.num_processes,
+            "part": replicas.process,
+            "splits": replicas.num_replicas // replicas.num_processes,
+            "gather": replicas.gather,
+        }
+
     def _feed(self, source: Any, options: DataOptions) -> Feed:
-        collective = self.connect()
         of_each = self._step.accumulate_steps
-        microbatches = collective.num_replicas * of_each
+        microbatches = self.num_replicas * of_each
         size = options.global_batch_size
         is_size = isinstance(size, int) and size > 0
         if options.training and of_each > 1 and is_size and size < microbatches:
             raise OptionError(
                 "a global batch must have a row for each microbatch of each replica",
-                received=f"global_batch_size={size}, {collective.num_replicas} "
+                received=f"global_batch_size={size}, {self.num_replicas} "
                 f"replicas with accumulate_steps={of_each}",
                 mend=f"Choose a global batch size of {microbatches} or more, since it is what one "
                 "update sees",
             )
-        return make_feed(
-            source,
-            options,
-            parts=collective.num_processes,
-            part=collective.process,
-            splits=collective.num_replicas // collective.num_processes,
-            gather=collective.gather,
-        )
+        return super()._feed(source, options)
 
     def from_chief(self, value: Any) -> Any:
         # Gathered, not broadcast: a chief that broadcasts returns before the others have come.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import topology
 from tfdist.errors import OptionError
-from tfdist.strategies.base import OfGlobalBatches
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.horovod.strategy import Horovod
 from tfdist.strategies.multi_worker.strategy import MultiWorker
@@ -50,7 +50,7 @@ class Place:
     devices: tuple[str, ...]
 
 
-class ModelParallel(OfGlobalBatches):
+class ModelParallel(Strategy):
     """A strategy that divides one model inside of a process, or of each rank.
 
     Args:
@@ -58,7 +58,7 @@ class ModelParallel(OfGlobalBatches):
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         shares_of_each: parts that a process divides its rows into.
         replicas: the strategy of which each rank holds a model; None: one process is all.
-        precision: what the layers that model_fn makes compute in; see ``StepOptions``.
+        precision: what the layers that model_fn makes compute in; see ``DataParallel``.
     """
 
     def __init__(
@@ -123,7 +123,6 @@ class ModelParallel(OfGlobalBatches):
         return self._ranks.connect()
 
     def _share(self) -> dict[str, Any]:
-        """Returns what of the records this process reads, as arguments of ``make_feed``."""
         ranks = self.connect()
         return {"parts": ranks.num_processes, "part": ranks.process, "gather": ranks.gather}
 

@@ -22,7 +22,7 @@ class OneProcessStrategy(Strategy):
         lr_scaling: "linear" or "sqrt" multiplies the learning rate by (the root of) the replicas.
         warmup_epochs: epochs in which the learning rate climbs to its scaled value.
         num_replicas: that share a global batch.
-        precision: what the layers that model_fn makes compute in; see ``StepOptions``.
+        precision: what the layers that model_fn makes compute in; see ``DataParallel``.
     """
 
     def __init__(

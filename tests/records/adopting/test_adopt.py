@@ -45,7 +45,7 @@ def test_imagenet_of_model_garden(tmp_path):
     assert (x.name, x.shape, x.encoding) == ("image/encoded", (None, None, 3), "jpeg")
     assert (y.name, y.shape, y.dtype) == ("image/class/label", (), "int64")
     assert manifest.splits["train"].class_counts == {1: 2, 2: 2, 3: 2}
-    assert any("--first-class 1" in note for note in notes)
+    assert any("first_class=1" in note for note in notes)
     # Again, counted from 1: what was taken stays taken.
     notes = []
     again = adopt(folder, first_class=1, tell=notes.append)
@@ -361,7 +361,7 @@ def test_files_without_records_are_left_out_and_said(tmp_path):
 
 def test_options_that_cannot_hold(tmp_path):
     write(tmp_path / "a.tfrecord", [example(x=[0.5, 1.0], label=-1)])
-    with pytest.raises(DataError, match="--first-class -1"):
+    with pytest.raises(DataError, match="first_class=-1"):
         adopt(tmp_path)
     with pytest.raises(TfdistError, match="an image"):
         adopt(tmp_path, first_class=-1, resize="4x4")

@@ -33,7 +33,7 @@ def photos(request, tmp_path):
 
 
 def test_a_cut_image_is_not_written(photos, tmp_path):
-    with pytest.raises(DataError, match=r"photos/b/3\.(jpeg|png): .* --no-decode"):
+    with pytest.raises(DataError, match=r"photos/b/3\.(jpeg|png): .* decode=False"):
         write(photos, tmp_path / "data", split="train=1", num_shards=1)
     assert not (tmp_path / "data").exists()
 

@@ -92,5 +92,5 @@ def test_processes(tmp_path):
     assert told["none"] == [[], [], 0]
     assert told["error"] == "every job must be well, but found error. Mend it."
     assert "must reach its end, but found one that was ended by SIGKILL. If memory" in told["lost"]
-    assert "ended by SIGKILL. If memory was short, give fewer --workers, and go on" in told["kept"]
+    assert "ended by SIGKILL. If memory was short, give fewer workers=, and go on" in told["kept"]
     assert told["left"] == 0

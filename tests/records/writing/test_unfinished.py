@@ -170,14 +170,16 @@ def _end_at(records):
 def test_what_is_there_is_told_and_begun_anew_when_asked(tmp_path, table):
     left = ended(table, tmp_path / "out")
     for source in (table, np.zeros((80, 2))):
-        with pytest.raises(DataError, match=r"2 whole shards\. Go on with --resume, or begin anew"):
+        with pytest.raises(
+            DataError, match=r"2 whole shards\. Go on with resume=True, or begin anew"
+        ):
             write(source, tmp_path / "out")
     assert left.exists()
     write(table, tmp_path / "out", **OPTIONS, seed=1, overwrite=True)
     write(table, tmp_path / "whole", **OPTIONS, seed=1)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert not left.exists()
-    told = r"which holds something\. Remove it yourself, .* --overwrite gives up what a run"
+    told = r"which holds something\. Remove it yourself, .* overwrite=True gives up what a run"
     with pytest.raises(DataError, match=told):
         write(table, tmp_path / "out", **OPTIONS, overwrite=True)
 
@@ -288,7 +290,9 @@ def test_what_nothing_is_kept_of_begins_anew_and_says_so(tmp_path, monkeypatch, 
     with pytest.raises(KeyboardInterrupt):
         write(stream, tmp_path / "grown", progress=_end_at(40))
     monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
-    with pytest.raises(DataError, match=r"of which nothing is kept\. Begin anew with --overwrite"):
+    with pytest.raises(
+        DataError, match=r"of which nothing is kept\. Begin anew with overwrite=True"
+    ):
         write(stream, tmp_path / "grown", resume=True)
 
 

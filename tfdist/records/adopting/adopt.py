@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist.errors import CorruptShardError, DataError, OptionError
+from tfdist.errors import CorruptShardError, DataError, OptionError, spelt
 from tfdist.records.adopting import choose as roles
 from tfdist.records.adopting.choose import Chosen, Said
 from tfdist.records.adopting.describe import Described, describe
@@ -21,7 +21,7 @@ from tfdist.records.adopting.in_bucket import in_a_bucket_too
 from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
-from tfdist.records.adopting.which_files import Files, divide, find_files
+from tfdist.records.adopting.which_files import Files, divide, find_files, other_splits
 from tfdist.records.buckets.urls import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
@@ -165,14 +165,14 @@ def adopt(
         raise DataError(
             f"{folder} must not have a {MANIFEST_NAME} yet, when some of its files are adopted",
             received="one of tfdist",
-            mend=f"Write the manifest elsewhere with --out, or name the folder: "
+            mend=f"Write the manifest elsewhere with {spelt('out')}, or name the folder: "
             f"tfdist adopt {folder}",
         )
     if folder.is_dir() and not os.access(folder, os.W_OK):
         raise DataError(
             f"{folder} must be writable",
             received="one that is not",
-            mend="Write the manifest elsewhere with --out FOLDER",
+            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
         )
     told = read_folder(files.folder)
     if before is None or split is not None:
@@ -260,7 +260,7 @@ def _manifest_of(folder: Path) -> Manifest | None:
         raise DataError(
             f"{folder / MANIFEST_NAME} must be one of tfdist's, as another is never written over",
             received=error.rule if error.received is None else f"{error.rule}: {error.received}",
-            mend="Write the manifest elsewhere with --out FOLDER",
+            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
         ) from None
 
 
@@ -268,7 +268,7 @@ def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell)
     if not reading.is_said:
         tell(
             f"{home} has a manifest of tfdist already, and nothing was changed; say how its "
-            "records are read with --resize, --color or --max-length"
+            f"records are read with {spelt('resize')}, {spelt('color')} or {spelt('max_length')}"
         )
         return before
     manifest = replace(before, schema=reading.of(before.schema))
@@ -317,7 +317,7 @@ def _splits_of(before: Manifest, files: Files) -> tuple[dict[str, list[str]], li
         return splits, []
     return splits, [
         f"{len(others):,} files that were not adopted before are left aside: {listed(others)}; "
-        "to take them, say which they are with --split NAME=PATTERN"
+        f"to take them, say which they are with {other_splits()}"
     ]
 
 
@@ -376,7 +376,7 @@ def _scan(
         raise DataError(
             f"all files of {files.folder} must be compressed with gzip, or none",
             received=f"{some}, which is, and {other}, which is not",
-            mend="Adopt them apart, with --out",
+            mend=f"Adopt them apart, with {spelt('out')}",
         )
     if faults:
         raise _damaged(files.folder, faults)
@@ -426,7 +426,7 @@ def _damaged(folder: Path, faults: Sequence[Fault]) -> DamagedFilesError:
         f"all files that are adopted from {folder} must be whole TFRecord files of Examples",
         received=f"{len(faults):,} that {'is' if len(faults) == 1 else 'are'} not: {listed}"
         + (f"; and {more:,} more" if more > 0 else ""),
-        mend="Get them again, or take the others alone with --split NAME=PATTERN",
+        mend=f"Get them again, or take the others alone with {other_splits()}",
     )
     error.faults = tuple(faults)
     return error
@@ -469,10 +469,11 @@ def _schema(
         labels = f", {', '.join(chosen.labels)} as the label" if chosen.labels else ", no label"
         notes.append(
             f"read are {', '.join(chosen.inputs)} as the input{labels} (guessed: {chosen.guess}); "
-            "name others with --input and --label"
+            f"name others with {spelt('inputs', flag='--input')} and "
+            f"{spelt('labels', flag='--label')}"
         )
     elif not chosen.labels:
-        notes.append("no label is read; name one with --label")
+        notes.append(f"no label is read; name one with {spelt('labels', flag='--label')}")
     weights = (chosen.weight,) if chosen.weight else ()
     named = (("input", chosen.inputs), ("label", chosen.labels), ("weight", weights))
     features = []
@@ -503,7 +504,8 @@ def _schema(
     if ids and min(ids) == 1 and offset == 0:
         notes.append(
             f"the smallest class id of '{label.name}' is 1, and none is 0: if classes are numbered "
-            "from 1, adopt again with --first-class 1, which subtracts it when records are read"
+            f"from 1, adopt again with {spelt('first_class', 1)}, which subtracts it when records "
+            "are read"
         )
     if ids is None:
         notes.append(f"'{label.name}' has too many different values to count its classes")
@@ -530,8 +532,8 @@ def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:
             raise DataError(
                 "a sample weight must be 0 or more, and finite",
                 received=f"{odd[1]} in '{weight}' of {name}, record {odd[0]}",
-                mend="Write these records anew, or take the files without such with --split "
-                "NAME=PATTERN",
+                mend="Write these records anew, or take the files without such with "
+                f"{other_splits()}",
             )
 
 
@@ -544,13 +546,13 @@ def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
             "integer labels must be class ids, 0 or more",
             received=f"{min(ids)} in '{label.name}'"
             + (f", and first class {label.reading.offset}" if label.reading.offset else ""),
-            mend=f"If classes are numbered from there, say --first-class {min(ids)}",
+            mend=f"If classes are numbered from there, say {spelt('first_class', min(ids))}",
         )
     if label.classes is not None and largest >= len(label.classes):
         raise DataError(
             f"integer labels must be class ids, in 0 to {len(label.classes) - 1}",
             received=f"{largest} in '{label.name}'",
-            mend="Name all classes, or say with --first-class where their numbers begin",
+            mend=f"Name all classes, or say with {spelt('first_class')} where their numbers begin",
         )
 
 

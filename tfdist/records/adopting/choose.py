@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.adopting.describe import Described
 from tfdist.records.adopting.tfds import Folder
 from tfdist.records.writing.roles import WEIGHT, looks_like_label
@@ -138,7 +138,8 @@ def check_roles(place: str, chosen: Chosen, described: Mapping[str, Described]) 
             raise DataError(
                 f"'{name}' of {place} must be a feature that can be read",
                 received=f"one with {problem}",
-                mend="Choose others with --input and --label",
+                mend=f"Choose others with {spelt('inputs', flag='--input')} and "
+                f"{spelt('labels', flag='--label')}",
             )
     for name in chosen.labels:
         item = described[name]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.format.files import walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
@@ -112,7 +112,7 @@ def divide(
         if len(others) > 1:
             notes.append(
                 f"no file is named after a split ({listed(others)}): all are the split "
-                f"'{DEFAULT_SPLIT}'; say otherwise with --split NAME=PATTERN"
+                f"'{DEFAULT_SPLIT}'; say otherwise with {other_splits()}"
             )
     else:
         # Two words for one split, such as val and dev, stay apart.
@@ -204,3 +204,8 @@ def _absent(names: Sequence[str]) -> list[str]:
 def _by_number(name: str) -> list[tuple[bool, int, str]]:
     parts = re.split(r"(\d+)", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def other_splits() -> str:
+    """Returns how files are said to be a split, for messages."""
+    return spelt("split", {"NAME": "PATTERN"}, flag="--split NAME=PATTERN")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, spelt
 
 # One record in six for validation: the split of the field's textbooks.
 DEFAULT_SPLIT = "train=5,validation=1"
@@ -100,7 +100,8 @@ def assign(
             raise DataError(
                 f"split '{name}' must have at least one record",
                 received=f"none of {num_records} in all",
-                mend="Give it a larger share, or write one split alone: --split train=1",
+                mend="Give it a larger share, or write one split alone: "
+                + spelt("split", "train=1"),
             )
     return assigned
 

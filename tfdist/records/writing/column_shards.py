@@ -13,7 +13,7 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.clients.dealing import Partition, deal
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
@@ -168,7 +168,7 @@ def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
         raise DataError(
             f"split '{first}' must have at least one record for each shard",
             received=f"{len(first_rows)} records for {num_shards} shards",
-            mend="Choose fewer shards (--num-shards)",
+            mend=f"Choose fewer shards ({spelt('num_shards')})",
         )
 
 

@@ -11,7 +11,6 @@ from tfdist.records.clients.dealing import Partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.records.format.schema import Schema
-from tfdist.records.in_python import OF_WRITE, names_added
 from tfdist.records.writing.shard_files import Progress
 
 
@@ -73,4 +72,4 @@ class WriteOptions:
     def tell_notes(self, notes: Iterable[str]) -> None:
         """Prints them for a program; a caller with ``opened`` shows them itself."""
         for note in notes if self.opened is None else ():
-            print(f"tfdist: {names_added(note, OF_WRITE)}", flush=True)
+            print(f"tfdist: {note}", flush=True)

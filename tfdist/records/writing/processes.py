@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 
 # Work that is given a number for each part that is done.
 Work = Callable[[Any, Callable[[int], None]], Any]
@@ -94,7 +94,7 @@ def _received(connection: Connection, process: Any) -> tuple[str, int, Any]:
         raise DataError(
             "every process that writes shards must reach its end",
             received=f"one that was ended by {how}",
-            mend="If memory was short, give fewer --workers",
+            mend=f"If memory was short, give fewer {spelt('workers')}",
         ) from lost
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 
 WEIGHT = "sample_weight"
 _LABEL = re.compile(r"(label|target)s?|class(es)?|y", re.IGNORECASE)
@@ -122,12 +122,12 @@ def assign(
     client = asked.client
     if client is not None and client not in names:
         raise _missing(place, what, client, names)
-    labels = named(place, what, "--label", asked.label, names)
-    inputs = named(place, what, "--inputs", asked.inputs, names)
-    drop = named(place, what, "--drop", asked.drop, names) or ()
+    labels = named(place, what, spelt("label"), asked.label, names)
+    inputs = named(place, what, spelt("inputs"), asked.inputs, names)
+    drop = named(place, what, spelt("drop"), asked.drop, names) or ()
     weight = WEIGHT if WEIGHT in names else None
     if asked.weight is not None:
-        (weight,) = named(place, what, "--weight", [asked.weight], names)
+        (weight,) = named(place, what, spelt("weight"), [asked.weight], names)
         _check_not_both(place, what, (weight,), (*(labels or ()), *(inputs or ()), *drop))
     _check_apart(place, what, labels, inputs, drop, client)
     if weight in (*(labels or ()), *(inputs or ()), *drop, client):
@@ -233,14 +233,15 @@ def _guess(
         raise DataError(
             f"{place} must have a label {what} called label, target, class or y",
             received=f"{what}s {', '.join(free) or 'none'}",
-            mend="Name it: --label NAME, or --label NAME,NAME for several",
+            mend=f"Name it: {spelt('label', 'NAME')}, or {spelt('label', 'NAME,NAME')} for several",
         )
     candidates = like if len(like) > 1 else [*like, free[-1]]
     raise DataError(
         f"which {what}s of {place} are labels must be said where several may be",
         received=f"{', '.join(candidates)}",
-        mend=f"Name each that is one, --label {candidates[0]} or --label {','.join(candidates)}, "
-        "and the inputs (--inputs NAME,...) or what to leave out (--drop NAME,...)",
+        mend=f"Name each that is one, {spelt('label', candidates[0])} or "
+        f"{spelt('label', ','.join(candidates))}, and the inputs ({spelt('inputs', 'NAME,...')}) "
+        f"or what to leave out ({spelt('drop', 'NAME,...')})",
     )
 
 
@@ -256,6 +257,6 @@ def _check_none_is_a_label(
             received=f"{what}{'s' if len(odd) > 1 else ''} {', '.join(odd)} beside the label "
             f"{', '.join(labels)}",
             mend=f"Say what {'they are' if len(odd) > 1 else 'it is'}: "
-            f"--label {','.join([*labels, *odd])}, --drop {','.join(odd)}, or name the inputs, "
-            f"--inputs {','.join(left)}",
+            f"{spelt('label', ','.join([*labels, *odd]))}, {spelt('drop', ','.join(odd))}, or name "
+            f"the inputs, {spelt('inputs', ','.join(left))}",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.files import walk
 from tfdist.records.format.splits import SPLITS, split_of_word
@@ -77,7 +77,7 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
         raise DataError(
             "every .txt file must be text that can be read",
             received=count + "; ".join(found.bad[:_SHOWN]),
-            mend="Mend them, or leave them out with --skip-bad",
+            mend=f"Mend them, or leave them out with {spelt('skip_bad', True)}",
         )
     if not found.texts:
         raise DataError(f"the class folders of {folder} must hold .txt files", received="none")

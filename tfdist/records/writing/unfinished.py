@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__
-from tfdist.errors import DataError, InUseError, OptionError
+from tfdist.errors import DataError, InUseError, OptionError, spelt
 from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import ShardInfo
 from tfdist.records.writing.journal import Journal
@@ -113,7 +113,7 @@ class Unfinished:
             self.notes.append("nothing was kept of an earlier run: this one began anew")
         elif resume:
             raise DataError(
-                "--resume must find the shards of a run that was ended",
+                f"{spelt('resume', True)} must find the shards of a run that was ended",
                 received=f"no {self.folder}",
                 mend="Leave it out, to begin",
             )
@@ -156,12 +156,13 @@ class Unfinished:
         digest = hashlib.sha256(plan.encode()).hexdigest()
         if self._now.setdefault("plan", digest) != digest:
             raise DataError(
-                "--resume must find the records that the run which was ended found",
+                f"{spelt('resume', True)} must find the records that the run which was ended found",
                 received="others" + (", in the same files" if self.is_of_files else ""),
                 mend="Other versions of packages may read them otherwise: begin anew with "
-                "--overwrite"
+                + spelt("overwrite", True)
                 if self.is_of_files
-                else "Give the same in the same order, or begin anew with --overwrite",
+                else "Give the same in the same order, or begin anew with "
+                + spelt("overwrite", True),
             )
         if not self.is_resumed:
             return {}
@@ -208,7 +209,7 @@ class Unfinished:
             yield
         except (KeyboardInterrupt, SystemExit):
             if self._is_begun:
-                told = f"{self._told()} is kept; --resume goes on"
+                told = f"{self._told()} is kept; {spelt('resume', True)} goes on"
                 print(f"tfdist: {told}", file=sys.stderr, flush=True)
             raise
         except DataError as error:
@@ -216,7 +217,7 @@ class Unfinished:
                 raise DataError(
                     error.rule,
                     received=error.received,
-                    mend=f"{error.mend or 'Mend that'}, and go on with --resume: "
+                    mend=f"{error.mend or 'Mend that'}, and go on with {spelt('resume', True)}: "
                     f"{self._told()} is kept",
                 ) from error.__cause__
             self._remove_if_own()
@@ -273,7 +274,8 @@ class Unfinished:
             raise DataError(
                 "the shards of a run that was ended must be gone on with or given up",
                 received=self._told().rstrip(","),
-                mend="Go on with --resume, or begin anew with --overwrite",
+                mend=f"Go on with {spelt('resume', True)}, or begin anew with "
+                + spelt("overwrite", True),
             )
 
     def _state(self) -> dict[str, Any]:
@@ -313,10 +315,10 @@ class Unfinished:
         )
 
     def _check_options(self, state: Mapping[str, Any]) -> None:
-        anew = "Give it the same, or begin anew with --overwrite"
+        anew = f"Give it the same, or begin anew with {spelt('overwrite', True)}"
         if state["written_by"] != self._now["written_by"]:
             raise DataError(
-                "--resume must go on with the version that began",
+                f"{spelt('resume', True)} must go on with the version that began",
                 received=f"{self._now['written_by']} where {state['written_by']} began",
                 mend=anew,
             )
@@ -326,7 +328,7 @@ class Unfinished:
             shown = ", ".join(f"{name} {_shown(said[name])}" for name in other)
             began = ", ".join(_shown(was.get(name)) for name in other)
             raise OptionError(
-                "--resume must have the options of the run that was ended",
+                f"{spelt('resume', True)} must have the options of the run that was ended",
                 received=f"{shown} where it had {began}",
                 mend=anew,
             )
@@ -341,9 +343,9 @@ class Unfinished:
         else:
             return
         raise DataError(
-            "--resume must find the source as it was when the run began",
+            f"{spelt('resume', True)} must find the source as it was when the run began",
             received=received,
-            mend="Begin anew with --overwrite",
+            mend=f"Begin anew with {spelt('overwrite', True)}",
         )
 
 

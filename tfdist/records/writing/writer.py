@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.buckets.urls import url_of
 from tfdist.records.clients.dealing import Partition, check_num_clients, parse_partition
 from tfdist.records.format.columns import Columns
@@ -277,9 +277,9 @@ def _write_records(
         return write_columns(owned_columns(head.columns(), asked.client), out, options, run)
     if run is not None and run.is_resumed:
         raise DataError(
-            "--resume must find the records that the run which was ended found",
+            f"{spelt('resume', True)} must find the records that the run which was ended found",
             received=f"a stream of more than {HEAD_BYTES >> 20} MB, of which nothing is kept",
-            mend="Begin anew with --overwrite",
+            mend=f"Begin anew with {spelt('overwrite', True)}",
         )
     stream.notes += run.notes if run is not None else []
     return _write_stream(stream, head, out, options)
@@ -347,8 +347,8 @@ def _check_free(out: Path, source: Any, *, overwrite: bool) -> None:
         raise DataError(
             "shards must be written to a new or empty folder",
             received=f"{out}, which {'holds something' if out.is_dir() else 'is a file'}",
-            mend="Remove it yourself, or choose another folder: --overwrite gives up what a run "
-            "that was ended has kept, and never what is finished"
+            mend=f"Remove it yourself, or choose another folder: {spelt('overwrite', True)} gives "
+            "up what a run that was ended has kept, and never what is finished"
             if overwrite
             else "Remove it, or choose another folder",
         )

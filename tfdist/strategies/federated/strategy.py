@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.training.engine.options import picked
 
 if TYPE_CHECKING:
     from tfdist.training.feed.training_data import TrainingData
@@ -60,6 +61,7 @@ class Federated(OneProcessStrategy):
     """
 
     name = "federated"
+    takes_lengths = False
 
     def __init__(
         self,
@@ -87,28 +89,7 @@ class Federated(OneProcessStrategy):
         lr_scaling: str | None = None,
         warmup_epochs: float = 0,
     ):
-        self._options = Options(
-            algorithm=algorithm,
-            clients_per_round=clients_per_round,
-            local_epochs=local_epochs,
-            local_batch_size=local_batch_size,
-            client_learning_rate=client_learning_rate,
-            server_learning_rate=server_learning_rate,
-            proximal_strength=proximal_strength,
-            batch_norm=batch_norm,
-            dropout_rate=dropout_rate,
-            straggler_rate=straggler_rate,
-            min_clients=min_clients,
-            max_attempts=max_attempts,
-            aggregation=aggregation,
-            trim_fraction=trim_fraction,
-            quantize_bits=quantize_bits,
-            secure_aggregation=secure_aggregation,
-            dp_noise_multiplier=dp_noise_multiplier,
-            dp_clip_norm=dp_clip_norm,
-            dp_delta=dp_delta,
-            sampling_seed=sampling_seed,
-        )
+        self._options = Options(**picked(Options, locals()))
         super().__init__(lr_scaling, warmup_epochs, num_replicas=clients_per_round or 1)
         if not self.scaling.is_off:
             raise OptionError(
@@ -209,15 +190,9 @@ class Federated(OneProcessStrategy):
         source: Any,
         *,
         global_batch_size: int | None = None,
-        training: bool = True,
-        seed: int = 0,
-        map_fn: Callable | None = None,
-        record_fn: Callable | None = None,
         clients: int | None = None,
         partition: str = "iid",
-        batched: bool | None = None,
-        pad_to: int | str | None = None,
-        bucket_by_length: bool | Sequence[int] = False,
+        **options: Any,
     ) -> TrainingData:
         """Returns clients to train on, or central records to evaluate on.
 
@@ -225,32 +200,27 @@ class Federated(OneProcessStrategy):
             source: what ``open_clients`` takes or returned, to train on; see ``Strategy.dataset``
                 for ``training=False``.
             global_batch_size: records of one step of all clients of a round together.
-            training: False returns the records in order, for evaluate, predict and
-                ``validation_data``.
-            seed: of the partition and of the order of records on the clients.
-            map_fn: as for ``open_clients``.
-            record_fn: as in ``Strategy.dataset``; its random numbers are others in each round.
             clients: how many clients to deal records to that have none; ``clients_per_round`` when
                 None.
             partition: how; see ``open_clients``.
-            batched: as in ``Strategy.dataset``.
-            pad_to, bucket_by_length: refused; all records have one length.
+            options: the others of ``Strategy.dataset``: ``training=False`` returns the records in
+                order, for evaluate, predict and ``validation_data``; ``seed`` is of the partition,
+                too; random numbers of ``record_fn`` are others in each round; ``pad_to`` and
+                ``bucket_by_length`` are refused, for all records have one length.
 
         Raises:
             OptionError: an unknown partition, or no number of clients.
             DataError: the source cannot be read.
         """
-        refuse_lengths(self.name, pad_to, bucket_by_length)
+        asked = self._checked(DataOptions(global_batch_size=global_batch_size or 128, **options))
         from tfdist.records.clients.collection import Clients, open_clients
         from tfdist.strategies.federated.feed import ClientFeed
         from tfdist.strategies.federated.sampling import Sampler
 
-        options = self._options
-        if not training:
-            size = global_batch_size or 128
-            own = {"seed": seed, "map_fn": map_fn, "record_fn": record_fn, "batched": batched}
-            return make_feed(source, DataOptions(global_batch_size=size, training=False, **own))
-        if record_fn is not None and isinstance(source, Clients):
+        ours = self._options
+        if not asked.training:
+            return make_feed(source, asked)
+        if asked.record_fn is not None and isinstance(source, Clients):
             raise OptionError(
                 "record_fn must be given where clients are opened",
                 received="record_fn beside clients that are open",
@@ -261,35 +231,35 @@ class Federated(OneProcessStrategy):
                 open_clients,
                 source,
                 partition=partition,
-                seed=seed,
-                map_fn=map_fn,
-                record_fn=record_fn,
-                batched=batched,
+                seed=asked.seed,
+                map_fn=asked.map_fn,
+                record_fn=asked.record_fn,
+                batched=asked.batched,
             )
             try:
                 source = opened(clients=clients)
             except OptionError:
-                if clients is not None or options.clients_per_round is None:
+                if clients is not None or ours.clients_per_round is None:
                     raise
-                source = opened(clients=options.clients_per_round)
+                source = opened(clients=ours.clients_per_round)
         sampler = Sampler(
-            clients_per_round=options.clients_per_round,
-            is_poisson=options.is_private,
-            dropout_rate=options.dropout_rate,
-            straggler_rate=options.straggler_rate,
-            seed=options.sampling_seed,
+            clients_per_round=ours.clients_per_round,
+            is_poisson=ours.is_private,
+            dropout_rate=ours.dropout_rate,
+            straggler_rate=ours.straggler_rate,
+            seed=ours.sampling_seed,
         )
         expected = sampler.expected(len(source.ids))
-        batch_size = options.local_batch_size
-        if batch_size is None and options.algorithm != "fedsgd":
+        batch_size = ours.local_batch_size
+        if batch_size is None and ours.algorithm != "fedsgd":
             batch_size = max(1, (global_batch_size or 16 * expected) // expected)
         return ClientFeed(
             clients=source,
             sampler=sampler,
             local_batch_size=batch_size,
-            local_epochs=options.local_epochs,
+            local_epochs=ours.local_epochs,
             num_replicas=expected,
-            seed=seed,
+            seed=asked.seed,
         )
 
     def personalize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import EngineMissingError, ModelError, OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, make_feed, refuse_lengths
+from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
@@ -14,7 +14,6 @@ from tfdist.training.engine.options import StepOptions
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
-    from tfdist.training.feed.feed import Feed
 
 
 class Mesh(ModelParallel):
@@ -46,6 +45,7 @@ class Mesh(ModelParallel):
     """
 
     name = "mesh"
+    takes_lengths = False
 
     def __init__(
         self,
@@ -216,10 +216,6 @@ class Mesh(ModelParallel):
         description = describe(on_mesh, global_batch_size, self._places)
         description.print()
         return description
-
-    def _feed(self, source: Any, options: DataOptions) -> Feed:
-        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
-        return make_feed(source, options, **self._share())
 
 
 def _names(devices: Any) -> list[str]:

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist import topology
 from tfdist.errors import DataError, OptionError
-from tfdist.strategies.base import (
-    DataOptions,
-    ModelOrFn,
-    OfGlobalBatches,
-    called,
-    clone,
-    make_feed,
-    refuse_lengths,
-    save_atomically,
-)
+from tfdist.strategies.base import DataOptions, ModelOrFn, Strategy, called, clone, save_atomically
 from tfdist.topology import Topology
 from tfdist.training.engine.options import check_count, check_precision, deadline
 
@@ -29,7 +20,7 @@ if TYPE_CHECKING:
     from tfdist.training.model.scaling import Scaling
 
 
-class ParameterServer(OfGlobalBatches):
+class ParameterServer(Strategy):
     """Weights lie on parameter servers; each worker takes steps of its own and waits for nobody.
 
     All processes run the same program. It goes on in the chief alone: a worker or parameter server
@@ -53,6 +44,7 @@ class ParameterServer(OfGlobalBatches):
     """
 
     name = "parameter_server"
+    takes_lengths = False
     _was_entered: ClassVar[bool] = False
 
     def __init__(
@@ -216,8 +208,7 @@ class ParameterServer(OfGlobalBatches):
         )
 
     def _feed(self, source: Any, options: DataOptions) -> Feed:
-        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
-        feed = make_feed(source, options)
+        feed = super()._feed(source, options)
         if feed.held is not None:
             raise DataError(
                 "the chief of strategy 'parameter_server' must read all records",

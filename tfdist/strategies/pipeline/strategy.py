@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import OptionError
-from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_feed, refuse_lengths
+from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
-from tfdist.training.engine.options import OfBatchNorm, StepOptions
+from tfdist.training.engine.options import OfBatchNorm, StepOptions, picked
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.describe import Description
@@ -60,6 +60,7 @@ class Pipeline(ModelParallel):
     """
 
     name = "pipeline"
+    takes_lengths = False
 
     def __init__(
         self,
@@ -83,22 +84,7 @@ class Pipeline(ModelParallel):
         warmup_epochs: float = 0,
     ):
         super().__init__(lr_scaling, warmup_epochs, replicas=replicas, precision=precision)
-        self._options = Options(
-            stages=stages,
-            microbatches=microbatches,
-            schedule=schedule,
-            chunks_per_stage=chunks_per_stage,
-            cut_after=cut_after,
-            optimize=optimize,
-            balance=balance,
-            recompute=recompute,
-            batch_norm=batch_norm,
-            freeze_until=freeze_until,
-            frozen_cache=frozen_cache,
-            frozen_cache_dir=frozen_cache_dir,
-            replicas=replicas,
-            shard=shard,
-        )
+        self._options = Options(**picked(Options, locals()))
         self._devices: list[str] = []
         self._global_batch_size = _ASSUMED_GLOBAL_BATCH_SIZE
 
@@ -217,7 +203,6 @@ class Pipeline(ModelParallel):
         )
 
     def _feed(self, source: Any, options: DataOptions) -> Feed:
-        refuse_lengths(self.name, options.pad_to, options.bucket_by_length)
         microbatches, ranks = self._microbatches_of_all, self.num_replicas
         size = options.global_batch_size
         if options.training and isinstance(size, int) and size % microbatches:
@@ -230,7 +215,7 @@ class Pipeline(ModelParallel):
                 mend=f"Choose a global batch size of {below or microbatches} or "
                 f"{below + microbatches}, or other microbatches",
             )
-        feed = make_feed(source, options, **self._share())
+        feed = super()._feed(source, options)
         if options.training:
             self._global_batch_size = size
         return feed

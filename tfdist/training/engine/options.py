@@ -1,4 +1,4 @@
-"""The options of the train step, shared by all strategies that divide batches.
+"""What an option is, and those of the train step, shared by all strategies that divide batches.
 
 Nothing here knows TensorFlow: options are checked before it is there.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.topology import deadlines
@@ -20,31 +21,48 @@ PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 _MOST = 2**31 - 1
 
 
+def option(
+    default: Any,
+    text: str | None = None,
+    *,
+    metavar: str | None = None,
+    least: int | None = None,
+    choices: Sequence[str] = (),
+    alone: str | None = None,
+    same_on_resume: bool = False,
+    in_job: str = "value",
+) -> Any:
+    """Returns the field of a dataclass that is a table of options: all that there is to say of one.
+
+    The shell, ``tfdist.train``, configuration files and jobs on SageMaker take name, type and
+    default from the field, and from its metadata what is here.
+
+    Args:
+        text: what ``--help`` says.
+        metavar: what it calls the value.
+        least: smallest whole number.
+        choices: all values that there are.
+        alone: the value where the shell gives the option without one.
+        same_on_resume: whether a resumed training must have that of the one it goes on from.
+        in_job: how a job on SageMaker has it: as this "value"; as a function in the "code" that is
+            sent, a file of a "channel", or a folder for "logs"; or "never".
+    """
+    about = {key: value for key, value in locals().items() if key != "default"}
+    return field(default=default, metadata=about)
+
+
+def picked(table: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the arguments of a call that are options of ``table``."""
+    return {each.name: given[each.name] for each in fields(table) if each.name in given}
+
+
 class OfBatchNorm(str):
     """What makes a strategy differ from one device where a model has BatchNormalization."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a train step computes.
-
-    Attributes:
-        precision: that the layers of a model compute in: "float32", "mixed_bfloat16" or
-            "mixed_float16", the last with a loss scale that all replicas keep alike. Weights stay
-            float32. None leaves Keras' own policy.
-        accumulate_steps: microbatches that each replica divides its share of a global batch into,
-            one after the other; their gradients are added up for one update.
-        recompute: "none"; "blocks" computes activations once more on the way back instead of
-            keeping them, block by block; or the names of layers and nested models to do so with.
-        sync_batch_norm: whether BatchNormalization takes its statistics over all replicas.
-        shard: "none", or "optimizer": each replica keeps the optimizer's slots of its part of the
-            weights alone, and updates that part; "weights": it keeps its part of the weights of
-            blocks alone, too, and gathers those of a block where they are used.
-        offload: "none", "optimizer", "activations", or both of these: what lies in the memory of
-            the host instead of the device's. Each replica keeps the optimizer's slots of its part
-            of the weights there, and updates that part there; what is kept of the way forward for
-            the way back goes there and comes back.
-        offload_dir: the folder where activations go instead; None: the host's memory.
+    """How a train step computes: options of ``DataParallel``, under the same names.
 
     Raises:
         OptionError: a value that cannot hold.

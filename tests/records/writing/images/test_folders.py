@@ -92,7 +92,7 @@ class TestFiles:
         columns = read_raw(tmp_path)
         assert columns.schema.features[0].shape == (None, None, 3)
         assert values(columns) == kept
-        text = note(columns, "--resize HxW")
+        text = note(columns, "resize='HxW'")
         assert "3 sizes, heights 7 to 9 and widths 4 to 6" in text
         assert opened(tmp_path, is_resized=True).notes == ()
 
@@ -177,7 +177,7 @@ class TestBadFiles:
         text = str(raised.value)
         assert f"25 that cannot in {photos}: a/3.jpg: image file is truncated" in text
         assert text.count(".jpg: ") == 20
-        assert "and 5 more. Repair or remove them, or leave them out with --skip-bad" in text
+        assert "and 5 more. Repair or remove them, or leave them out with skip_bad=True" in text
 
     def test_they_can_be_left_out(self, photos, tmp_path):
         columns = opened(photos, skip_bad=True)
@@ -280,7 +280,7 @@ class TestStructure:
             (("c/",), "every class folder must have an image, but found none in .* beside c"),
             (("c/readme.md",), "none in .* beside c, c/readme.md"),
             (("a.txt",), r"texts must lie in class folders.*found a\.txt in .*\.jsonl file"),
-            (("a.png",), r"the file .*/a\.png, in no class folder.* --labels FILE"),
+            (("a.png",), r"the file .*/a\.png, in no class folder.* labels='FILE'"),
             (("a.png", "c/b.png"), r"the file .*/a\.png, in no class folder"),
             (("c/deep/a.png",), "the folder .*/c/deep, with images"),
             (("train/a.png", "test/b.png"), r"the file .*/train/a\.png, in no class folder"),
@@ -571,8 +571,8 @@ def test_readings_are_the_manifests(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fit": "crop"}, r"fit \(--crop, --pad\) must go with resize"),
-        ({"write_resized": True}, r"write_resized \(--write-resized\) must go with resize"),
+        ({"fit": "crop"}, r"fit='crop' must go with resize"),
+        ({"write_resized": True}, r"write_resized=True must go with resize"),
         ({"resize": "8"}, "resize must be HEIGHTxWIDTH"),
         ({"resize": "8x8", "fit": "bend"}, "bend"),
         ({"resize": "8x8", "write_resized": True, "fit": "bend"}, "bend"),
@@ -589,6 +589,6 @@ def test_options_that_cannot_hold(tmp_path, options, message):
 @pytest.mark.parametrize("option", [{"labels": "x.csv"}, {"masks": "m"}, {"skip_bad": True}])
 def test_options_of_folders_alone(option):
     with pytest.raises(
-        OptionError, match=f"{next(iter(option))} .*must go with a folder of images"
+        OptionError, match=f"{next(iter(option))}.* must go with a folder of images"
     ):
         opened("digits", **option)

@@ -70,7 +70,7 @@ def test_parts_of_records(tmp_path, name, mode):
         ({"a.jpg": b"1", "a.png": b"x"}, "'image' twice, again in a.png"),
         (
             {"a.jpg": jpeg(1), "d/b.jpg": jpeg(2)[:-40], "d/c.jpg": jpeg(3)[:-40]},
-            r"in d/b\.jpg, .* in d/c\.jpg\. Repair .* with --skip-bad",
+            r"in d/b\.jpg, .* in d/c\.jpg\. Repair .* with skip_bad=True",
         ),
     ],
 )
@@ -130,5 +130,5 @@ def test_unequal_sizes_are_told(tmp_path):
     for name, resize in (("data", None), ("resized", "4x4")):
         write(source, tmp_path / name, resize=resize, **options, opened=opened.append)
     assert [note for columns in opened for note in columns.notes] == [
-        "the images 'image' have several sizes: to be read in batches they need one, --resize HxW"
+        "the images 'image' have several sizes: to be read in batches they need one, resize='HxW'"
     ]

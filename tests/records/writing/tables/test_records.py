@@ -146,7 +146,7 @@ class TestMissing:
         assert "a value in each column" in str(caught.value)
         assert "'' in line 3, column 'a' (2 missing in that column)" in str(caught.value)
         assert "'' in line 4, column 'b'" in str(caught.value)
-        for way in ("--missing drop", "--missing mean", "--missing mask"):
+        for way in ("missing='drop'", "missing='mean'", "missing='mask'"):
             assert way in str(caught.value)
 
     def test_rows_are_dropped_and_counted(self, tmp_path):
@@ -217,7 +217,7 @@ class TestBadRows:
             "8 in line 6",
             "'soon' in line 8, column 'since'",
             "'' in line 10, column 'age'",
-            "--skip-bad",
+            "skip_bad=True",
         ):
             assert part in told
         assert "\n" not in told

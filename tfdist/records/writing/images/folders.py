@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
@@ -172,14 +172,15 @@ class _Faults:
             rule = "every image must be one that can be read" + (
                 f", with its {belongs}, and each of those must have its image" if belongs else ""
             )
-            look = "; --no-decode looks at no pixels" if self._options.decode else ""
+            look = f"; {spelt('decode', False)} looks at no pixels" if self._options.decode else ""
             place = "" if count <= _WHOLE_PATHS else f" in {self._folder}"
             raise DataError(
                 rule,
                 received=f"{count:,} that cannot{place}: {self._listed(count)}"
                 if not belongs
                 else f"{count:,} without{place}: {self._listed(count)}",
-                mend=f"Repair or remove them, or leave them out with --skip-bad{look}",
+                mend="Repair or remove them, or leave them out with "
+                f"{spelt('skip_bad', True)}{look}",
             )
         return kept
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfdist.errors import spelt
 from tfdist.records.format.exif import UPRIGHT
 from tfdist.records.format.schema import Feature
 from tfdist.records.wording import left_out, listed
@@ -56,7 +57,8 @@ def notes_of_files(
         count = len({(header.height, header.width) for header in headers})
         yield (
             f"images have {count:,} sizes, heights {min(heights)} to {max(heights)} and widths "
-            f"{min(widths)} to {max(widths)}: to be read in batches they need one, --resize HxW"
+            f"{min(widths)} to {max(widths)}: to be read in batches they need one, "
+            f"{spelt('resize', 'HxW')}"
         )
     of = {n: sum(header.channels == n for header in headers) for n in (1, 3, 4)}
     if options.color is not None:
@@ -64,7 +66,7 @@ def notes_of_files(
     elif of[4] and of[4] < total:
         yield (
             f"{of[4]:,} of {total:,} images have an alpha channel, so all are read with 4 "
-            "channels: --color rgb reads them without"
+            f"channels: {spelt('color', 'rgb')} reads them without"
         )
     elif of[1] and of[3]:
         yield f"{of[1]:,} of {total:,} images are gray, and read with 3 channels as the others are"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.errors import OptionError, unknown_choice
+from tfdist.errors import OptionError, spelt, unknown_choice
 from tfdist.records.format.readings import COLORS, parse_size
 from tfdist.records.format.schema import FITS
 from tfdist.records.writing.journal import Journal
@@ -55,8 +55,8 @@ class ImageOptions:
         named = [name for name, is_said in said.items() if is_said]
         if self.skip_bad and not named:
             raise OptionError(
-                "skip_bad (--skip-bad) must go with a folder of images or texts, a table or a "
-                ".tar file",
+                f"{spelt('skip_bad', True)} must go with a folder of images or texts, a table or "
+                "a .tar file",
                 received=f"{source!r:.60}",
                 mend="Leave it out",
             )
@@ -85,15 +85,15 @@ def image_options(
     for name, chosen, known in (("fit", fit, FITS), ("color", color, list(COLORS))):
         if chosen is not None and chosen not in known:
             raise unknown_choice(name, chosen, known)
-    for name, option, is_said in (
-        ("fit", "--crop, --pad", fit is not None),
-        ("write_resized", "--write-resized", write_resized),
+    for given, is_said in (
+        (spelt("fit", fit, flag=f"--{fit}"), fit is not None),
+        (spelt("write_resized", True), write_resized),
     ):
         if is_said and resize is None:
             raise OptionError(
-                f"{name} ({option}) must go with resize (--resize), which says the size",
+                f"{given} must go with {spelt('resize')}, which says the size",
                 received="no size",
-                mend="Say it, such as --resize 224x224, or leave the other out",
+                mend=f"Say it, such as {spelt('resize', '224x224')}, or leave the other out",
             )
     return ImageOptions(
         written_size=size if write_resized else None,

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
@@ -20,10 +20,14 @@ _SUFFIXES = frozenset(
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE"
-_MEND = (
-    "Give a folder that holds a folder for each class; or say what the images are, with --labels "
-    "FILE (a CSV or JSON lines file with a row for each) or --masks FOLDER"
-)
+
+
+def _mend() -> str:
+    return (
+        "Give a folder that holds a folder for each class; or say what the images are, with "
+        f"{spelt('labels', 'FILE')} (a CSV or JSON lines file with a row for each) or "
+        f"{spelt('masks', 'FOLDER')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def find_images(folder: Path, *, loose: bool = False) -> Listing:
             if listing.empty
             else "a folder of images must hold some",
             received=f"none in {folder}{beside}" if others else f"nothing in {folder}",
-            mend=_MEND,
+            mend=_mend(),
         )
     return listing
 
@@ -201,14 +205,14 @@ def _add(root: Path, scan: _Scan, split: str | None, listing: Listing, loose: bo
         return
     if scan.images:
         raise DataError(
-            _STRUCTURE, received=f"the file {scan.images[0]}, in no class folder", mend=_MEND
+            _STRUCTURE, received=f"the file {scan.images[0]}, in no class folder", mend=_mend()
         )
     for folder in scan.folders:
         inner = _scan(root, folder, listing)
         for deeper in inner.folders:
             if _holds_images(deeper):
                 raise DataError(
-                    _STRUCTURE, received=f"the folder {deeper}, with images", mend=_MEND
+                    _STRUCTURE, received=f"the folder {deeper}, with images", mend=_mend()
                 )
             listing.foreign.append(_name(root, deeper))
         if not inner.images:

@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import Any
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.exif import UPRIGHT, is_sideways
 from tfdist.records.format.image_bytes import UNREADABLE, Image, orientation_of, undecodable
 from tfdist.records.format.schema import Feature, Reading
@@ -52,7 +52,8 @@ class StreamImages:
             raise DataError(
                 f"every value '{self._name}' must be an image that can be decoded",
                 received=listed(bad, _BAD_SHOWN),
-                mend="Repair it, or leave its record out" + (" with --skip-bad" * is_of_tar),
+                mend="Repair it, or leave its record out"
+                + (f" with {spelt('skip_bad', True)}" * is_of_tar),
             )
         return files
 
@@ -75,7 +76,7 @@ class StreamImages:
         if len(self._sizes) > 1 and not self._options.is_resized:
             found.append(
                 f"the images '{self._name}' have several sizes: to be read in batches they need "
-                "one, --resize HxW"
+                f"one, {spelt('resize', 'HxW')}"
             )
         if len(self._channels) > 1 and self._options.color is None:
             found.append(f"the images '{self._name}' have different channels, and are read with 3")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.manifest import ShardInfo, SplitInfo
 from tfdist.records.writing.shard_files import SUFFIX, ShardFile
 from tfdist.records.writing.streams.mixing import (
@@ -91,13 +91,14 @@ class StreamShards:
                 raise DataError(
                     f"split '{name}' must have at least one record",
                     received="none",
-                    mend="Give it a larger share, or write one split alone: --split train=1",
+                    mend="Give it a larger share, or write one split alone: "
+                    + spelt("split", "train=1"),
                 )
             if is_exact and number == 0 and records < split.num_shards:
                 raise DataError(
                     f"split '{name}' must have at least one record for each shard",
                     received=f"{records} records for {split.num_shards} shards",
-                    mend="Choose fewer shards (--num-shards)",
+                    mend=f"Choose fewer shards ({spelt('num_shards')})",
                 )
             counts = dict(sorted(split.class_counts.items())) if self._are_counted else None
             infos[name] = SplitInfo(shards=tuple(shards), class_counts=counts)

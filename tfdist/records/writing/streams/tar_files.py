@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.wording import left_out
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
@@ -133,7 +133,7 @@ class _Bad:
                     raise DataError(
                         f"every .{kind} file of {self._path} must be one",
                         received=f"{member}: {reason}",
-                        mend="Repair it, or leave its record out with --skip-bad",
+                        mend=f"Repair it, or leave its record out with {spelt('skip_bad', True)}",
                     )
                 return f"unreadable .{kind} file", f"{member}: {reason}"
             if self._is_asked and isinstance(value, _ImageFile):

@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.writing.tables.table import Cells, Complaint, Table, Written
 
 _COMPLAINTS_SHOWN = 20
 _PRESENT = "have a value in each column"
-_ROWS = (
-    "Mend the rows, or leave them out with --skip-bad; name columns of words with --text or "
-    "--categories"
-)
-_MISSING = (
-    "Leave rows without a value out with --missing drop, fill them with --missing mean, median or "
-    "a number, or tell the model of them with --missing mask"
-)
 
 
 def complaints_of(table: Table, cells: Mapping[str, Cells]) -> list[Complaint]:
@@ -61,8 +53,17 @@ def refuse(
         shown.append(f"{nothing} in {place}{more}")
     if len(missing) > _COMPLAINTS_SHOWN:
         shown.append(f"{len(missing) - _COMPLAINTS_SHOWN} more columns")
+    mended = (
+        f"Mend the rows, or leave them out with {spelt('skip_bad', True)}; name columns of words "
+        f"with {spelt('text')} or {spelt('categories')}"
+    )
+    none = (
+        f"Leave rows without a value out with {spelt('missing', 'drop')}, fill them with "
+        f"{spelt('missing', 'mean')}, median or a number, or tell the model of them with "
+        f"{spelt('missing', 'mask')}"
+    )
     return DataError(
         f"each row of {table.place} must {' and '.join(musts)}",
         received=count + "; ".join(shown),
-        mend=_MISSING if not complaints else f"{_ROWS}. {_MISSING}" if missing else _ROWS,
+        mend=none if not complaints else f"{mended}. {none}" if missing else mended,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.errors import spelt
 from tfdist.records.writing.tables.dates import dates_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -33,10 +34,6 @@ _DTYPES = {NUMBER: np.float64, BOOLEAN: bool, DATE: np.int64}
 _WORDS = {NUMBER: "numbers", DATE: "dates"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
-
-_LIKE_CODES = (
-    "has numbers that begin with 0, which is lost: if they are codes, say --text or --categories",
-)
 
 #: What texts are, None for what is not of the kind; and notes of it.
 _Read = tuple[list[Any], tuple[str, ...]]
@@ -129,7 +126,7 @@ def _whole_or_not(values: np.ndarray, texts: Sequence[str], missing: np.ndarray)
         try:
             whole = np.array([int(text) for text in texts], np.int64)
             are_codes = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
-            return Cells(INTEGER, whole, missing, notes=_LIKE_CODES if are_codes else ())
+            return Cells(INTEGER, whole, missing, notes=_like_codes() if are_codes else ())
         except (ValueError, OverflowError):  # 1.0, or beyond int64.
             pass
     return Cells(NUMBER, values, missing)
@@ -156,3 +153,10 @@ def _placed(
         found = _whole_or_not(placed, texts, missing)
         kind, placed, notes = found.kind, found.values, (*notes, *found.notes)
     return Cells(kind, placed, missing, bad, notes)
+
+
+def _like_codes() -> tuple[str, ...]:
+    return (
+        "has numbers that begin with 0, which is lost: if they are codes, say "
+        f"{spelt('text')} or {spelt('categories')}",
+    )

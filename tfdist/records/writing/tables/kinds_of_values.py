@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.writing.tables.dates import dates_of, seconds_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -55,7 +55,7 @@ def kind_of_values(values: Sequence[Any], is_text: bool = False) -> Cells:
         raise DataError(
             "each value must be a number, text, a truth value, a date or a list of such",
             received=f"a {type(odd).__name__}, {odd!r:.60}",
-            mend="Leave the column out with --drop",
+            mend=f"Leave the column out with {spelt('drop')}",
         )
     if set(kinds) == {INTEGER, NUMBER}:
         kinds = [NUMBER] * len(kinds)

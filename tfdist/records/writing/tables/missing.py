@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.writing.tables.table import LISTS, NUMBER, NUMERIC, TEXT, Cells
 
 DROP, MASK = "drop", "mask"
@@ -59,7 +59,7 @@ def filled(name: str, cells: Cells, how: str | float) -> tuple[Cells, str]:
                 raise DataError(
                     f"column '{name}' must have values to take their {how}",
                     received="none in the rows that are kept",
-                    mend=f"Give a number, or leave the column out, --drop {name}",
+                    mend=f"Give a number, or leave the column out, {spelt('drop', name)}",
                 )
             fill = float(np.mean(present) if how == "mean" else np.median(present))
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.whole_numbers import EXACT, ROUNDED
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
@@ -74,7 +74,7 @@ class Packed:
             if len(names) > max(_CLASSES_IN_DOUBT, len(values) / 2):
                 self.notes.append(
                     f"the label '{name}' has {len(names):,} classes in {len(values):,} rows: if it "
-                    "is none, name the label with --label"
+                    f"is none, name the label with {spelt('label')}"
                 )
         elif cells.kind == BOOLEAN:
             self.labels[feature] = values.astype(np.int64)

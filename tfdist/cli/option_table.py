@@ -1,0 +1,72 @@
+"""The options of a table, see ``training.engine.options.option``, as those of a command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from tfdist.cli import completion
+
+Decorator = Callable[[Callable], Callable]
+_COMPLETED = {"strategy": completion.strategies, "option": completion.options}
+_NAMES = {"options": ("-o", "--option", "option")}
+
+
+class Seconds(click.FloatRange):
+    """A deadline that comes: neither nan, which is within any range, nor inf."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+def options_of(table: type, *names: str, **others: Mapping[str, Any]) -> Decorator:
+    """Returns a decorator that adds options of a table, in its order, to a command.
+
+    Args:
+        names: of those; without, all that the table has itself.
+        others: name -> arguments of ``click.option`` that are others for this command.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        for name in reversed(names or tuple(table.__annotations__)):
+            command = _option(table.__dataclass_fields__[name], others.get(name, {}))(command)
+        return command
+
+    return decorate
+
+
+def _option(item: Any, others: Mapping[str, Any]) -> Decorator:
+    about, kind = item.metadata, item.type
+    flag = f"--{item.name.removesuffix('_s').replace('_', '-')}"
+    given = {"help": about["text"], "metavar": about["metavar"]}
+    if item.default is not None:
+        given |= {"default": item.default, "show_default": item.default is not False}
+    if kind.startswith("bool"):
+        given["is_flag"] = True
+        flag += f"/--no-{flag[2:]}" * bool(item.default)
+    elif kind.startswith("Mapping"):
+        given["multiple"] = True
+    elif about["alone"] is not None:
+        given |= {"is_flag": False, "flag_value": about["alone"]}
+    elif about["choices"]:
+        given["type"] = click.Choice(about["choices"])
+    elif item.name.endswith("_s"):
+        given["type"] = Seconds(min=0, min_open=True)
+    elif kind.startswith("float"):
+        given["type"] = click.FloatRange(min=0, min_open=True)
+    elif kind.startswith("int | str"):
+        given["callback"] = _whole_or_text
+    elif kind.startswith("int"):
+        given["type"] = int if about["least"] is None else click.IntRange(min=about["least"])
+    names = _NAMES.get(item.name, (flag, item.name))
+    return click.option(*names, **given | {"shell_complete": _COMPLETED.get(names[-1])} | others)
+
+
+def _whole_or_text(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    return int(text) if text and text.isdecimal() else text
