@@ -15,15 +15,16 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.reading.graph_checks import check, failed_check
+from tfdist.records.sources.batches import Shape, cannot_be_told, in_words, told_by_shapes
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
 _MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
 # Each element that they give is one record.
 _OF_RECORDS = ("TensorSlice", "Range", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Sql")
-# They give as many elements as they read.
-_SAME_COUNT = ("Prefetch", "Options", "Cache", "Shuffle", "Model", "AssertCardinality")
 # They end what never ends.
 _ENDING = ("Take", "TakeWhile")
+# Elements that are looked at where their shapes are not known beforehand.
+_SEEN = 8
 
 #: What makes dense tensors of others.
 DENSE = (
@@ -65,7 +66,7 @@ def single_records(
     if batched is None:
         batched = is_batched(dataset)
         if batched is None:
-            raise cannot_be_told(what, shapes_of(dataset.element_spec))
+            raise cannot_be_told(what, _shapes_of(dataset.element_spec))
     if not batched:
         return SingleRecords(dataset)
     _check_could_be_batches(dataset)
@@ -81,35 +82,21 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     leaves = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return False
-    told = told_by_shapes([leaf.shape for leaf in leaves])
-    if told is not None:
-        return told
+    shapes = _shapes_of(dataset.element_spec)
+    if told_by_shapes([shapes]) is False:
+        return False
     made = _made_of_batches(dataset)
-    if made is False and all(leaf.shape.rank is None or leaf.shape[0] is None for leaf in leaves):
+    if made is None and None in shapes:
+        seen = told_by_shapes(map(_shapes_of, dataset.take(_SEEN)))
+        return seen and None  # Records may differ in length, as batches do.
+    if made is False and all(shape is None or shape[0] is None for shape in shapes):
         return None  # A map may have read many records at once.
     return made
 
 
-def told_by_shapes(shapes: list[tf.TensorShape]) -> bool | None:
-    """Returns False when elements of these shapes are no batches; None when they may be."""
-    if any(shape.rank == 0 for shape in shapes):
-        return False
-    sizes = {shape[0] for shape in shapes if shape.rank is not None} - {None}
-    return False if len(sizes) > 1 else None
-
-
-def cannot_be_told(what: str, shapes: str) -> DataError:
-    return DataError(
-        f"{what} must show whether an element is one record or a batch of them",
-        received=f"elements of {shapes}, which may be either",
-        mend="Say batched=True or batched=False beside it",
-    )
-
-
-def shapes_of(element_spec: Any) -> str:
-    """Returns the shapes of an element, in words."""
-    shapes = [str(leaf.shape) for leaf in tf.nest.flatten(element_spec)]
-    return f"shape{'s' if len(shapes) > 1 else ''} {', '.join(shapes)}"
+def _shapes_of(element: Any) -> list[Shape]:
+    shapes = [leaf.shape for leaf in tf.nest.flatten(element)]
+    return [None if shape.rank is None else tuple(shape) for shape in shapes]
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
@@ -139,10 +126,10 @@ def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         raise DataError("a dataset must give dense tensors", received=str(spec), mend=DENSE)
-    if told_by_shapes([leaf.shape for leaf in leaves]) is False:
+    if told_by_shapes([_shapes_of(spec)]) is False:
         raise DataError(
             "the parts of a batch must have a first dimension of as many rows each",
-            received=f"batched=True for elements of {shapes_of(spec)}",
+            received=f"batched=True for elements of {in_words(_shapes_of(spec))}",
             mend="Leave batched=True out",
         )
 
@@ -228,15 +215,15 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.
         DataError: parts of a batch have unequal rows, or there is no batch at all.
     """
     largest = np.iinfo(np.int64).max
-    ranks = [leaf.shape.rank for leaf in tf.nest.flatten(batches.element_spec)]
-    if None in ranks:
+    shapes = _shapes_of(batches.element_spec)
+    if None in shapes:
         raise DataError(
             "the parts of a batch must have known numbers of dimensions",
-            received=f"elements of {shapes_of(batches.element_spec)}",
+            received=f"elements of {in_words(shapes)}",
             mend="Say them with tensor.set_shape, or the output_signature of from_generator",
         )
-    least = [np.full(rank - 1, largest, np.int64) for rank in ranks]
-    most = [np.zeros(rank - 1, np.int64) for rank in ranks]
+    least = [np.full(len(shape) - 1, largest, np.int64) for shape in shapes]
+    most = [np.zeros(len(shape) - 1, np.int64) for shape in shapes]
 
     def add(state: Any, *batch: Any) -> Any:
         count, least, most = state

@@ -13,12 +13,12 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
 from tfdist.records.reading.batched import single_records
-from tfdist.records.reading.dataframes import is_frame
 from tfdist.records.reading.open_shards_apart import open_stored
 from tfdist.records.reading.rereadable import records_of, rereadable
 from tfdist.records.reading.shard_source import ShardSource
 from tfdist.records.reading.source import ArraySource, DatasetSource, Source
 from tfdist.records.reading.stored import Stored
+from tfdist.records.sources.dataframes import is_frame
 
 
 def open_source(source: Any, batched: bool | None = None, *, any_size: bool = False) -> Source:

@@ -13,14 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.reading.batched import (
-    SingleRecords,
-    cannot_be_told,
-    shapes_of,
-    single_records,
-    told_by_shapes,
-)
-from tfdist.records.reading.dataframes import plain
+from tfdist.records.reading.batched import SingleRecords, single_records
+from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
+from tfdist.records.sources.dataframes import plain
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -121,15 +116,13 @@ def records_of(source: Rereadable, batched: bool | None) -> SingleRecords:
     batched = source.batched if batched is None else batched
     found = _surveyed(source)
     _check_can_be_read_again(source)
-    shapes = [tf.TensorShape(shape) for shape in found.shapes]
     if batched is None:
-        batched = _told_by_sizes(found) if told_by_shapes(shapes) is None else False
+        batched = told_by_shapes(found.different_shapes)
+    if batched is None:
+        raise cannot_be_told(source.name, found.shapes)
     signature = tf.nest.pack_sequence_as(
-        found.structure,
-        [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, found.dtypes, strict=True)],
+        found.structure, list(map(tf.TensorSpec, found.shapes, found.dtypes))
     )
-    if batched is None:
-        raise cannot_be_told(source.name, shapes_of(signature))
     dataset = tf.data.Dataset.from_generator(
         lambda: (element_of(given) for given in source.read()), output_signature=signature
     )
@@ -146,14 +139,14 @@ class _Survey:
         count: elements.
         structure: the first element.
         shapes: of each part of an element, None for a dimension that differs among them.
-        rows: the different first dimensions, of elements whose parts have all the same.
+        different_shapes: those that the parts of an element had.
     """
 
     count: int
     structure: Any
     shapes: list[tuple[int | None, ...]]
     dtypes: list[tf.DType]
-    rows: set[int | None]
+    different_shapes: set[tuple[tuple[int, ...], ...]]
 
 
 def _surveyed(source: Rereadable) -> _Survey:
@@ -171,8 +164,7 @@ def _surveyed(source: Rereadable) -> _Survey:
             tuple(size if size == other else None for size, other in zip(a, b.shape, strict=True))
             for a, b in zip(found.shapes, leaves, strict=True)
         ]
-        rows = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-        found.rows.add(rows.pop() if len(rows) == 1 else None)
+        found.different_shapes.add(tuple(leaf.shape for leaf in leaves))
         seen.add(hash(tuple(_content(leaf) for leaf in leaves)))
         if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
@@ -191,11 +183,6 @@ def _surveyed(source: Rereadable) -> _Survey:
 
 def _content(leaf: np.ndarray) -> Any:
     return leaf.tobytes() if leaf.dtype.kind != "O" else tuple(leaf.ravel().tolist())
-
-
-def _told_by_sizes(found: _Survey) -> bool | None:
-    """Parts that all have one first dimension, and not the same in each element, are batches."""
-    return True if len(found.rows) > 1 and None not in found.rows else None
 
 
 def _check_alike(name: str, found: _Survey, element: Any, leaves: list[np.ndarray]) -> None:

@@ -17,9 +17,9 @@ from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.reading.batched import DENSE, SingleRecords
-from tfdist.records.reading.dataframes import plain
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
+from tfdist.records.sources.dataframes import plain
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024

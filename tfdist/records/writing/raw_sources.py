@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.format.columns import Columns, from_arrays
-from tfdist.records.reading.dataframes import plain
+from tfdist.records.sources.dataframes import plain
 from tfdist.records.writing.array_files import (
     from_npy,
     from_npy_folder,

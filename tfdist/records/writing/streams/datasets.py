@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.reading.batched import is_batched, refuse_endless, single_records
+from tfdist.records.reading.batched import single_records
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, are_batches, in_chunks
+from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, in_chunks
 
 _CHUNK_BYTES = 1 << 20
-_SEEN = 8
 
 
 def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None) -> Stream:
@@ -22,12 +21,6 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
     Raises:
         DataError: it never ends, or cannot be told to be of records or of batches.
     """
-    refuse_endless(dataset)
-    if batched is None:
-        batched = is_batched(dataset)
-    if batched is None and _tells_nothing(dataset):
-        seen = list(dataset.take(_SEEN).as_numpy_iterator())
-        batched = are_batches(seen, "dataset") if seen else None
     records = single_records(dataset, batched)
     if records.note is not None:
         print(f"tfdist: {records.note}", flush=True)
@@ -60,14 +53,6 @@ def _check_tensors(specs: Mapping[str, Any]) -> None:
                 received=f"a {type(spec).__name__} as '{name}'",
                 mend="Give each a name of its own: dataset.map(lambda x, y: ({'a': ...}, y))",
             )
-
-
-def _tells_nothing(dataset: tf.data.Dataset) -> bool:
-    """Whether no shape is known, as of a generator with output_types alone."""
-    return any(
-        getattr(leaf, "shape", None) is not None and leaf.shape.rank is None
-        for leaf in tf.nest.flatten(dataset.element_spec)
-    )
 
 
 def _has_one_shape(dataset: tf.data.Dataset) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -72,7 +73,10 @@ def of_elements(
     if not first:
         raise DataError("a source must have at least one record", received="none")
     if batched is None:
-        batched = are_batches(first, type(first[0]).__name__)
+        shapes = [list(map(_shape, _leaves(element))) for element in first]
+        batched = told_by_shapes(shapes)
+        if batched is not False:  # Records may differ in length, as batches do.
+            raise cannot_be_told("the source", shapes[0])
     structure = Structure.of(first[0], asked, kind)
     named = (structure.named(n, each) for n, each in enumerate(chain(first, elements)))
     chunks = in_chunks(named, structure.names) if not batched else _checked_batches(named)
@@ -189,30 +193,6 @@ def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
             weight = WEIGHT if WEIGHT in names else None
             return Roles(inputs=tuple(left), labels=(), weight=weight, client=client, dropped=())
     return assign(place, "value", names, asked)
-
-
-def are_batches(elements: Sequence[Any], what: str) -> bool:
-    """Returns whether elements are batches, as their shapes tell: those of records differ.
-
-    Raises:
-        DataError: they may be either.
-    """
-    shapes = []
-    for element in elements:
-        sizes = set()
-        for leaf in _leaves(element):
-            shape = _shape(leaf)
-            if not shape:
-                return False
-            sizes.add(shape[0])
-        if len(sizes) > 1:
-            return False
-        shapes.append([_shape(leaf) for leaf in _leaves(element)])
-    raise DataError(
-        f"elements of a {what} must show whether each is one record or a batch of them",
-        received=f"elements of shapes {', '.join(map(str, shapes[0]))}, which may be either",
-        mend="Say batched=True or batched=False beside it",
-    )
 
 
 def image_like(value: Any) -> bool:
