@@ -22,7 +22,7 @@ from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
-from tfdist.records.reading.source import Source, as_it_is, order_seed
+from tfdist.records.reading.source import OrderedRecords, as_it_is, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -145,12 +145,12 @@ class Records:
             epoch.
         padding: of features of variable length; None where every batch has the same length.
         place: folder and split of shards; None for arrays and datasets.
-        readers, is_sequential, is_repeated, fingerprint, note: see ``source.Source``.
+        readers, is_sequential, is_repeated, fingerprint, note: see ``source.OrderedRecords``.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: OrderedRecords,
         map_fn: MapFn | None,
         cache: bool | str,
         record_fn: RecordFn | None = None,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from tfdist.errors import DataError
 from tfdist.records.reading.batched import SingleRecords, single_records
 from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
 from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.recognise import Source
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -23,81 +23,7 @@ _RETURNS = 16
 _ELEMENTS_BEFORE_ENDLESS = 1000
 
 
-@dataclass(frozen=True)
-class Rereadable:
-    """Elements that can be read again.
-
-    Attributes:
-        name: what they come from, in words.
-        read: returns the elements of a new pass.
-        batched: whether each is a batch; None when that is not known.
-    """
-
-    name: str
-    read: Callable[[], Iterable[Any]]
-    batched: bool | None = None
-
-
-def rereadable(source: Any) -> Rereadable | tf.data.Dataset | None:
-    """Returns what reads a source again and again; None when it is nothing of the kind.
-
-    Args:
-        source: a function without arguments that returns a generator, another iterable or a
-            tf.data.Dataset; a keras.utils.Sequence; any other object that can be iterated anew.
-
-    Raises:
-        DataError: it can be read only once, or the function wants arguments.
-    """
-    if isinstance(source, tf.keras.utils.Sequence):
-        name = f"the Sequence '{type(source).__name__}'"
-        return Rereadable(name, lambda: (source[n] for n in range(len(source))), batched=True)
-    if isinstance(source, Iterator):
-        raise DataError(
-            "data must be readable again in each epoch",
-            received=f"a {type(source).__name__} object, which can be read only once",
-            mend="Give the function that makes it, strategy.dataset(read), where it says "
-            "strategy.dataset(read()), or arrays, or a tf.data.Dataset",
-        )
-    if inspect.isclass(source) or isinstance(source, (tf.Module, tf.distribute.DistributedDataset)):
-        return None
-    if callable(source):
-        return _from_function(source)
-    plain_types = (str, bytes, tuple, list, set, frozenset, Mapping)
-    if (
-        isinstance(source, plain_types)
-        or hasattr(source, "shape")
-        or not hasattr(source, "__iter__")
-    ):
-        return None
-    return Rereadable(f"the {type(source).__name__}", lambda: source)
-
-
-def _from_function(function: Callable) -> Rereadable | tf.data.Dataset | None:
-    name = getattr(function, "__name__", type(function).__name__)
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):
-        raise DataError(
-            "a function that gives data must be called without arguments",
-            received=f"'{name}', which needs some",
-            mend=f"Write strategy.dataset(lambda: {name}(...))",
-        ) from None
-    made = function()
-    if isinstance(made, tf.data.Dataset):
-        return made
-    if isinstance(made, tf.keras.utils.Sequence):
-        return rereadable(made)
-    is_plain = isinstance(made, (str, bytes, tuple, list, Mapping)) or hasattr(made, "shape")
-    if is_plain or not isinstance(made, Iterable):
-        raise DataError(
-            "a function that gives data must yield it, or return a tf.data.Dataset",
-            received=f"'{name}', which returns a {type(made).__name__}",
-            mend=f"Give what it returns: strategy.dataset({name}())",
-        )
-    return Rereadable(f"the generator '{name}'", function)
-
-
-def _check_can_be_read_again(source: Rereadable) -> None:
+def _check_can_be_read_again(source: Source) -> None:
     for _ in source.read():
         return
     raise DataError(
@@ -107,7 +33,7 @@ def _check_can_be_read_again(source: Rereadable) -> None:
     )
 
 
-def records_of(source: Rereadable, batched: bool | None) -> SingleRecords:
+def records_of(source: Source, batched: bool | None) -> SingleRecords:
     """Returns the records of a source as a tf.data.Dataset. Reads all of it once.
 
     Raises:
@@ -149,7 +75,7 @@ class _Survey:
     different_shapes: set[tuple[tuple[int, ...], ...]]
 
 
-def _surveyed(source: Rereadable) -> _Survey:
+def _surveyed(source: Source) -> _Survey:
     found, seen = None, set()
     told_at = time.monotonic()
     for given in source.read():

@@ -1,4 +1,4 @@
-"""What can be read gives ordered batches of any part of it: ``Source``, arrays and datasets."""
+"""What can be read gives ordered batches of any part of it: arrays, datasets, and what may come."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
-class Source(abc.ABC):
+class OrderedRecords(abc.ABC):
     """Records in a fixed global order.
 
     Attributes:
@@ -159,7 +159,7 @@ class Source(abc.ABC):
         return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
 
-class ArraySource(Source):
+class ArraySource(OrderedRecords):
     """Arrays in memory: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Attributes:
@@ -253,7 +253,7 @@ def _to_weights(labels: Any, weights: Any) -> Any:
     return tf.nest.map_structure(lambda array: array.astype(np.float32), weights)
 
 
-class DatasetSource(Source):
+class DatasetSource(OrderedRecords):
     """A tf.data.Dataset of records ``(x, y)`` or ``(x, y, sample_weight)``."""
 
     def __init__(self, records: SingleRecords):

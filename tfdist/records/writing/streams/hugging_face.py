@@ -13,13 +13,6 @@ _SPLITS = {"val": "validation", "valid": "validation"}
 _NUMBERS = ("int", "uint", "float", "bool")
 
 
-def is_dataset(source: Any) -> bool:
-    """Whether it is a Dataset or IterableDataset, or a dict of them by split."""
-    if isinstance(source, Mapping) and source:
-        return all(is_dataset(each) for each in source.values())
-    return hasattr(source, "features") and hasattr(source, "cast_column") and _iterable(source)
-
-
 def open_dataset(source: Any, asked: Asked) -> Stream:
     """Returns the records of a dataset, or those of each split of several.
 
@@ -107,7 +100,3 @@ def _dtype(feature: Any) -> str | None:
     dtype = getattr(feature, "dtype", None)
     is_number = isinstance(dtype, str) and dtype.rstrip("0123456789") in _NUMBERS
     return dtype if is_number else None
-
-
-def _iterable(source: Any) -> bool:
-    return hasattr(source, "__iter__")

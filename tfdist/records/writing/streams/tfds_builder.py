@@ -13,11 +13,6 @@ from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, in_chunks
 
 
-def is_builder(source: Any) -> bool:
-    needed = ("as_dataset", "download_and_prepare", "info")
-    return all(hasattr(source, name) for name in needed)
-
-
 def open_builder(builder: Any, asked: Asked) -> Stream:
     """Returns the records of all splits of a builder whose data is there.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,6 @@ from tfdist.records.writing.tables.table import (
     Table,
     Values,
 )
-
-
-def is_dataframe(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
 def from_dataframe(frame: Any) -> Table:
