@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def of_elements(
 ) -> Stream:
     """Returns the records of elements that Python gives one by one, each a record or a batch."""
     elements = iter(elements)
-    first = list(islice(elements, _SEEN))
+    first = list(itertools.islice(elements, _SEEN))
     if not first:
         raise DataError("a source must have at least one record", received="none")
     if batched is None:
@@ -78,9 +78,8 @@ def of_elements(
         if batched is not False:  # Records may differ in length, as batches do.
             raise cannot_be_told("the source", shapes[0])
     structure = Structure.of(first[0], asked, kind)
-    named = (structure.named(n, each) for n, each in enumerate(chain(first, elements)))
-    chunks = in_chunks(named, structure.names) if not batched else _checked_batches(named)
-    return structure.stream(kind, chunks, total)
+    parts = [(None, itertools.chain(first, elements))]
+    return structure.stream(kind, parts, batched=batched, total=total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +146,40 @@ class Structure:
             keys=keys,
         )
 
-    def stream(self, kind: str, chunks: Iterable[Chunk], total: int | None) -> Stream:
-        """Returns the stream of chunks of such records, which are of no split yet."""
+    def stream(
+        self,
+        kind: str,
+        parts: Iterable[tuple[str | None, Iterable[Any]]],
+        *,
+        batched: bool = False,
+        **known: Any,
+    ) -> Stream:
+        """Returns the stream of such elements.
+
+        Args:
+            parts: (split, elements) of each split; None where they are of none yet.
+            batched: whether an element is a batch of records.
+            known: the other attributes of the stream.
+        """
         return Stream(
             kind=kind,
-            chunks=((None, chunk) for chunk in chunks),
+            chunks=self._chunks(parts, batched),
             inputs=self.inputs,
             labels=self.labels,
             weights=self.weights,
-            total=total,
             client=self.client,
             roles=self.roles,
+            **known,
         )
+
+    def _chunks(
+        self, parts: Iterable[tuple[str | None, Iterable[Any]]], batched: bool
+    ) -> Iterator[tuple[str | None, Chunk]]:
+        numbers = itertools.count()
+        for split, elements in parts:
+            named = (self.named(next(numbers), element) for element in elements)
+            for chunk in _checked_batches(named) if batched else _in_chunks(named, self.names):
+                yield split, chunk
 
     def named(self, number: int, element: Any) -> dict[str, Any]:
         """Returns the values of an element by name."""
@@ -202,7 +223,7 @@ def image_like(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
 
 
-def in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
+def _in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
     """Yields the values of records together, some at a time."""
     chunk: dict[str, list[Any]] = {name: [] for name in names}
     size = count = 0
