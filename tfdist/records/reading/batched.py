@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.reading.graph_checks import check, failed_check
 from tfdist.records.sources.batches import Shape, cannot_be_told, in_words, told_by_shapes
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
@@ -214,7 +213,6 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.
     Raises:
         DataError: parts of a batch have unequal rows, or there is no batch at all.
     """
-    largest = np.iinfo(np.int64).max
     shapes = _shapes_of(batches.element_spec)
     if None in shapes:
         raise DataError(
@@ -222,42 +220,20 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.
             received=f"elements of {in_words(shapes)}",
             mend="Say them with tensor.set_shape, or the output_signature of from_generator",
         )
-    least = [np.full(len(shape) - 1, largest, np.int64) for shape in shapes]
-    most = [np.zeros(len(shape) - 1, np.int64) for shape in shapes]
-
-    def add(state: Any, *batch: Any) -> Any:
-        count, least, most = state
-        shapes = [tf.shape(leaf, tf.int64) for leaf in tf.nest.flatten(batch)]
-        rows = tf.stack([shape[0] for shape in shapes])
-        alike = check(
-            tf.reduce_all(rows == rows[0]),
-            "the parts of a batch must have as many rows each",
-            tf.strings.reduce_join(tf.strings.as_string(rows), separator=", "),
-        )
-        with tf.control_dependencies([alike]):
-            count += rows[0]
-        return (
-            count,
-            [tf.minimum(low, shape[1:]) for low, shape in zip(least, shapes, strict=True)],
-            [tf.maximum(high, shape[1:]) for high, shape in zip(most, shapes, strict=True)],
-        )
-
-    start = tf.nest.map_structure(tf.constant, (np.int64(0), tuple(least), tuple(most)))
-    try:
-        count, least, most = batches.reduce(
-            start,
-            lambda state, *batch: tf.nest.pack_sequence_as(
-                start, tf.nest.flatten(add(state, *batch))
-            ),
-        )
-    except tf.errors.InvalidArgumentError as error:
-        failed = failed_check(str(error.message))
-        if failed is None:
-            raise
-        raise failed from error
-    if not int(count):
+    rows, seen = 0, set()
+    for batch in batches.as_numpy_iterator():
+        shapes = [leaf.shape for leaf in tf.nest.flatten(batch)]
+        sizes = [shape[0] for shape in shapes]
+        if len(set(sizes)) > 1:
+            raise DataError(
+                "the parts of a batch must have as many rows each",
+                received=", ".join(map(str, sizes)),
+            )
+        rows += sizes[0]
+        seen.add(tuple(shape[1:] for shape in shapes))
+    if not rows:
         raise DataError("data must have at least one record", received="an empty dataset")
-    return int(count), [(low.numpy(), high.numpy()) for low, high in zip(least, most, strict=True)]
+    return rows, [(np.min(sizes, 0), np.max(sizes, 0)) for sizes in zip(*seen, strict=True)]
 
 
 def _of_one_shape(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.reading.batched import SingleRecords, single_records
+from tfdist.records.reading.source import fingerprint
 from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.recognise import Source
@@ -91,7 +92,7 @@ def _surveyed(source: Source) -> _Survey:
             for a, b in zip(found.shapes, leaves, strict=True)
         ]
         found.different_shapes.add(tuple(leaf.shape for leaf in leaves))
-        seen.add(hash(tuple(_content(leaf) for leaf in leaves)))
+        seen.add(fingerprint(leaves))
         if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
                 f"{source.name} must end, since tfdist repeats it each epoch",
@@ -105,10 +106,6 @@ def _surveyed(source: Source) -> _Survey:
     if found is None:
         raise DataError("data must have at least one record", received=f"none in {source.name}")
     return found
-
-
-def _content(leaf: np.ndarray) -> Any:
-    return leaf.tobytes() if leaf.dtype.kind != "O" else tuple(leaf.ravel().tolist())
 
 
 def _check_alike(name: str, found: _Survey, element: Any, leaves: list[np.ndarray]) -> None:

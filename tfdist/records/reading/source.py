@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +188,8 @@ class ArraySource(OrderedRecords):
         self.arrays = arrays
         self.num_records = lengths[0]
         some = np.linspace(0, self.num_records - 1, _COMPARED_ROWS).astype(np.int64)
-        self.fingerprint = fingerprint(array[some] for array in tf.nest.flatten(arrays))
-        self.spec = tf.nest.map_structure(
-            lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
-        )
+        self.fingerprint = fingerprint([array[some] for array in tf.nest.flatten(arrays)])
+        self.spec = spec_of_rows(arrays)
 
     def load(self, start: int, stop: int) -> Any:
         return tf.nest.map_structure(
@@ -205,6 +203,13 @@ class ArraySource(OrderedRecords):
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         raise AssertionError("arrays are always read from memory")
+
+
+def spec_of_rows(arrays: Any) -> Any:
+    """Returns the tf.TensorSpec of a batch of any number of rows of a structure of arrays."""
+    return tf.nest.map_structure(
+        lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
+    )
 
 
 def _as_parts(item: Any) -> Any:
@@ -337,10 +342,11 @@ def _first_records(dataset: tf.data.Dataset) -> str:
     return fingerprint(once)
 
 
-def fingerprint(arrays: Iterable[np.ndarray]) -> str:
+def fingerprint(arrays: Any) -> str:
     """Returns what tells arrays from others, on any process: 16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
-    for array in arrays:
+    for array in map(np.asarray, tf.nest.flatten(arrays)):
+        # Text may be an array of objects, whose bytes are addresses.
         content = repr(array.tolist()).encode() if array.dtype.kind in "OSU" else array.tobytes()
         digest.update(f"{array.dtype.kind}{array.shape}".encode() + content)
     return digest.hexdigest()
