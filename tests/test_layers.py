@@ -83,7 +83,7 @@ def lint(folder: Path, file: str) -> str:
 
 @pytest.mark.parametrize(
     ("file", "is_refused"),
-    [("training/graph", True), ("strategies/single", True), ("training/keras_api/layers", False)],
+    [("training/graph", True), ("strategies/single", True), ("keras/layers", False)],
 )
 def test_private_names_of_keras_stand_in_one_folder(copy, file, is_refused):
     path = f"tfdist/{file}.py"
@@ -101,4 +101,10 @@ def test_nor_are_they_reached_by_getattr():
         for path in (ROOT / "tfdist").rglob("*.py")
         if private.search(path.read_text())
     ]
-    assert [path for path in found if not path.startswith("training/keras_api/")] == [allowed]
+    assert [path for path in found if not path.startswith("keras/")] == [allowed]
+
+
+def test_which_keras_it_is_stands_in_its_port():
+    names = re.compile(r"\bIS_KERAS_3\b|\bkeras\.version\b")
+    asking = {path for path in (ROOT / "tfdist").rglob("*.py") if names.search(path.read_text())}
+    assert {path.parent.relative_to(ROOT / "tfdist") for path in asking} == {Path("keras")}

@@ -16,9 +16,9 @@ from tfdist.runs.predicting import predict as predict
 from tfdist.runs.training import train as train
 from tfdist.runs.verifying import verify as verify
 from tfdist.strategies import strategy as strategy
-from tfdist.training.checkpoint import Checkpoints as Checkpoints
-from tfdist.training.chief_only import on_chief as on_chief
-from tfdist.training.gathering import all_gather as all_gather
-from tfdist.training.gathering import reduce as reduce
+from tfdist.training.checkpoints.checkpoint import Checkpoints as Checkpoints
+from tfdist.training.loops.chief_only import on_chief as on_chief
+from tfdist.training.steps.gathering import all_gather as all_gather
+from tfdist.training.steps.gathering import reduce as reduce
 
 __version__: str

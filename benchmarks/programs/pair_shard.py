@@ -19,7 +19,7 @@ with tfdist.strategy(name) as whole, tfdist.strategy(name, shard=shard) as divid
 
     from benchmarks.programs.workload import report_pairs
     from tfdist.launch.events import emit
-    from tfdist.training.binding import binding_of
+    from tfdist.training.engine.binding import binding_of
 
     def model_fn() -> tf.keras.Model:
         layers = [tf.keras.layers.Dense(_WIDTH, "gelu") for _ in range(_DEPTH)]

@@ -291,7 +291,7 @@ def test_a_model_that_cannot_be_kept_is_refused_before_it_is_trained(tmp_path):
 
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_the_chief_of_a_job_says_that_it_traces(tmp_path, is_chief):
-    from tfdist.training.tracing import TracingNotice
+    from tfdist.training.loops.tracing import TracingNotice
 
     callbacks = _fitted(tmp_path, is_chief=is_chief).fitted["callbacks"]
     assert any(isinstance(callback, TracingNotice) for callback in callbacks) == is_chief

@@ -16,7 +16,7 @@ from tfdist.aws.channels import Shape
 from tfdist.aws.rehearsal.serving import transform
 from tfdist.errors import DataError, OptionError, TfdistError
 from tfdist.records import write
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 ROOT = Path(__file__).parents[2]
 DIGITS = f"{ROOT / 'examples' / 'digits.py'}:model_fn"

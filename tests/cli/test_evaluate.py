@@ -11,7 +11,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.runs import evaluating
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tensorflow import keras
 
 import tfdist
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
 _OF_PHOTOS = """

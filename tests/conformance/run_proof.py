@@ -21,13 +21,13 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.strategies.mirrored import make_logical_cpus
-from tfdist.training import early_variables
+from tfdist.training.layers import eager_variables
 
 
 def train(model: Any, proof: Any, start: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Returns the loss of each step and the weights after the last one."""
     model.set_weights(start)
-    early_variables.make_slots(model)
+    eager_variables.make_slots(model)
     losses = []
     for step in range(conformance_models.STEPS):
         first = step * proof.global_batch_size % len(proof.x)

@@ -19,9 +19,9 @@ import conformance_observed as observed
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras.version import IS_KERAS_3
 from tfdist.strategies.base import DataOptions, make_feed
-from tfdist.training import early_variables
-from tfdist.training.keras_api import IS_KERAS_3
+from tfdist.training.layers import eager_variables
 
 
 class OneDevice(observed.Side):
@@ -48,8 +48,8 @@ class OneDevice(observed.Side):
         feed = make_feed(data, asked, parts=parts or 1)
         batches = feed.on_one_device().epochs(0, epochs)
         steps = feed.steps_per_epoch
-        early_variables.make_slots(model)
-        early_variables.make_known_metrics(model, feed.records.element_spec)
+        eager_variables.make_slots(model)
+        eager_variables.make_known_metrics(model, feed.records.element_spec)
         return model.fit(
             batches, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0, **options
         ).history

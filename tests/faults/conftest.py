@@ -19,7 +19,7 @@ import pytest
 from tfdist import topology
 from tfdist.cli import saved_weights
 from tfdist.records.writing.writer import write
-from tfdist.training import checkpoint_files
+from tfdist.training.checkpoints import checkpoint_files
 
 EPOCHS, STEPS = 3, 10  # of 20 records
 RESULTS = {".tfdist-run", "config.json", "curves.png", "history.csv", "metrics.json", "model.keras"}

@@ -21,7 +21,7 @@ from tensorflow.python.ops import gen_io_ops
 
 from tfdist import topology
 from tfdist.records.reading import reader
-from tfdist.training import part_files
+from tfdist.training.memory import part_files
 
 # So small a shard would be kept in memory, where no damage to the file can reach it.
 reader.TABLE_BYTES = 0

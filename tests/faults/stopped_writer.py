@@ -14,7 +14,7 @@ import numpy as np
 from tensorflow import keras
 
 import tfdist
-from tfdist.training import part_files
+from tfdist.training.memory import part_files
 
 
 def model_fn() -> keras.Model:

@@ -20,7 +20,7 @@ import pytest
 
 from tfdist.records.writing.writer import write
 from tfdist.strategies import REGISTRY
-from tfdist.training import checkpoint_files
+from tfdist.training.checkpoints import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from habit import Here, batched, classifier, compiled, habit, labels, layers, rows, trained
 from tensorflow import keras
 
-from tfdist.training.keras_api import set_policy
+from tfdist.keras.settings import set_policy
 
 
 def one_hot() -> np.ndarray:

@@ -99,7 +99,7 @@ def _fit(folder: Path, epochs: int, resume: bool):
     import numpy as np
 
     from tfdist.strategies import strategy
-    from tfdist.training.checkpoint import Checkpoints
+    from tfdist.training.checkpoints.checkpoint import Checkpoints
 
     alone = strategy("single")
     model = alone.build(_model)

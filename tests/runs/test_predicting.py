@@ -16,7 +16,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError, TfdistError
 from tfdist.runs import predict_rank, predicting
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(180)
 _ROOT = Path(__file__).parents[2]

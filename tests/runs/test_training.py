@@ -12,7 +12,7 @@ import pytest
 
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(280)
 _ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import Store
 from tfdist.runs import uploads as uploads_module
 from tfdist.runs.uploads import uploading
-from tfdist.training import checkpoint_files
+from tfdist.training.checkpoints import checkpoint_files
 
 pytestmark = pytest.mark.timeout(200)
 _ROOT = Path(__file__).parents[2]

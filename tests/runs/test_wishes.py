@@ -16,7 +16,7 @@ from tfdist.records.writing.writer import write
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import training_config
-from tfdist.training.learning_rate import with_learning_rate
+from tfdist.training.steps.learning_rate import with_learning_rate
 
 _MODEL = """
 from tensorflow import keras

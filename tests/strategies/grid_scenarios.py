@@ -18,8 +18,8 @@ from tfdist.errors import LaunchError, ModelError, OptionError
 from tfdist.strategies.mesh.model import MeshModel
 from tfdist.strategies.multi_worker.cluster import Cluster
 from tfdist.strategies.multi_worker.strategy import MultiWorker
-from tfdist.training import early_variables
-from tfdist.training.binding import binding_of, known_of
+from tfdist.training.engine.binding import binding_of, known_of
+from tfdist.training.layers import eager_variables
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -370,7 +370,7 @@ def a_fit_goes_on_on_another_grid(strategy, folder):
     start = reference.get_weights()
     feed = strategy.dataset((X, Y), global_batch_size=12, seed=3)
     batches = feed.on_one_device().epochs(0, 3)
-    early_variables.make_slots(reference)
+    eager_variables.make_slots(reference)
     reference.fit(batches, epochs=3, steps_per_epoch=len(feed), shuffle=False, verbose=0)
     model.set_weights(start)
     kept = tfdist.Checkpoints(folder / "kept", every_steps=1)

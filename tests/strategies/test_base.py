@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import ModelError, OptionError
 from tfdist.strategies import REGISTRY
-from tfdist.training import chief_only
+from tfdist.training.loops import chief_only
 
 keras = tf.keras
 

@@ -20,7 +20,7 @@ from tiers import long
 
 from tfdist.compat.keras import VARIABLE
 from tfdist.strategies.horovod.ring import Ring, World
-from tfdist.training.elastic import ProcessLost
+from tfdist.training.engine.elastic_collective import ProcessLost
 
 sys.path.append(str(Path(__file__).parent))
 

@@ -8,7 +8,7 @@ from tfdist.errors import OptionError
 from tfdist.launch import jobs
 from tfdist.strategies import REGISTRY
 from tfdist.topology import deadlines, tf_config
-from tfdist.training.options import deadline
+from tfdist.training.engine.options import deadline
 
 
 def test_a_rank_gives_up_after_its_command():

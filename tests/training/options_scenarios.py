@@ -13,9 +13,9 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
-from tfdist.training import offload
-from tfdist.training.binding import binding_of
-from tfdist.training.keras_api import all_raw
+from tfdist.keras.tensors import all_raw
+from tfdist.training.engine.binding import binding_of
+from tfdist.training.memory import offload
 
 layers = keras.layers
 

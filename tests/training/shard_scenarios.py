@@ -23,8 +23,8 @@ from options_scenarios import data, given, mlp, tagger, words
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
-from tfdist.training.binding import binding_of
-from tfdist.training.sharded_slots import Parts
+from tfdist.training.engine.binding import binding_of
+from tfdist.training.memory.sharded_slots import Parts
 
 layers, optimizers = keras.layers, keras.optimizers
 

@@ -26,7 +26,7 @@ from shard_scenarios import (
 
 import tfdist
 from tfdist.errors import ModelError, OptionError
-from tfdist.training.binding import binding_of
+from tfdist.training.engine.binding import binding_of
 
 layers, optimizers = keras.layers, keras.optimizers
 

@@ -28,12 +28,13 @@ from shard_weights_scenarios import stack
 import tfdist
 from tfdist.errors import CheckpointError, WriteError
 from tfdist.strategies.horovod.ticks import Ticks
-from tfdist.training import part_files, shared_checkpoints
-from tfdist.training.binding import binding_of
-from tfdist.training.checkpoint_files import LOCK
-from tfdist.training.checkpoint_state import Position
-from tfdist.training.sharded_slots import Parts
-from tfdist.training.sharded_weights import ShardedWeights
+from tfdist.training.checkpoints import shared_checkpoints
+from tfdist.training.checkpoints.checkpoint_files import LOCK
+from tfdist.training.checkpoints.checkpoint_state import Position
+from tfdist.training.engine.binding import binding_of
+from tfdist.training.memory import part_files
+from tfdist.training.memory.sharded_slots import Parts
+from tfdist.training.memory.sharded_weights import ShardedWeights
 
 
 def kinds(strategy: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies import strategy
-from tfdist.training.checkpoint import Checkpoints
-from tfdist.training.checkpoint_files import finished
+from tfdist.training.checkpoints.checkpoint import Checkpoints
+from tfdist.training.checkpoints.checkpoint_files import finished
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)

@@ -12,7 +12,7 @@ import tfdist
 from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
-from tfdist.training.options import StepOptions, check_count, check_deadline, check_seed
+from tfdist.training.engine.options import StepOptions, check_count, check_deadline, check_seed
 
 SCENARIOS = "options_scenarios.py"
 #: What is the same on every engine is tried on the quickest.

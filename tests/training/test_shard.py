@@ -14,10 +14,10 @@ import tfdist
 from tfdist.compat.keras import VARIABLE
 from tfdist.errors import OptionError
 from tfdist.strategies import known_options, parse_options
-from tfdist.training.callbacks import for_process
-from tfdist.training.collective import OneProcess
-from tfdist.training.options import StepOptions
-from tfdist.training.parts import BYTES_OF_A_BUCKET, Division, buckets
+from tfdist.training.engine.collective import OneProcess
+from tfdist.training.engine.options import StepOptions
+from tfdist.training.loops.callbacks import for_process
+from tfdist.training.memory.flat_parts import BYTES_OF_A_BUCKET, Division, buckets
 
 SCENARIOS = "shard_scenarios.py"
 #: What is the same on every engine is tried on the quickest.

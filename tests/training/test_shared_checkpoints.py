@@ -11,7 +11,7 @@ from scenario_plugin import Job
 
 from tfdist.cli import saved_weights
 from tfdist.records.writing.writer import write
-from tfdist.training import checkpoint_files
+from tfdist.training.checkpoints import checkpoint_files
 
 SCENARIOS = "shared_checkpoints_scenarios.py"
 JOBS = {

@@ -18,7 +18,7 @@ from typing import Any
 import tfdist
 from tfdist.aws.config import Config
 from tfdist.errors import OptionError
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 _SCRIPTS = ("train.py", "evaluate.py", "shard.py", "inference.py")
 _LISTS = ("requirements.txt", "serving-requirements.txt")

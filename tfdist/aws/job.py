@@ -166,7 +166,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
     _take_keras(options.keras)
     import_tensorflow()
     strategy = strategy_of(options)
-    from tfdist.training import model_path
+    from tfdist.training.engine import model_path
 
     model_path.check(options.model)
     if container.source("train", place) is None:
@@ -321,7 +321,7 @@ def _ends_in_time(max_run_s: int | None) -> Iterator[None]:
     Raises:
         LaunchError: the fit was not over; its last checkpoint has been written.
     """
-    from tfdist.training import last_call
+    from tfdist.training.checkpoints import last_call
 
     if max_run_s is None:
         yield
@@ -359,7 +359,7 @@ def _check_can_be_served(model: Any) -> None:
     """Raises:
     ModelError: what a job keeps cannot be made of ``model``; not after hours of training.
     """
-    from tfdist.training.own_steps import can_be_called
+    from tfdist.training.steps.custom_steps import can_be_called
 
     if not can_be_called(model):
         raise ModelError(

@@ -23,7 +23,7 @@ from tfdist.runs.folder import RunFolder
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import RANK, training_config
 from tfdist.strategies import spec_of
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 TOLERANCE = 1e-6
 _KEYS = ("rank", "step")

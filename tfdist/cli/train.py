@@ -20,7 +20,8 @@ from tfdist.runs.folder import RunFolder
 from tfdist.runs.progress import Progress, listed
 from tfdist.runs.settings import Settings
 from tfdist.runs.training import Run, carry_out, training_config
-from tfdist.training import checkpoint_files, model_path
+from tfdist.training.checkpoints import checkpoint_files
+from tfdist.training.engine import model_path
 
 _EPILOG = """\b
 Examples:

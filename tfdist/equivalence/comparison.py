@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.base import Strategy
-    from tfdist.training.feed import Feed, MergedFeed
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.feed import Feed, MergedFeed
+    from tfdist.training.feed.training_data import TrainingData
 
 # By type, as a part of each weight. Sums over a batch gather some roundings in float32; those in
 # 16 bits are taken in 32, and rounded once.
@@ -41,9 +41,9 @@ _STARTS = 2  # By chance one may miss what another order of summation meets, as 
 def compare_once(
     model_fn: Any, feed: TrainingData, strategy: Strategy, epochs: int, tolerance: float
 ) -> Report:
+    from tfdist.keras.settings import restart_names
     from tfdist.strategies.base import clone
-    from tfdist.training.keras_api import restart_names
-    from tfdist.training.unbuilt import build_now
+    from tfdist.training.model.deferred_build import build_now
 
     made = functools.partial(independent, model_fn, strategy)
     reference = made()
@@ -103,7 +103,7 @@ def compare_once(
 
 def _rounding_off(weights: list[Any], model: tf.keras.Model, seed: int) -> list[Any]:
     """Returns weights that are off by what the coarsest layers of ``model`` round to."""
-    from tfdist.training.keras_api import layers_in
+    from tfdist.keras.layers import layers_in
 
     computed_in = {getattr(layer, "compute_dtype", None) for layer in layers_in(model)}
     off = max((_OFF[each] for each in computed_in & set(_OFF)), default=_OFF["float32"])
@@ -146,9 +146,9 @@ def independent(model_fn: Any, strategy: Strategy) -> tf.keras.Model:
     """Returns a model of its own for one device, whatever the strategy does with ``model_fn``."""
     import tensorflow as tf
 
+    from tfdist.keras.settings import restart_names
     from tfdist.strategies.base import called, clone
-    from tfdist.training.keras_api import restart_names
-    from tfdist.training.precision import policy
+    from tfdist.training.model.precision import policy
 
     # Layers without a name of their own get the same in all, so that options can name them.
     restart_names()
@@ -160,8 +160,8 @@ def independent(model_fn: Any, strategy: Strategy) -> tf.keras.Model:
 def _train_reference(
     model: tf.keras.Model, feed: Feed | MergedFeed, epochs: int, scaling: Any
 ) -> dict[str, list[float]]:
-    from tfdist.training import early_variables
-    from tfdist.training.scaling import ScaleLearningRate
+    from tfdist.training.layers import eager_variables
+    from tfdist.training.model.scaling import ScaleLearningRate
 
     callbacks = []
     if not scaling.is_off:
@@ -169,8 +169,8 @@ def _train_reference(
         scale.prepare(model.optimizer, feed.steps_per_epoch)
         callbacks.append(scale)
     batches = feed.epochs(0, epochs)
-    early_variables.make_slots(model)
-    early_variables.make_known_metrics(model, batches.element_spec)
+    eager_variables.make_slots(model)
+    eager_variables.make_known_metrics(model, batches.element_spec)
     history = model.fit(
         batches,
         epochs=epochs,
@@ -187,8 +187,8 @@ def _layer_differences(
 ) -> tuple[LayerDifference, ...]:
     import tensorflow as tf
 
-    from tfdist.training.keras_api import path_of, raw
-    from tfdist.training.metrics import state_of
+    from tfdist.keras.tensors import path_of, raw
+    from tfdist.training.engine.metrics import state_of
 
     largest: dict[str, float] = {}
     sizes: dict[str, int] = {}

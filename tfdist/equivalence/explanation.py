@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.base import Strategy
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 def explain_difference(
@@ -69,8 +69,8 @@ def _doubling(steps: int) -> Iterator[int]:
 def _parted(
     model_fn: Any, feed: TrainingData, strategy: Strategy, num_parts: int
 ) -> tuple[tuple[str, float], ...]:
-    from tfdist.training.coupling_layers import parted
-    from tfdist.training.unbuilt import build_now
+    from tfdist.training.model.deferred_build import build_now
+    from tfdist.training.steps.row_probe_layers import parted
 
     with contextlib.suppress(Exception):  # A model without a call, a layer that refuses few rows.
         model = independent(model_fn, strategy)
@@ -93,8 +93,8 @@ def _divided(model: tf.keras.Model, strategy: Strategy) -> list[tf.keras.layers.
     """Returns the layers that see only their replica's rows: not BatchNormalization, as a rule."""
     import tensorflow as tf
 
-    from tfdist.training.keras_api import layers_in
-    from tfdist.training.options import OfBatchNorm
+    from tfdist.keras.layers import layers_in
+    from tfdist.training.engine.options import OfBatchNorm
 
     is_apart = any(isinstance(cause, OfBatchNorm) for cause in strategy.approximations)
     return [

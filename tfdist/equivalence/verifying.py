@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.base import Strategy
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 def verify(
@@ -55,7 +55,7 @@ def verify(
     """
     import tensorflow as tf
 
-    from tfdist.training.options import check_seed
+    from tfdist.training.engine.options import check_seed
 
     if steps < 1:
         raise OptionError("steps must be at least 1", received=steps)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ExportError, OptionError, TfdistError
 from tfdist.export import recurrence
 from tfdist.export.flatbuffer import operators, rewritten
@@ -17,7 +18,6 @@ from tfdist.export.kinds import NEEDS_DATA
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
-from tfdist.training import keras_api
 
 _TYPES = {"float32": tf.float32, "uint8": tf.uint8, "int8": tf.int8}
 
@@ -112,7 +112,7 @@ def make_converter(model: PlainModel, how: Conversion) -> tf.lite.TFLiteConverte
     """Returns a converter, which can convert once."""
     function = _traced(model, how)
     # With a model of Keras 3 itself the file's weights would be any bytes.
-    kept = keras_api.saved(model.keras)
+    kept = keras.tensors.saved(model.keras)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], kept)
     if how.quantization == "none":
         return converter
@@ -224,7 +224,7 @@ def _run(model: PlainModel, how: Conversion) -> bytes:
             raise
         except Exception as error:
             log.seek(0)
-            names = {layer.name for layer in keras_api.layers_in(model.keras)}
+            names = {layer.name for layer in keras.layers.layers_in(model.keras)}
             raise _explained(error, log.read().decode(errors="replace"), names) from error
 
 
@@ -266,7 +266,7 @@ def _layers_with(op: str, text: str, names: set[str]) -> list[str]:
     """Returns the layers in which TensorFlow saw an operator: "model/layer/Op@function"."""
     found = re.findall(r'"([\w./-]+)@', text)
     return [
-        f"'{keras_api.layer_of_scope(parts[-2], names) or parts[-2]}'"
+        f"'{keras.layers.layer_of_scope(parts[-2], names) or parts[-2]}'"
         for parts in (name.split("/") for name in found)
         if len(parts) > 1 and re.fullmatch(rf"{op}(_\d+)?", parts[-1])
     ]

@@ -25,7 +25,7 @@ from tfdist.export.models import PlainModel, open_model
 from tfdist.export.parity import Judge
 from tfdist.export.reports import Candidate, ParityError, Report
 from tfdist.export.samples import Samples, open_samples
-from tfdist.training.keras_api import layers_in
+from tfdist.keras.layers import layers_in
 
 if TYPE_CHECKING:
     import tensorflow as tf

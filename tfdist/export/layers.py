@@ -18,7 +18,7 @@ from tfdist.export.flatbuffer import computed_tensors, input_order, tensor_names
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
-from tfdist.training.keras_api import layer_of_scope, layers_in, output_names
+from tfdist.keras.layers import layer_of_scope, layers_in, output_names
 
 # The debugger runs each operator twice, in slow reference kernels.
 _RECORDS = 20

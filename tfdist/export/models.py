@@ -14,9 +14,10 @@ import tensorflow as tf
 from tfdist.compat import package_of
 from tfdist.errors import ExportError, ModelError
 from tfdist.export.trust import check
+from tfdist.keras.layers import called_with, input_names, layers_in, nested_inputs, output_names
+from tfdist.keras.losses import compiled_loss
 from tfdist.records.buckets.cache import local_tree
 from tfdist.records.buckets.urls import url_of
-from tfdist.training import keras_api
 
 _FILES = "a .keras or .h5 file, or the folder of a SavedModel, that Keras wrote"
 
@@ -56,7 +57,7 @@ class PlainModel:
         if isinstance(outputs, dict):
             return dict(outputs)
         flat = tf.nest.flatten(outputs)
-        names = keras_api.output_names(self.keras)
+        names = output_names(self.keras)
         if len(names) != len(flat):
             names = [f"output_{number}" for number in range(len(flat))]
         return dict(zip(names, flat, strict=True))
@@ -145,7 +146,7 @@ def _loaded(path: str | os.PathLike, safe_mode: bool) -> tf.keras.Model:
 
 def _compile_like(copy: tf.keras.Model, given: tf.keras.Model) -> None:
     """Gives the copy metrics of its own: those of replicas cannot be updated from outside."""
-    config = given.get_compile_config() if keras_api.compiled_loss(given) else None
+    config = given.get_compile_config() if compiled_loss(given) else None
     if config:
         # A loss that Keras cannot copy is done without: outputs are compared all the same.
         with contextlib.suppress(ValueError, TypeError, NotImplementedError):
@@ -157,7 +158,7 @@ def _in_float32(model: tf.keras.Model) -> dict[str, Any]:
 
     Its weights are float32, and TFLite has no operators for 16 bits.
     """
-    policies = (getattr(layer, "dtype_policy", None) for layer in keras_api.layers_in(model))
+    policies = (getattr(layer, "dtype_policy", None) for layer in layers_in(model))
     if not any(getattr(policy, "name", None) in _MIXED for policy in policies):
         return {}
 
@@ -194,7 +195,7 @@ def whole_copy(model: tf.keras.Model, **changes: Any) -> tf.keras.Model:
         return model
     # get_weights is a strategy's own: it gathers the slices of a mesh.
     copy.set_weights(model.get_weights())
-    for layer in keras_api.layers_in(copy):
+    for layer in layers_in(copy):
         if isinstance(layer, tf.keras.layers.Normalization):
             layer.finalize_state()  # It computes with a copy of its weights.
     return copy
@@ -204,10 +205,10 @@ def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
     if getattr(model, "inputs", None):
         specs = {
             name: tf.TensorSpec([None, *symbol.shape[1:]], symbol.dtype, name=name)
-            for name, symbol in zip(keras_api.input_names(model), model.inputs, strict=True)
+            for name, symbol in zip(input_names(model), model.inputs, strict=True)
         }
         return specs, "one" if len(specs) == 1 and not _is_dict(model) else "dict"
-    saved = keras_api.called_with(model)
+    saved = called_with(model)
     if saved is None:
         raise ModelError(
             "a model must know its input shape before it can be exported",
@@ -229,7 +230,7 @@ def _inputs(model: tf.keras.Model) -> tuple[dict[str, tf.TensorSpec], str]:
 
 
 def _is_dict(model: tf.keras.Model) -> bool:
-    return isinstance(keras_api.nested_inputs(model), dict)
+    return isinstance(nested_inputs(model), dict)
 
 
 def _named(spec: tf.TensorSpec, name: str) -> tf.TensorSpec:

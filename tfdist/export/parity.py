@@ -14,7 +14,7 @@ from tfdist.export.interpreter import TfliteModel
 from tfdist.export.models import PlainModel
 from tfdist.export.quiet import quiet
 from tfdist.export.samples import Rows
-from tfdist.training import keras_api
+from tfdist.keras.losses import compiled_loss, compute_loss, show_loss
 
 _BATCH_ROWS = 64
 
@@ -132,7 +132,7 @@ def _compiled_metrics(
     model: PlainModel, rows: Rows, outputs: dict[str, np.ndarray]
 ) -> dict[str, float]:
     judge = model.keras
-    if keras_api.compiled_loss(judge) is None:
+    if compiled_loss(judge) is None:
         return {}
     judge.reset_metrics()
     for start in range(0, len(rows), _BATCH_ROWS):
@@ -142,8 +142,8 @@ def _compiled_metrics(
         found = model.structured_outputs(
             {name: tf.constant(column[part]) for name, column in outputs.items()}
         )
-        loss = keras_api.compute_loss(judge, None, y, found, weight, training=False)
-        keras_api.show_loss(judge, loss, tf.nest.flatten(rows.y)[0][part].shape[0])
+        loss = compute_loss(judge, None, y, found, weight, training=False)
+        show_loss(judge, loss, tf.nest.flatten(rows.y)[0][part].shape[0])
         values = judge.compute_metrics(None, y, found, weight)
     judge.reset_metrics()
     return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}

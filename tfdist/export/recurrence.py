@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.errors import ExportError
 from tfdist.export.flatbuffer import operators
 from tfdist.export.models import PlainModel, whole_copy
-from tfdist.training.keras_api import layers_in
+from tfdist.keras.layers import layers_in
 
 _WITH_STATE = ("UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM")
 _OF_RNN = (

@@ -4,7 +4,7 @@ A worker asks to meet, and waits; when all that are there have asked, each gets 
 Horovod connects them. Between two meetings they work. Horovod ends every process that is connecting
 when one of them is lost (its C++ code throws where nothing catches). So a meeting that breaks is
 held again with new processes in place of those that were left: each had written down its training
-before (``training.elastic``). A worker that joins imports TensorFlow first, and asks then.
+before (``checkpoints.survival``). A worker that joins imports TensorFlow first, and asks then.
 
 What differs from ``horovodrun``'s driver: each slot stands for itself (``Slots``), nothing passes
 through a shell or in an argument, all listen on loopback, and nobody listens for news.

@@ -17,7 +17,7 @@ from tfdist.launch.events import emit
 from tfdist.runs import feeding, ranks, wishes
 from tfdist.runs.files import read_evaluations, write_history
 from tfdist.runs.folder import RunFolder
-from tfdist.training import checkpoint_files
+from tfdist.training.checkpoints import checkpoint_files
 
 tf = import_tensorflow()
 _INTERVAL_S = 1.0
@@ -94,7 +94,7 @@ def _index(checkpoint: Path) -> Path:
 
 def _restore(model: tf.keras.Model, path: Path) -> tuple[int, int]:
     """Gives ``model`` the weights of a checkpoint; returns its place, (epoch, step)."""
-    from tfdist.training.keras_api import saved
+    from tfdist.keras.tensors import saved
 
     place = tf.train.load_checkpoint(str(path)).get_tensor(
         "state/position/.ATTRIBUTES/VARIABLE_VALUE"

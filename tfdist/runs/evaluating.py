@@ -16,8 +16,8 @@ from tfdist.runs import ranks
 from tfdist.runs.files import read_config
 from tfdist.runs.folder import RunFolder
 from tfdist.runs.predicting import check_weights
-from tfdist.training import model_path
-from tfdist.training.options import check_count
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count
 
 RANK = "tfdist.runs.evaluate_saved_rank"
 

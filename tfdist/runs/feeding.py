@@ -9,7 +9,7 @@ import tfdist
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 def dataset(

@@ -19,8 +19,8 @@ from tfdist.runs import feeding, wishes
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
     from tfdist.strategies.base import Strategy
-    from tfdist.training.checkpoint import Checkpoints
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.checkpoints.checkpoint import Checkpoints
+    from tfdist.training.feed.training_data import TrainingData
 
 # All imports of TensorFlow stand in functions: a rank imports it in a way of its own first.
 
@@ -75,7 +75,7 @@ class Fitting:
     def __init__(self, strategy: Strategy, config: Mapping[str, Any], sources: Mapping[str, Any]):
         import tensorflow as tf
 
-        from tfdist.training.own_steps import can_evaluate
+        from tfdist.training.steps.custom_steps import can_evaluate
 
         self._strategy = strategy
         self._config = dict(config)
@@ -106,7 +106,7 @@ class Fitting:
 
     def checkpoints(self, directory: str | os.PathLike, *, resume: bool) -> Checkpoints:
         """Returns the callback that keeps checkpoints in ``directory``."""
-        from tfdist.training.checkpoint import Checkpoints
+        from tfdist.training.checkpoints.checkpoint import Checkpoints
 
         made = Checkpoints(
             directory,
@@ -135,7 +135,7 @@ class Fitting:
             first: callbacks that run before all others.
             last: those that run after them.
         """
-        from tfdist.training.tracing import TracingNotice
+        from tfdist.training.loops.tracing import TracingNotice
 
         validation = self.held_out("validation")
         wished = wishes.callbacks(

@@ -26,8 +26,8 @@ from typing import Any
 from tfdist.errors import DataError, OptionError, cannot_write
 from tfdist.records.buckets.urls import refuse_url
 from tfdist.runs.files import read_config, write_json
-from tfdist.training import checkpoint_files
-from tfdist.training.folder_lock import FolderLock
+from tfdist.training.checkpoints import checkpoint_files
+from tfdist.training.engine.folder_lock import FolderLock
 
 MARK = ".tfdist-run"
 _NEW, _NEXT, _LAST = ".tfdist-new", ".tfdist-next", ".tfdist-last"

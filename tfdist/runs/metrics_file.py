@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.training.told_once import ToldOnce
+from tfdist.training.engine.failure_notices import ToldOnce
 
 _PREFIX = "tfdist_training"
 _HELP = {

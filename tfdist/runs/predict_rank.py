@@ -20,11 +20,11 @@ from tfdist.launch.events import emit
 from tfdist.runs import prediction_table, ranks
 from tfdist.runs.files import replacing
 from tfdist.runs.predicting import TABLES
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 tf = import_tensorflow()
 _BETWEEN_S = 0.2
@@ -49,7 +49,7 @@ class Progress(tf.keras.callbacks.Callback):
 
 def built(strategy: Strategy, config: dict[str, Any]) -> tuple[Any, TrainingData]:
     """Returns a model, which has no weights of its training yet, and the records for it."""
-    from tfdist.training.unbuilt import build_now
+    from tfdist.training.model.deferred_build import build_now
 
     emit({"event": "ready", "long": True})
     model = strategy.build(model_path.load(config["model"]))
@@ -118,7 +118,7 @@ def _known_outputs(model: Any) -> dict[str, int | None]:
     Returns:
         By the name of the output; None where they are unknown.
     """
-    from tfdist.training.own_steps import own_steps
+    from tfdist.training.steps.custom_steps import own_steps
 
     names = [] if "predict_step" in own_steps(model) else _output_names(model)
     shapes = [tensor.shape for tensor in tf.nest.flatten(getattr(model, "outputs", None) or [])]
@@ -129,9 +129,9 @@ def _columns(
     config: dict[str, Any], model: Any, outputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the columns of the table that ``outputs`` are written as."""
+    from tfdist.keras.losses import compiled_losses
     from tfdist.records.format.manifest import load_manifest
     from tfdist.records.reading.opening import find_split
-    from tfdist.training.keras_api import compiled_losses
 
     _, split, manifest = find_split(Path(config["data"]))
     shards = manifest.splits[split].shards

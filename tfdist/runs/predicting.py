@@ -16,8 +16,8 @@ from tfdist.launch.jobs import Where
 from tfdist.records.buckets.urls import url_of
 from tfdist.runs import ranks
 from tfdist.runs.files import read_config
-from tfdist.training import model_path
-from tfdist.training.options import check_count
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count
 
 if TYPE_CHECKING:
     import numpy as np

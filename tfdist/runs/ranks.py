@@ -19,8 +19,8 @@ from tfdist.launch.jobs import Where
 from tfdist.launch.lines import announce_restart, complain, show
 from tfdist.runs import user_errors
 from tfdist.strategies import check_options
-from tfdist.training import model_path
-from tfdist.training.options import check_count, check_deadline
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count, check_deadline
 
 _USER_ERROR = 2
 _ENGINE_ERROR = 1

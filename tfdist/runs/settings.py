@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 from tfdist.errors import OptionError
 from tfdist.runs import monitors
-from tfdist.training import init_weights, model_path
-from tfdist.training.options import check_count, check_seed
+from tfdist.training.checkpoints import init_weights
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count, check_seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tfdist.errors import OptionError, TfdistError, package_missing
 from tfdist.runs.progress import Progress
-from tfdist.training.told_once import ToldOnce
+from tfdist.training.engine.failure_notices import ToldOnce
 
 _NAMES = ("mlflow", "wandb")
 _EXPERIMENT = "tfdist"

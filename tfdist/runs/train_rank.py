@@ -155,8 +155,8 @@ def train(config: dict[str, Any]) -> None:
         emit({"event": "ready", "long": True})
         fitting = Fitting(strategy, config, config["splits"])
         # Above, they would import TensorFlow before import_tensorflow does.
-        from tfdist.training.binding import metric_names
-        from tfdist.training.data_wait import DataWait
+        from tfdist.training.engine.binding import metric_names
+        from tfdist.training.loops.data_wait import DataWait
 
         wait = DataWait()
         report = _Report(folder, strategy, wait, **fitting.for_rows)

@@ -23,7 +23,7 @@ from tfdist.runs.metrics_file import MetricsFile
 from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.settings import Settings
 from tfdist.runs.trackers import tracked
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 if TYPE_CHECKING:
     import tensorflow as tf

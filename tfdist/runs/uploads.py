@@ -35,9 +35,9 @@ from tfdist.records.buckets import cache
 from tfdist.records.buckets.store import MissingObjectError, Store
 from tfdist.records.buckets.urls import WRITABLE
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
-from tfdist.training import checkpoint_files
-from tfdist.training.folder_lock import FolderLock
-from tfdist.training.told_once import ToldOnce
+from tfdist.training.checkpoints import checkpoint_files
+from tfdist.training.engine.failure_notices import ToldOnce
+from tfdist.training.engine.folder_lock import FolderLock
 
 _STAGE = ".tfdist-new-"
 _LIST = f"{CHECKPOINTS}/{checkpoint_files.LIST}"

@@ -11,7 +11,7 @@ from tfdist.compat import import_tensorflow
 from tfdist.launch.events import emit
 from tfdist.runs import ranks
 from tfdist.runs.files import write_json
-from tfdist.training import model_path
+from tfdist.training.engine import model_path
 
 
 def verify(config: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from tfdist.errors import DataError, OptionError
 from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.training import find_splits
-from tfdist.training import model_path
-from tfdist.training.options import check_count, check_seed
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count, check_seed
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.launch.events import emit
-from tfdist.training import init_weights, model_path
+from tfdist.training.checkpoints import init_weights
+from tfdist.training.engine import model_path
 
 if TYPE_CHECKING:
-    from tfdist.training.best_model import BestModel
+    from tfdist.training.checkpoints.best_model import BestModel
 
 # All imports of TensorFlow stand in functions: a rank imports it in a way of its own first.
 
@@ -56,7 +57,7 @@ def model_fn(config: dict[str, Any]) -> Callable[[], Any]:
         loaded = init_weights.with_weights(loaded, config["init_weights"])
     if config.get("lr") is None:
         return loaded
-    from tfdist.training.learning_rate import with_learning_rate
+    from tfdist.training.steps.learning_rate import with_learning_rate
 
     return with_learning_rate(loaded, config["lr"])
 
@@ -86,10 +87,10 @@ def callbacks(
     """
     import tensorflow as tf
 
-    from tfdist.training.best_model import BestModel
-    from tfdist.training.chief_only import called, on_chief
-    from tfdist.training.profile import Profile
-    from tfdist.training.watched import Watched
+    from tfdist.training.checkpoints.best_model import BestModel
+    from tfdist.training.loops.chief_only import called, on_chief
+    from tfdist.training.loops.monitored_names import Watched
+    from tfdist.training.loops.profile import Profile
 
     made = Callbacks()
     if config.get("callbacks"):

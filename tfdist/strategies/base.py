@@ -18,9 +18,9 @@ from tfdist.topology import Topology
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfdist.training.feed import Feed
-    from tfdist.training.scaling import Scaling
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.feed import Feed
+    from tfdist.training.feed.training_data import TrainingData
+    from tfdist.training.model.scaling import Scaling
 
 # What Keras writes into the folder of a SavedModel.
 _SAVED_MODEL = {
@@ -178,7 +178,7 @@ class Strategy(abc.ABC):
             ModelError: another strategy than single, mirrored, horovod and multi_worker.
             OptionError: ``step`` is no function of a batch.
         """
-        from tfdist.training.own_loop import run
+        from tfdist.training.steps.custom_loop import run
 
         return run(step, data, model, self.name, **options)
 
@@ -250,11 +250,12 @@ def called(model_fn: Any, *, may_be_unbuilt: bool = False) -> tf.keras.Model:
     """
     import tensorflow as tf
 
-    from tfdist.training.compiled import check_optimizer
-    from tfdist.training.keras_api import compiled_losses, is_built, listed_metrics
-    from tfdist.training.model_path import check_no_arguments
-    from tfdist.training.refusals import refuse_other_keras
-    from tfdist.training.unbuilt import can_be_built
+    from tfdist.keras.layers import is_built
+    from tfdist.keras.losses import compiled_losses, listed_metrics
+    from tfdist.training.engine.model_path import check_no_arguments
+    from tfdist.training.model.compiled import check_optimizer
+    from tfdist.training.model.deferred_build import can_be_built
+    from tfdist.training.model.refusals import refuse_other_keras
 
     refuse_other_keras("a model", model_fn)
     model = model_fn
@@ -408,8 +409,8 @@ def make_feed(
     """
     from tfdist.records.format.pad_to import padding_of
     from tfdist.records.reading.reader import open_records
-    from tfdist.training.division import Held
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.division import Held
+    from tfdist.training.feed.feed import Feed
 
     size = options.global_batch_size
     if not isinstance(size, int) or size < 1:

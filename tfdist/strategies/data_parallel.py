@@ -17,14 +17,14 @@ from tfdist.strategies.base import (
     make_feed,
     save_atomically,
 )
-from tfdist.training.options import StepOptions
+from tfdist.training.engine.options import StepOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfdist.training.collective import Collective
-    from tfdist.training.feed import Feed
-    from tfdist.training.scaling import Scaling
+    from tfdist.training.engine.collective import Collective
+    from tfdist.training.feed.feed import Feed
+    from tfdist.training.model.scaling import Scaling
 
 
 class DataParallel(OfGlobalBatches):
@@ -70,7 +70,7 @@ class DataParallel(OfGlobalBatches):
         offload: str | Sequence[str] = "none",
         offload_dir: str | os.PathLike | None = None,
     ):
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
@@ -117,15 +117,15 @@ class DataParallel(OfGlobalBatches):
 
     @property
     def scaling(self) -> Scaling:
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         return Scaling(self._lr_scaling, self._warmup_epochs, self.connect().planned_replicas)
 
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
-        from tfdist.training.keras_api import is_built
-        from tfdist.training.precision import policy
-        from tfdist.training.stateful import explained
-        from tfdist.training.unbuilt import build_with_first_data
+        from tfdist.keras.layers import is_built
+        from tfdist.training.model.deferred_build import build_with_first_data
+        from tfdist.training.model.precision import policy
+        from tfdist.training.model.stateful_rnn import explained
 
         with policy(self.precision), explained(self.name):
             model = self.make_model(model_fn)
@@ -141,8 +141,8 @@ class DataParallel(OfGlobalBatches):
 
     def _assembled(self, model: tf.keras.Model) -> tf.keras.Model:
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding
-        from tfdist.training.precision import check_follows
+        from tfdist.training.engine.binding import Binding
+        from tfdist.training.model.precision import check_follows
 
         check_follows(model, self.precision)
         return assemble(
@@ -181,8 +181,8 @@ class DataParallel(OfGlobalBatches):
         return self.connect().gather(value)[0]
 
     def save(self, model: tf.keras.Model, path: str | os.PathLike) -> None:
-        from tfdist.training.binding import whole_slots
-        from tfdist.training.by_hand import warn_of_other_weights
+        from tfdist.training.engine.binding import whole_slots
+        from tfdist.training.model.manual_updates import warn_of_other_weights
 
         self._on_chief(lambda: check_folder(path))  # Before any rank reads the model for it.
         warn_of_other_weights(model, self.connect())

@@ -10,8 +10,8 @@ from tfdist.strategies.base import ModelOrFn, called, clone
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective, OneProcess
-from tfdist.training.options import check_count
+from tfdist.training.engine.collective import Collective, OneProcess
+from tfdist.training.engine.options import check_count
 
 _DEFAULT_LOGICAL_CPUS = 2
 #: TensorFlow makes threads and memory for each.
@@ -70,7 +70,7 @@ class _Mirrors(OneProcess):
         variables: Sequence[Any],
         name: str = "gradient",
     ) -> None:
-        from tfdist.training.keras_api import apply_sum
+        from tfdist.keras.optimizers import apply_sum
 
         apply_sum(optimizer, gradients, variables)
 

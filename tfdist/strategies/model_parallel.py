@@ -20,13 +20,13 @@ from tfdist.strategies.multi_worker.strategy import MultiWorker
 from tfdist.strategies.single import Single
 from tfdist.strategies.spec import REPLICAS, check_replicas
 from tfdist.topology import Topology
-from tfdist.training.options import check_precision
+from tfdist.training.engine.options import check_precision
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfdist.training.collective import Collective
-    from tfdist.training.scaling import Scaling
+    from tfdist.training.engine.collective import Collective
+    from tfdist.training.model.scaling import Scaling
 
 
 _RANKS: dict[str, type[Horovod | MultiWorker]] = {
@@ -70,7 +70,7 @@ class ModelParallel(OfGlobalBatches):
         replicas: str | None = None,
         precision: str | None = None,
     ):
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         check_precision(precision)
         check_replicas(replicas)
@@ -137,7 +137,7 @@ class ModelParallel(OfGlobalBatches):
 
     @property
     def scaling(self) -> Scaling:
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.strategies.base import Strategy, save_atomically
 from tfdist.topology import Topology
-from tfdist.training.options import check_precision
+from tfdist.training.engine.options import check_precision
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfdist.training.scaling import Scaling
+    from tfdist.training.model.scaling import Scaling
 
 
 class OneProcessStrategy(Strategy):
@@ -32,7 +32,7 @@ class OneProcessStrategy(Strategy):
         num_replicas: int,
         precision: str | None = None,
     ):
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         check_precision(precision)
         self.precision = precision

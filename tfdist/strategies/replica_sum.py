@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.gradients import with_gradient
+from tfdist.training.layers.gradients import with_gradient
 
 
 def replica_sum(tensor: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,7 @@ from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective, OneProcess
+from tfdist.training.engine.collective import Collective, OneProcess
 
 
 class Alone(OneProcess):

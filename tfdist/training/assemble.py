@@ -10,20 +10,22 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm, keras_api
-from tfdist.training.binding import LOOPS, Binding, Engine
-from tfdist.training.by_hand import Watch
-from tfdist.training.collective import Collective
-from tfdist.training.compiled import check_scope, watched
-from tfdist.training.elastic import ElasticCollective
-from tfdist.training.feed import Feed
-from tfdist.training.hugging_face import share_loss
-from tfdist.training.on_batch import RunsAndBatches
-from tfdist.training.options import StepOptions
-from tfdist.training.own_steps import STEPS, OwnSteps, optimizers_of
-from tfdist.training.own_steps import check as check_own_steps
-from tfdist.training.refusals import (
+from tfdist.training.engine.binding import LOOPS, Binding, Engine
+from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.options import StepOptions
+from tfdist.training.feed.feed import Feed
+from tfdist.training.layers import batch_norm
+from tfdist.training.layers.hugging_face import share_loss
+from tfdist.training.loops.batch_methods import RunsAndBatches
+from tfdist.training.memory.sharded_slots import ShardedSlots
+from tfdist.training.memory.sharded_weights import ShardedWeights
+from tfdist.training.model.compiled import check_scope, watched
+from tfdist.training.model.manual_updates import Watch
+from tfdist.training.model.padding_warning import warn_of_padding
+from tfdist.training.model.refusals import (
     refuse_late_slots,
     refuse_nadam,
     refuse_own_steps,
@@ -31,12 +33,11 @@ from tfdist.training.refusals import (
     refuse_undivided,
     refuse_xla,
 )
-from tfdist.training.scaling import Scaling
-from tfdist.training.sharded_slots import ShardedSlots
-from tfdist.training.sharded_weights import ShardedWeights
-from tfdist.training.stateful import refuse_stateful
-from tfdist.training.steps import SharedSteps
-from tfdist.training.text import warn_of_padding
+from tfdist.training.model.scaling import Scaling
+from tfdist.training.model.stateful_rnn import refuse_stateful
+from tfdist.training.steps.custom_steps import STEPS, OwnSteps, optimizers_of
+from tfdist.training.steps.custom_steps import check as check_own_steps
+from tfdist.training.steps.shared_steps import SharedSteps
 
 _WRITERS = ("save", "save_weights", "export")
 
@@ -127,18 +128,20 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
         model, "replicas that divide them" if shares else "microbatches or a second pass"
     )
     warn_of_padding(model, is_chief=collective.is_chief)
-    for owner, name, value in (*keras_api.losses_apart(model), *keras_api.draws_by_replica(model)):
+    for owner, name, value in (
+        *keras.layers.losses_apart(model),
+        *keras.layers.draws_by_replica(model),
+    ):
         binding.put(owner, name, value)
-    for name, program in keras_api.building_nothing_from_data().items():
+    for name, program in keras.steps.building_nothing_from_data().items():
         binding.put(model, name, program)
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
     steps = SharedSteps(binding, options)
     for name in STEPS if shares else ("train_step",):
         binding.put(model, name, getattr(steps, name))
-    if shares and not keras_api.IS_KERAS_3:
+    if shares:
         _refuse_nadam(model, strategy_name)
         binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
-    if shares:
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         binding.own_steps.put_on()
         share_loss(binding)

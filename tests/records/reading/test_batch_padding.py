@@ -17,7 +17,7 @@ from tfdist.records import write
 from tfdist.records.format.pad_to import padding_of
 from tfdist.records.reading.batch_padding import BatchPadding, of_records
 from tfdist.records.reading.reader import open_records
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 COUNT, BATCH = 61, 8
 LENGTHS = np.random.default_rng(0).integers(0, 40, COUNT)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.records import open_records
 from tfdist.records.reading.elementwise import elementwise
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 NUM = 46
 X = np.arange(NUM * 3, dtype=np.float32).reshape(NUM, 3)

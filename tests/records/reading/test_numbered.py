@@ -14,7 +14,7 @@ from tfdist.records.format import intact
 from tfdist.records.format.files import Sums
 from tfdist.records.format.offsets import OFFSETS_NAME
 from tfdist.records.reading import shard_source, source
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 NUM = 240
 SHARDS = 12

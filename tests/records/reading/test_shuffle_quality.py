@@ -8,7 +8,7 @@ import pytest
 from tfdist.records.reading import source
 from tfdist.records.reading.reader import open_records, read
 from tfdist.records.writing.writer import write
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 _RECORDS, _SHARDS, _HELD = 4000, 16, 200
 

@@ -18,7 +18,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.strategies.federated.aggregation import trimmed_mean
-from tfdist.training.training_data import TrainingData
+from tfdist.training.feed.training_data import TrainingData
 
 layers = keras.layers
 RNG = np.random.default_rng(0)

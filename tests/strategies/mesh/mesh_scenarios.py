@@ -25,7 +25,7 @@ import tfdist
 from tfdist.errors import TfdistError
 from tfdist.strategies.mesh import operations, register_layer
 from tfdist.strategies.mesh.model import MeshModel
-from tfdist.training.binding import known_of
+from tfdist.training.engine.binding import known_of
 
 L = keras.layers
 RNG = np.random.default_rng(0)

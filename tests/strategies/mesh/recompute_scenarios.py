@@ -15,7 +15,7 @@ import tfdist
 from tfdist.errors import OptionError
 from tfdist.strategies.mesh import register_layer
 from tfdist.strategies.mesh.model import MeshModel
-from tfdist.training.binding import known_of
+from tfdist.training.engine.binding import known_of
 
 layers = keras.layers
 RNG = np.random.default_rng(0)

@@ -359,7 +359,7 @@ def test_size_is_told(capsys):
 )
 def test_options_that_do_not_go_together(options, part):
     from tfdist.strategies.pipeline.plan import find_named
-    from tfdist.training.layer_calls import graph_of
+    from tfdist.training.model.layer_calls import graph_of
 
     def find() -> None:
         asked = {"microbatches": 2, "freeze_until": "backbone"} | options

@@ -12,7 +12,7 @@ from tensorflow import keras
 
 from tfdist.errors import OptionError
 from tfdist.strategies.pipeline.measure import measure
-from tfdist.training.layer_calls import graph_of
+from tfdist.training.model.layer_calls import graph_of
 
 layers = keras.layers
 ROWS = 3

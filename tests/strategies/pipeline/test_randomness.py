@@ -13,8 +13,8 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import OptionError
 from tfdist.strategies.single import Alone
-from tfdist.training import randomness
-from tfdist.training.binding import Binding
+from tfdist.training.engine.binding import Binding
+from tfdist.training.layers import randomness
 
 layers = keras.layers
 NUM = 22

@@ -13,7 +13,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.strategies.pipeline.measure import Cost, Measured
 from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
-from tfdist.training.layer_calls import graph_of
+from tfdist.training.model.layer_calls import graph_of
 
 layers = keras.layers
 

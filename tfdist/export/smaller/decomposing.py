@@ -23,12 +23,12 @@ from tfdist.export.models import open_model, whole_copy
 from tfdist.export.reports import as_text, table_of
 from tfdist.export.smaller import narrowing, tuning
 from tfdist.export.smaller.measuring import Comparison, Scale
-from tfdist.training.data_errors import check_inputs
+from tfdist.training.layers.data_errors import check_inputs
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.feed import Feed
 
 # Records that are looked at to see which channels a class uses, and more of a class that is rare.
 _LOOKED_AT, _OF_RARE_CLASS = 2000, 20

@@ -12,7 +12,7 @@ from tfdist.errors import DataError, EngineMissingError, ModelError, OptionError
 from tfdist.export.models import whole_copy
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.strategies.base import DataOptions, make_feed
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 # Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
 _HEAVY = (

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.batch_norm import layers_of
+from tfdist.training.layers.batch_norm import layers_of
 
 # Wu and He 2018, arXiv:1803.08494: 32 groups; fewer where a group would hardly have channels.
 _MOST_GROUPS = 32

@@ -15,7 +15,7 @@ from tfdist.errors import DataError
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.model import SLOT
 from tfdist.strategies.federated.sampling import Sampler
-from tfdist.training.data_errors import class_without_weight
+from tfdist.training.layers.data_errors import class_without_weight
 
 
 @dataclass(frozen=True, kw_only=True)

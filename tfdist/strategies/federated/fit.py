@@ -17,11 +17,11 @@ from tfdist.strategies.federated.round_feed import RoundFeed
 from tfdist.strategies.federated.rounds import Round, RoundRunner
 from tfdist.strategies.federated.server import Server
 from tfdist.strategies.single import Alone
-from tfdist.training.binding import Binding, Engine
-from tfdist.training.data_errors import check_inputs, check_labels
-from tfdist.training.feed import Feed
-from tfdist.training.metrics import state_of
-from tfdist.training.refusals import refuse_xla
+from tfdist.training.engine.binding import Binding, Engine
+from tfdist.training.engine.metrics import state_of
+from tfdist.training.feed.feed import Feed
+from tfdist.training.layers.data_errors import check_inputs, check_labels
+from tfdist.training.model.refusals import refuse_xla
 
 _SETTLED = (
     "validation_split",

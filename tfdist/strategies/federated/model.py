@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
-from tfdist.training import early_variables
-from tfdist.training.binding import Binding
-from tfdist.training.losses import as_on_one_device, counted_as
-from tfdist.training.metrics import state_of
+from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.metrics import state_of
+from tfdist.training.layers import eager_variables
+from tfdist.training.layers.losses import as_on_one_device, counted_as
 
 tff = import_tensorflow_federated()
 
@@ -220,4 +220,4 @@ def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:
         )
 
     y_pred = model(one_row(batch_spec["x"]), training=False)
-    early_variables.make_metrics(model, y_pred, one_row(batch_spec["y"]))
+    eager_variables.make_metrics(model, y_pred, one_row(batch_spec["y"]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist.strategies.federated.feed import ClientFeed
-from tfdist.training.feed import Feed
-from tfdist.training.given_feed import GivenRecords
+from tfdist.training.feed.feed import Feed
+from tfdist.training.feed.keras_feed import GivenRecords
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
 from tfdist.strategies.federated.feed import ClientFeed
@@ -18,8 +19,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
-from tfdist.training.data_errors import explain_id_error, explain_label_error
-from tfdist.training.keras_api import variables_in
+from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
 
 _DIVERGED = "its update is not finite"
 

@@ -16,7 +16,7 @@ from tfdist.strategies.federated.model import ClientModel, TracedStep
 from tfdist.strategies.federated.optimizers import learning_rate_of
 from tfdist.strategies.federated.options import Options
 from tfdist.strategies.federated.process import build_process
-from tfdist.training.binding import Binding, Saving
+from tfdist.training.engine.binding import Binding, Saving
 
 tff = import_tensorflow_federated()
 

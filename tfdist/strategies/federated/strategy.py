@@ -12,7 +12,7 @@ from tfdist.strategies.federated.options import Options
 from tfdist.strategies.one_process import OneProcessStrategy
 
 if TYPE_CHECKING:
-    from tfdist.training.training_data import TrainingData
+    from tfdist.training.feed.training_data import TrainingData
 
 
 class Federated(OneProcessStrategy):
@@ -173,7 +173,7 @@ class Federated(OneProcessStrategy):
         from tfdist.strategies.federated.fit import FederatedFit, Rounds
         from tfdist.strategies.federated.server import Server
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding
+        from tfdist.training.engine.binding import Binding
 
         model = (
             clone(called(model_fn)) if isinstance(model_fn, tf.keras.Model) else called(model_fn)
@@ -355,10 +355,10 @@ class Federated(OneProcessStrategy):
 
 def check_model(model: Any, options: Options) -> None:
     """Raises ModelError for a model that TFF's clients cannot train as it is compiled."""
+    from tfdist.keras.layers import layers_in
     from tfdist.strategies.federated.optimizers import client_optimizer, learning_rate_of
-    from tfdist.training.keras_api import layers_in
-    from tfdist.training.refusals import refuse_eager, refuse_own_steps, refuse_xla
-    from tfdist.training.stateful import refuse_stateful
+    from tfdist.training.model.refusals import refuse_eager, refuse_own_steps, refuse_xla
+    from tfdist.training.model.stateful_rnn import refuse_stateful
 
     refuse_own_steps(model, Federated.name)
     refuse_xla(model)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import LaunchError
 from tfdist.strategies.horovod.ring import Ring, World
-from tfdist.training.elastic import ElasticCollective
+from tfdist.training.engine.elastic_collective import ElasticCollective
 
 
 class Driver:

@@ -18,9 +18,9 @@ from tfdist.errors import LaunchError
 from tfdist.strategies.flat_sum import flat_sum
 from tfdist.strategies.horovod.ticks import Ticks
 from tfdist.strategies.step_watch import StepWatch
-from tfdist.training.collective import Collective
-from tfdist.training.elastic import ProcessLost
-from tfdist.training.gradients import with_gradient
+from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.elastic_collective import ProcessLost
+from tfdist.training.layers.gradients import with_gradient
 
 # For Horovod's own deadline, whose error says more, to come first.
 _MARGIN_S = 5.0

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.tensors import casts
 from tfdist.strategies.mesh.layout import Axes, Layout
 from tfdist.strategies.mesh.operations import BATCH, MODEL, LocalOperation, mtf
 from tfdist.strategies.mesh.ranks import Ranks
-from tfdist.training.keras_api import casts
 
 
 class Context:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.strategies.mesh.layout import path_of
 from tfdist.strategies.mesh.steps import Program
 from tfdist.strategies.model_parallel import Place
-from tfdist.training import keras_api
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,7 +148,7 @@ def _collectives(on_mesh: MeshModel, num_rows: int) -> tuple[CollectiveRow, ...]
     def step() -> None:
         x = tf.nest.map_structure(
             lambda symbol: tf.zeros([num_rows, *symbol.shape[1:]], symbol.dtype),
-            keras_api.nested_inputs(model),
+            keras.layers.nested_inputs(model),
         )
         program = Program(
             model,

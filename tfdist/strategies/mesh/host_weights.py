@@ -12,10 +12,10 @@ from functools import partial
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.strategies.mesh.state import SlicedState
-from tfdist.training import keras_api
-from tfdist.training.binding import Binding
-from tfdist.training.elsewhere import listen
+from tfdist.training.engine.binding import Binding
+from tfdist.training.memory.emptied_variable import listen
 
 
 class HostWeights:
@@ -38,7 +38,7 @@ class HostWeights:
         for variable in self._weights:
             listen(
                 binding,
-                keras_api.uncast(variable),
+                keras.tensors.uncast(variable),
                 before_read=partial(self._bring, variable),
                 after_write=partial(self._take, variable),
             )

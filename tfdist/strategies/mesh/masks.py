@@ -10,16 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.operations import mtf
-from tfdist.training import keras_api
 
 
 def for_call(context: Context, layer: Any, arguments: Any, options: dict[str, Any]) -> Any | None:
     """Returns the mask that Keras would hand to the layer's ``call``: given, or of its input."""
     if "mask" in options:
         return options.pop("mask")
-    if keras_api.has_graph(layer) or not keras_api.takes_mask(layer):
+    if keras.layers.has_graph(layer) or not keras.layers.takes_mask(layer):
         return None
     return next(iter(_of(context, arguments[0])), None)
 
@@ -28,11 +28,11 @@ def of_outputs(context: Context, layer: Any, arguments: Any, outputs: Any) -> No
     """Attaches to the outputs of a layer the masks that it makes of those of its inputs."""
     outputs = tf.nest.flatten(outputs)
     is_known = all(output in context.masks for output in outputs)
-    if not arguments or is_known or keras_api.has_graph(layer):
+    if not arguments or is_known or keras.layers.has_graph(layer):
         return
     inputs = [x for x in tf.nest.flatten(arguments[0]) if isinstance(x, mtf.Tensor)]
     given = [context.masks.get(x) for x in inputs]
-    makes_own = keras_api.makes_mask(layer)
+    makes_own = keras.layers.makes_mask(layer)
     if makes_own is None or not (any(m is not None for m in given) or _begins(layer)):
         return
     if not makes_own:  # It hands on what it is given.

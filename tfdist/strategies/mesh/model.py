@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.host_weights import HostWeights
 from tfdist.strategies.mesh.layout import Layout
@@ -24,11 +25,10 @@ from tfdist.strategies.mesh.ranks import true_labels
 from tfdist.strategies.mesh.recompute import Segments
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.strategies.mesh.steps import MeshSteps, plan
-from tfdist.training import keras_api
-from tfdist.training.binding import LOOPS, Engine, Saving
-from tfdist.training.collective import Collective
-from tfdist.training.options import StepOptions
-from tfdist.training.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
+from tfdist.training.engine.binding import LOOPS, Engine, Saving
+from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.options import StepOptions
+from tfdist.training.model.refusals import refuse_eager, refuse_own_loss, refuse_own_steps
 
 
 def check_model(model: tf.keras.Model) -> None:
@@ -291,7 +291,7 @@ class MeshModel:
                 logs = self.steps.train(*true_labels(batch, self._ranks))
             finally:
                 self.host.fall_behind()
-            keras_api.count_step(self.model, "train")
+            keras.steps.count_step(self.model, "train")
             return logs
 
         self.model.train_function = self._repeated(step)
@@ -301,7 +301,7 @@ class MeshModel:
     def _make_test_function(self, force: bool = False) -> Callable:
         def step(batch: Any) -> Any:
             logs = self.steps.test(*true_labels(batch, self._ranks))
-            keras_api.count_step(self.model, "test")
+            keras.steps.count_step(self.model, "test")
             return logs
 
         self.model.test_function = self._repeated(step)
@@ -313,11 +313,13 @@ class MeshModel:
             outputs = self.steps.predict(x)
             if told is not None:
                 outputs = tf.nest.map_structure(lambda rows: rows[: told[0]], outputs)
-            keras_api.count_step(self.model, "predict")
+            keras.steps.count_step(self.model, "predict")
             return outputs
 
         def run(iterator: Any) -> Any:
-            parts = [step(next(iterator)) for _ in range(keras_api.steps_per_execution(self.model))]
+            parts = [
+                step(next(iterator)) for _ in range(keras.steps.steps_per_execution(self.model))
+            ]
             if len(parts) == 1:
                 return parts[0]
             return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
@@ -327,7 +329,7 @@ class MeshModel:
 
     def _repeated(self, step: Callable) -> Callable:
         def run(iterator: Any) -> Any:
-            for _ in range(keras_api.steps_per_execution(self.model)):
+            for _ in range(keras.steps.steps_per_execution(self.model)):
                 logs = step(next(iterator))
             return logs
 

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import import_mesh_tensorflow
-from tfdist.training.keras_api import with_mask
-from tfdist.training.logits import Logits, logits_of
+from tfdist.keras.tensors import with_mask
+from tfdist.training.model.logits import Logits, logits_of
 
 mtf = import_mesh_tensorflow()
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras.layers import is_slicing
 from tfdist.strategies.mesh.alignment import aligned
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.operations import mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError
-from tfdist.training.keras_api import is_slicing
 
 _ELEMENTWISE = {
     "__operators__.add", "__operators__.sub", "__operators__.mul", "__operators__.truediv",

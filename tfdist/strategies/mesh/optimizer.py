@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
-from tfdist.training import keras_api
-from tfdist.training.refusals import ELEMENTWISE_NAMES, is_elementwise
+from tfdist.training.model.refusals import ELEMENTWISE_NAMES, is_elementwise
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -19,7 +19,7 @@ def check_optimizer(optimizer: Any) -> None:
     """
     # Whatever else wraps an optimizer is a class of the user's own.
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-        optimizer = keras_api.inner_of(optimizer)
+        optimizer = keras.optimizers.inner_of(optimizer)
     if not is_elementwise(optimizer):
         raise ModelError(
             "an optimizer on a mesh must update each element of a weight by itself, unlike one "
@@ -39,14 +39,14 @@ def check_optimizer(optimizer: Any) -> None:
 
 def scaled(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """Returns what is differentiated: the loss as a LossScaleOptimizer scales it."""
-    if keras_api.inner_of(optimizer) is optimizer:
+    if keras.optimizers.inner_of(optimizer) is optimizer:
         return loss
     return optimizer.get_scaled_loss(loss)
 
 
 def unscaled(optimizer: Any, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the gradients of the loss itself, for those of the scaled one."""
-    if keras_api.inner_of(optimizer) is optimizer:
+    if keras.optimizers.inner_of(optimizer) is optimizer:
         return gradients
     return optimizer.get_unscaled_gradients(gradients)
 
@@ -57,9 +57,9 @@ def exclude_slices(optimizer: Any, slices_of: dict[str, list[Any]]) -> None:
     Args:
         slices_of: key of a weight -> its slices.
     """
-    excluded = keras_api.without_decay(optimizer)
+    excluded = keras.optimizers.without_decay(optimizer)
     for key in list(excluded):
-        excluded += [keras_api.key_of(optimizer, part) for part in slices_of.get(key, [])]
+        excluded += [keras.optimizers.key_of(optimizer, part) for part in slices_of.get(key, [])]
 
 
 def clip(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.collective import Collective
-from tfdist.training.losses import uncounted
-from tfdist.training.parts import Division
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers.losses import uncounted
+from tfdist.training.memory.flat_parts import Division
 
 
 class RankParts:
@@ -71,7 +71,7 @@ class RankParts:
 
 
 class DividedSlots:
-    """What fits and checkpoints ask of slots in parts; see ``training.sharded_slots``.
+    """What fits and checkpoints ask of slots in parts; see ``training.memory.sharded_slots``.
 
     Args:
         gather: brings the slots together in the host's optimizer; keep: whether this rank needs

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training import losses
-from tfdist.training.collective import Collective
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers import losses
 
 
 class Ranks:

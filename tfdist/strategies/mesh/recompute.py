@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.conversion import convert
 from tfdist.strategies.mesh.operations import LocalOperation, MeshDevices, mtf
-from tfdist.training import segments
-from tfdist.training.layer_calls import graph_of
-from tfdist.training.recompute import refuse_side_effects
+from tfdist.training.memory import segments
+from tfdist.training.memory.recompute import refuse_side_effects
+from tfdist.training.model.layer_calls import graph_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras.optimizers import inner_of, key_of, loss_scale_state
 from tfdist.strategies.mesh.layout import Axes, path_of
 from tfdist.strategies.mesh.operations import MeshDevices, mtf
 from tfdist.strategies.mesh.optimizer import exclude_slices
 from tfdist.strategies.mesh.rank_parts import RankParts
-from tfdist.training.keras_api import inner_of, key_of, loss_scale_state
-from tfdist.training.slots import build_on, set_value
+from tfdist.training.memory.slots import build_on, set_value
 
 
 class SlicedVariable:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.strategies.mesh.context import Context, has_batch
 from tfdist.strategies.mesh.conversion import SEPARABLE_REGULARIZERS, convert
@@ -21,11 +22,11 @@ from tfdist.strategies.mesh.optimizer import (
 from tfdist.strategies.mesh.ranks import Ranks
 from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
-from tfdist.training import keras_api, loss_masks, losses
-from tfdist.training.autograph import with_autograph
-from tfdist.training.clipping import limit_of_values
-from tfdist.training.collective import Collective
-from tfdist.training.logits import changed
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers import loss_masks, losses
+from tfdist.training.layers.clipping import limit_of_values
+from tfdist.training.model.logits import changed
+from tfdist.training.steps.autograph import with_autograph
 
 
 def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:
@@ -95,7 +96,7 @@ class Program:
         self._graph = mtf.Graph()
         mesh = mtf.Mesh(self._graph, "mesh")
         self._mesh = mesh
-        flat = keras_api.conformed_inputs(model, x)
+        flat = keras.layers.conformed_inputs(model, x)
         given = int(flat[0].shape[0])
         self.num_rows = given if num_rows is None else num_rows
         rows = -(-given // devices.axis_size(BATCH)) * devices.axis_size(BATCH)
@@ -148,10 +149,10 @@ class Program:
 
         rows = []
         for output in outputs:
-            mask = keras_api.mask_of(output)
+            mask = keras.tensors.mask_of(output)
             own = changed(cut, output)
-            rows.append(own if mask is None else keras_api.with_mask(own, cut(mask)))
-        return tf.nest.pack_sequence_as(keras_api.nested_outputs(self._model), rows)
+            rows.append(own if mask is None else keras.tensors.with_mask(own, cut(mask)))
+        return tf.nest.pack_sequence_as(keras.layers.nested_outputs(self._model), rows)
 
     def _backward(self, bridge: LossBridge) -> dict[int, Any]:
         weights = self.context.weight_tensors()
@@ -212,7 +213,7 @@ class WeightRegularizers:
     def __init__(self, model: tf.keras.Model, state: SlicedState):
         self._state = state
         self._pairs = []
-        for layer in keras_api.layers_in(model)[1:]:
+        for layer in keras.layers.layers_in(model)[1:]:
             for name in dir(layer):
                 if not name.endswith("_regularizer") or name == "activity_regularizer":
                     continue
@@ -227,7 +228,7 @@ class WeightRegularizers:
                         mend="Use L1, L2 or L1L2",
                     )
                 self._pairs.append((variable, regularizer))
-        expected = sum(map(keras_api.num_added_losses, keras_api.layers_in(model)))
+        expected = sum(map(keras.layers.num_added_losses, keras.layers.layers_in(model)))
         if expected != len(self._pairs):
             raise ModelError(
                 "a layer on a mesh must add no loss but that of a regularizer of its weights",
@@ -416,7 +417,7 @@ class MeshSteps:
             weight.repeat_first()
 
     def _apply(self, gradients: dict[int, list[tf.Tensor]], program: Program) -> None:
-        optimizer = keras_api.inner_of(self._model.optimizer)
+        optimizer = keras.optimizers.inner_of(self._model.optimizer)
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         variables = [v for v in self._model.trainable_variables if id(v) in gradients]
         self._refuse_clipped_look_ups(variables, program)
@@ -446,13 +447,13 @@ class MeshSteps:
             for place, part in zip(weight.holders, weight.held, strict=True)
         ]
         # A LossScaleOptimizer looks for infinities before its inner optimizer clips.
-        with keras_api.clipped_to(optimizer, clipped):
+        with keras.optimizers.clipped_to(optimizer, clipped):
             self._model.optimizer.apply_gradients(pairs)
         if self._state.ranks is not None:
             self._give_parts()
 
     def _refuse_clipped_look_ups(self, variables: list[Any], program: Program) -> None:
-        if limit_of_values(keras_api.inner_of(self._model.optimizer)) is None:
+        if limit_of_values(keras.optimizers.inner_of(self._model.optimizer)) is None:
             return
         tables = program.context.look_ups.keys()
         looked_up = [v.name for v in variables if id(v) in tables and not self._regularizers.has(v)]

@@ -10,11 +10,11 @@ from tfdist.strategies.base import DataOptions, ModelOrFn, called, make_feed, re
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
-from tfdist.training.options import StepOptions
+from tfdist.training.engine.options import StepOptions
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.feed import Feed
 
 
 class Mesh(ModelParallel):
@@ -151,15 +151,15 @@ class Mesh(ModelParallel):
         """
         import tensorflow as tf
 
+        from tfdist.keras.layers import has_graph
         from tfdist.strategies.base import clone
         from tfdist.strategies.mesh.layout import Layout
         from tfdist.strategies.mesh.model import MeshModel
         from tfdist.strategies.mesh.operations import MeshDevices
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding
-        from tfdist.training.keras_api import has_graph
-        from tfdist.training.precision import check_follows, policy
-        from tfdist.training.refusals import refuse_own_metrics
+        from tfdist.training.engine.binding import Binding
+        from tfdist.training.model.precision import check_follows, policy
+        from tfdist.training.model.refusals import refuse_own_metrics
 
         self._entered(self._devices)
         # The whole of a large model fits on the host only.
@@ -210,7 +210,7 @@ class Mesh(ModelParallel):
         """
         from tfdist.strategies.mesh.description import describe
         from tfdist.strategies.mesh.model import MeshModel
-        from tfdist.training.binding import known_of
+        from tfdist.training.engine.binding import known_of
 
         on_mesh = known_of(model, MeshModel, "describe")
         description = describe(on_mesh, global_batch_size, self._places)

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tfdist.errors import LaunchError
 from tfdist.strategies.step_watch import StepWatch
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective
+from tfdist.training.engine.collective import Collective
 
 # What TensorFlow says where a peer is gone; its error classes say the same of other causes.
 _LOST = ("Collective ops is aborted", "UNAVAILABLE", "failed to connect", "heartbeat")

@@ -17,8 +17,8 @@ from tfdist.strategies.flat_sum import flat_sum
 from tfdist.strategies.multi_worker.cluster import Cluster, words_of
 from tfdist.strategies.multi_worker.launcher import BETWEEN_STEPS, OF_STEPS, launcher
 from tfdist.topology import Topology
-from tfdist.training.gradients import with_gradient
-from tfdist.training.parts import Division, buckets
+from tfdist.training.layers.gradients import with_gradient
+from tfdist.training.memory.flat_parts import Division, buckets
 
 
 class Holders(Cluster):

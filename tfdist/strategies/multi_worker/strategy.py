@@ -13,8 +13,8 @@ from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.rank_devices import choose_gpus, take_threads
 from tfdist.strategies.spec import Spec
 from tfdist.topology import Topology
-from tfdist.training.collective import Collective
-from tfdist.training.options import check_count, deadline
+from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.options import check_count, deadline
 
 _COMMUNICATIONS = ("auto", "ring", "nccl")
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import OptionError
 from tfdist.strategies.multi_worker.cluster import Cluster
 from tfdist.strategies.multi_worker.launcher import OF_PARTS, launcher
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
 from tfdist.topology import Topology
-from tfdist.training import keras_api
 
 # This process's connection, and what it was asked for: TensorFlow makes one, which ends with it.
 _connection: tuple[tuple[Any, ...], tf.distribute.MultiWorkerMirroredStrategy] | None = None
@@ -113,7 +113,7 @@ class Tasks(Cluster):
 
         Predictions of all workers are gathered once, in order, when the loop is over.
         """
-        return keras_api.reducing_nothing(model, self.strategy, self._own_rows)
+        return keras.steps.reducing_nothing(model, self.strategy, self._own_rows)
 
     def _own_rows(self, value: Any) -> tf.Tensor:
         return tf.concat(self.strategy.experimental_local_results(value), axis=0)
@@ -130,7 +130,7 @@ class Tasks(Cluster):
         variables: Sequence[Any],
         name: str = "gradient",
     ) -> None:
-        keras_api.apply_sum(optimizer, gradients, variables)
+        keras.optimizers.apply_sum(optimizer, gradients, variables)
 
     def reduce_scatter(self, rows: Any, name: str) -> Any:
         return replica_row(rows) if self._launcher is None else self._launcher.row_of_sum(rows)
@@ -175,7 +175,7 @@ class Tasks(Cluster):
             variable.assign(value)
 
 
-class _OwnBatches(keras_api.Batches):
+class _OwnBatches(keras.steps.Batches):
     """This worker's batches as they are.
 
     TensorFlow's own wrapper asks all workers before each batch whether there is one more, which

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.strategies.parameter_server.steps import AsynchronousSteps
-from tfdist.training.collective import Collective
+from tfdist.training.engine.collective import Collective
 
 
 class Servers(Collective):

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import key_of, layers_in, without_decay
-from tfdist.training.refusals import (
+from tfdist.keras.layers import layers_in
+from tfdist.keras.optimizers import key_of, without_decay
+from tfdist.training.model.refusals import (
     ELEMENTWISE_NAMES,
     is_elementwise,
     refuse_eager,

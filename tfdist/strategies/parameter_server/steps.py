@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras
 from tfdist.errors import LaunchError
 from tfdist.strategies.parameter_server.idle import Idle
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
-from tfdist.training import keras_api
-from tfdist.training.binding import Engine, Saving
-from tfdist.training.metrics import state_of
+from tfdist.training.engine.binding import Engine, Saving
+from tfdist.training.engine.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
 _STEPS_PER_WORKER = 2
@@ -102,7 +102,7 @@ class AsynchronousSteps:
     def _train(self, iterator: Any) -> dict[str, Any]:
         """Takes as many steps as Keras counts in one execution; returns the newest results."""
         with self._tidied():
-            for _ in range(keras_api.steps_per_execution(self._model)):
+            for _ in range(keras.steps.steps_per_execution(self._model)):
                 self._begin(self._next(iterator))
         return self._logs
 
@@ -122,7 +122,7 @@ class AsynchronousSteps:
             self._watch.call(self._twin.push, "sending the weights to the parameter servers")
             self._newer = _Newer.NEITHER
             self._logs = {}  # An epoch's results are its own.
-        keras_api.evaluate_schedule(optimizer)
+        keras.optimizers.evaluate_schedule(optimizer)
         number = int(optimizer.iterations) + 1
         while len(self._flying) >= self._most:
             self._land()

@@ -18,15 +18,15 @@ from tfdist.strategies.base import (
     save_atomically,
 )
 from tfdist.topology import Topology
-from tfdist.training.options import check_count, check_precision, deadline
+from tfdist.training.engine.options import check_count, check_precision, deadline
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfdist.strategies.parameter_server.cluster import Cluster
     from tfdist.strategies.parameter_server.steps import AsynchronousSteps
-    from tfdist.training.feed import Feed
-    from tfdist.training.scaling import Scaling
+    from tfdist.training.feed.feed import Feed
+    from tfdist.training.model.scaling import Scaling
 
 
 class ParameterServer(OfGlobalBatches):
@@ -66,7 +66,7 @@ class ParameterServer(OfGlobalBatches):
         stall_timeout_s: float | None = None,
         threads: int | None = None,
     ):
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         Scaling(lr_scaling, warmup_epochs, num_replicas=1)  # Refuses what it does not know.
         self._lr_scaling = lr_scaling
@@ -149,7 +149,7 @@ class ParameterServer(OfGlobalBatches):
 
     @property
     def scaling(self) -> Scaling:
-        from tfdist.training.scaling import Scaling
+        from tfdist.training.model.scaling import Scaling
 
         return Scaling(self._lr_scaling, self._warmup_epochs, self.num_replicas)
 
@@ -179,9 +179,9 @@ class ParameterServer(OfGlobalBatches):
         from tfdist.strategies.parameter_server.steps import AsynchronousSteps
         from tfdist.strategies.parameter_server.twin import Twin
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding
-        from tfdist.training.precision import check_follows, policy
-        from tfdist.training.stateful import refuse_stateful
+        from tfdist.training.engine.binding import Binding
+        from tfdist.training.model.precision import check_follows, policy
+        from tfdist.training.model.stateful_rnn import refuse_stateful
 
         cluster = self._connected()
         is_made = isinstance(model_fn, tf.keras.Model)

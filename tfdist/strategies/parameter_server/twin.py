@@ -14,11 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import layers_in, variables_in
+from tfdist.keras.optimizers import set_learning_rate
 from tfdist.strategies.parameter_server.refusals import refuse_on_shards
-from tfdist.training import early_variables
-from tfdist.training.adapted import follow_variables, learned_words, take_words
-from tfdist.training.keras_api import layers_in, set_learning_rate, variables_in
-from tfdist.training.metrics import state_of
+from tfdist.training.engine.metrics import state_of
+from tfdist.training.layers import eager_variables
+from tfdist.training.model.lookup_vocabularies import follow_variables, learned_words, take_words
 
 _Pair = tuple[tf.Variable, list[tf.Variable]]
 """A variable of the chief, and its shards in order."""
@@ -67,10 +68,10 @@ class Twin:
         x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
         one_x, one_y = (tf.nest.map_structure(lambda t: t[:1], part) for part in (x, y))
         y_pred = model(one_x, training=False)
-        early_variables.make_metrics(model, y_pred, one_y)
-        early_variables.make_slots(model)
+        eager_variables.make_metrics(model, y_pred, one_y)
+        eager_variables.make_slots(model)
         with self._engine.scope():
-            early_variables.make_metrics(twin, y_pred, one_y)
+            eager_variables.make_metrics(twin, y_pred, one_y)
             twin.optimizer.build(twin.trainable_variables)
             # The chief knows the rate, and the place in a schedule; it sends both with each step.
             rate = tf.Variable(0.0, trainable=False, dtype=tf.keras.backend.floatx())

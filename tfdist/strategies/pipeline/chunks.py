@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.layer_calls import Call, model_of
+from tfdist.training.model.layer_calls import Call, model_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tfdist.keras.layers import variables_in
 from tfdist.strategies.model_parallel import Place
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
-from tfdist.training.keras_api import variables_in
-from tfdist.training.layer_calls import crossing_bytes
+from tfdist.training.model.layer_calls import crossing_bytes
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError, OptionError
+from tfdist.keras.layers import variables_in
+from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.plan import Plan
 from tfdist.strategies.pipeline.refusals import random_layers
-from tfdist.training.gradients import activity_losses
-from tfdist.training.keras_api import mask_of, variables_in, with_mask
-from tfdist.training.layer_calls import Call, Graph, inputs_of
-from tfdist.training.logits import logits_of
+from tfdist.training.layers.gradients import activity_losses
+from tfdist.training.model.layer_calls import Call, Graph, inputs_of
+from tfdist.training.model.logits import logits_of
 
 _NAME = "tfdist_frozen_{}"
 _MASK = "tfdist_frozen_mask_{}"

@@ -24,7 +24,7 @@ from tfdist.records.format.manifest import load_manifest
 from tfdist.records.reading.reader import Records
 from tfdist.strategies.pipeline import kept_outputs
 from tfdist.strategies.pipeline.frozen import Frozen, bytes_of, same
-from tfdist.training.feed import Feed
+from tfdist.training.feed.feed import Feed
 
 _FILL_ROWS = 64
 

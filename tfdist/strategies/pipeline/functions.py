@@ -12,13 +12,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
+from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline import norms
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.training import randomness
-from tfdist.training.gradients import activity_losses
-from tfdist.training.keras_api import mask_of, with_mask
-from tfdist.training.logits import Logits, logits_of
+from tfdist.training.layers import randomness
+from tfdist.training.layers.gradients import activity_losses
+from tfdist.training.model.logits import Logits, logits_of
 
 
 def pay(num_microbatches: int) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training import keras_api
-from tfdist.training.binding import Binding
+from tfdist import keras
+from tfdist.training.engine.binding import Binding
 
 
 def optimizer_bytes(binding: Binding) -> dict[str, int] | None:
@@ -30,7 +30,7 @@ def optimizer_bytes(binding: Binding) -> dict[str, int] | None:
 
 def _variables(binding: Binding) -> list[Any]:
     if binding.sharded is None:
-        own = keras_api.variables_of(binding.model.optimizer)
+        own = keras.optimizers.variables_of(binding.model.optimizer)
         return [variable for variable in own if variable.shape.rank]  # No counters.
     parts = binding.sharded.parts
     groups = () if parts is None else (*parts.variables, *parts.slots.values())

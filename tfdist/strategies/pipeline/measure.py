@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.training.keras_api import variables_in
-from tfdist.training.layer_calls import Call, Graph
+from tfdist.keras.layers import variables_in
+from tfdist.training.model.layer_calls import Call, Graph
 
 _REPEATS = 5
 # A layer that takes longer is timed less often.

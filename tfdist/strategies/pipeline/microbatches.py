@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.training.division import even_share, or_padding
+from tfdist.training.feed.division import even_share, or_padding
 
 
 @dataclass(frozen=True)

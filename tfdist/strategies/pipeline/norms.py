@@ -15,8 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training import batch_norm, batch_statistics, step_context
-from tfdist.training.binding import Binding
+from tfdist.keras import step_context
+from tfdist.training.engine.binding import Binding
+from tfdist.training.layers import batch_norm, batch_statistics
 
 
 def of_part(*, is_real: Any, moves: bool) -> contextlib.AbstractContextManager:

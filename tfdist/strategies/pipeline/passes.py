@@ -12,11 +12,11 @@ from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.schedule import WHOLE
 from tfdist.strategies.pipeline.shares import Share
 from tfdist.strategies.pipeline.values import Upstream, Values
-from tfdist.training.collective import Collective
-from tfdist.training.gradients import Sums
-from tfdist.training.logits import changed, logits_of
-from tfdist.training.precision import full_type
-from tfdist.training.randomness import StepSeeds
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers.gradients import Sums
+from tfdist.training.layers.randomness import StepSeeds
+from tfdist.training.model.logits import changed, logits_of
+from tfdist.training.model.precision import full_type
 
 Place = tuple[int, int]  # (chunk, microbatch or WHOLE)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.training.keras_api import uncast
+from tfdist.keras.tensors import uncast
 
 
 class _Creator:

@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.keras.layers import variables_in
+from tfdist.keras.steps import follow_trainable
 from tfdist.strategies.pipeline import cut_options, schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
 from tfdist.strategies.pipeline.measure import Cost, Measured
@@ -17,10 +19,9 @@ from tfdist.strategies.pipeline.options import Options
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.strategies.pipeline.whole_batches import with_whole_batches
-from tfdist.training.balanced_cuts import balance
-from tfdist.training.keras_api import follow_trainable, variables_in
-from tfdist.training.layer_calls import Call, Graph, crossing_bytes, normalizes
-from tfdist.training.randomness import is_seeded
+from tfdist.training.layers.randomness import is_seeded
+from tfdist.training.memory.balanced_cuts import balance
+from tfdist.training.model.layer_calls import Call, Graph, crossing_bytes, normalizes
 
 # Costs of memory need a number of rows, and a model tells none: Keras' default batch.
 _ASSUMED_ROWS = 32

@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from tfdist.errors import ModelError
+from tfdist.keras.layers import layers_in
+from tfdist.keras.tensors import mask_of
 from tfdist.strategies.pipeline.norms import masked_norm_error
-from tfdist.training.keras_api import layers_in, mask_of
-from tfdist.training.layer_calls import Call, normalizes
-from tfdist.training.randomness import drawing_layers
-from tfdist.training.refusals import refuse_nadam, refuse_own_loss, refuse_own_steps, refuse_xla
+from tfdist.training.layers.randomness import drawing_layers
+from tfdist.training.model.layer_calls import Call, normalizes
+from tfdist.training.model.refusals import (
+    refuse_nadam,
+    refuse_own_loss,
+    refuse_own_steps,
+    refuse_xla,
+)
 
 _ADDED = ("AddLoss", "AddMetric")
 

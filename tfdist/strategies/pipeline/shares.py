@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training import losses
-from tfdist.training.collective import Collective
-from tfdist.training.logits import changed
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers import losses
+from tfdist.training.model.logits import changed
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
+from tfdist.keras import step_context
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
@@ -18,13 +20,13 @@ from tfdist.strategies.pipeline.microbatches import divide
 from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.strategies.pipeline.shares import Share, share_of
-from tfdist.training import early_variables, keras_api, loss_masks, step_context
-from tfdist.training.binding import Binding
-from tfdist.training.gradients import Sums, weight_losses
-from tfdist.training.layer_calls import Graph, inputs_of
-from tfdist.training.losses import is_keras_own, is_sum
-from tfdist.training.randomness import StepSeeds, is_seeded, refuse_unseeded
-from tfdist.training.sharded_update import ShardedUpdate
+from tfdist.training.engine.binding import Binding
+from tfdist.training.layers import eager_variables, loss_masks
+from tfdist.training.layers.gradients import Sums, weight_losses
+from tfdist.training.layers.losses import is_keras_own, is_sum
+from tfdist.training.layers.randomness import StepSeeds, is_seeded, refuse_unseeded
+from tfdist.training.memory.sharded_update import ShardedUpdate
+from tfdist.training.model.layer_calls import Graph, inputs_of
 
 
 class PipelineSteps:
@@ -78,7 +80,7 @@ class PipelineSteps:
         """
         compiled = self.model.compiled_loss
         if self._losses[0] is not compiled:
-            own = keras_api.loss_anew(compiled, self.model.output_names)
+            own = keras.losses.loss_anew(compiled, self.model.output_names)
             own.build(self.model.output)
             self._losses = (compiled, own)
         return self._losses[1]
@@ -220,14 +222,14 @@ class PipelineSteps:
 
         def update() -> tf.Tensor:
             model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
-            keras_api.update_metrics(model, y, y_pred, sample_weight)
+            keras.losses.update_metrics(model, y, y_pred, sample_weight)
             return tf.constant(True)
 
         with step_context.within(results_are_local=True):
             if share.is_real is True:
                 model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
                 return model.compute_metrics(x, y, y_pred, sample_weight)
-            early_variables.make_metrics(model, y_pred, y)  # Not within a branch.
+            eager_variables.make_metrics(model, y_pred, y)  # Not within a branch.
             # Of no rows, a user's own mean would be NaN.
             tf.cond(share.is_real, update, lambda: tf.constant(False))
             return self._results()

@@ -13,11 +13,11 @@ from tfdist.strategies.base import DataOptions, ModelOrFn, called, clone, make_f
 from tfdist.strategies.mirrored import choose_devices, make_logical_cpus
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.pipeline.options import Options
-from tfdist.training.options import OfBatchNorm, StepOptions
+from tfdist.training.engine.options import OfBatchNorm, StepOptions
 
 if TYPE_CHECKING:
     from tfdist.strategies.pipeline.describe import Description
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.feed import Feed
 
 # Keras' own.
 _ASSUMED_GLOBAL_BATCH_SIZE = 32
@@ -144,13 +144,13 @@ class Pipeline(ModelParallel):
         from tfdist.strategies.pipeline.placement import place
         from tfdist.strategies.pipeline.plan import find_named, freeze, make_plan
         from tfdist.strategies.pipeline.steps import PipelineSteps
-        from tfdist.training import randomness
         from tfdist.training.assemble import assemble
-        from tfdist.training.binding import Binding, Engine
-        from tfdist.training.layer_calls import graph_of
-        from tfdist.training.precision import check_follows, policy
-        from tfdist.training.refusals import refuse_own_metrics
-        from tfdist.training.text import warn_of_padding
+        from tfdist.training.engine.binding import Binding, Engine
+        from tfdist.training.layers import randomness
+        from tfdist.training.model.layer_calls import graph_of
+        from tfdist.training.model.padding_warning import warn_of_padding
+        from tfdist.training.model.precision import check_follows, policy
+        from tfdist.training.model.refusals import refuse_own_metrics
 
         self._entered(self._devices or None)
 
@@ -244,7 +244,7 @@ class Pipeline(ModelParallel):
         from tfdist.strategies.pipeline.describe import Description
         from tfdist.strategies.pipeline.held import optimizer_bytes
         from tfdist.strategies.pipeline.plan import Plan
-        from tfdist.training.binding import binding_of, known_of
+        from tfdist.training.engine.binding import binding_of, known_of
 
         plan = known_of(model, Plan, "describe")
         kept = optimizer_bytes(binding_of(model, "describe"))
@@ -257,7 +257,7 @@ class Pipeline(ModelParallel):
 
 
 def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.feed import Feed
 
     @functools.wraps(fit)
     def prepared(x: Any = None, *args: Any, **options: Any) -> Any:
@@ -276,7 +276,7 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
 
 
 def _fit_on_kept(fit: Callable, cache: Any, feed: Any, options: dict) -> Any:
-    from tfdist.training.feed import Feed
+    from tfdist.training.feed.feed import Feed
 
     callbacks = options.pop("callbacks", None) or []
     callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

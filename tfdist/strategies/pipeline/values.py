@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.strategies.pipeline.microbatches import Microbatch
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.training.gradients import added
-from tfdist.training.keras_api import mask_of, with_mask
-from tfdist.training.logits import changed
+from tfdist.training.layers.gradients import added
+from tfdist.training.model.logits import changed
 
 Place = tuple[int, int]  # (key of a tensor, number of a microbatch or WHOLE)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.layers import attention_of
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.operations import MODEL, mtf
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.dense import drop_out
-from tfdist.training.keras_api import attention_of
 
 
 @register_layer(tf.keras.layers.MultiHeadAttention)

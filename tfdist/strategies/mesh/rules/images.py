@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.layers import causal_padding
 from tfdist.strategies.mesh.context import Context, last_is_split
 from tfdist.strategies.mesh.operations import MODEL
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.activations import activate, check
 from tfdist.strategies.mesh.rules.dense import product_and_bias
-from tfdist.training.keras_api import causal_padding
 
 L = tf.keras.layers
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.layers import layers_in, variables_in
 from tfdist.strategies.mesh.context import Context
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
-from tfdist.training.keras_api import layers_in, variables_in
-from tfdist.training.randomness import drawing_layers
+from tfdist.training.layers.randomness import drawing_layers
 
 L = tf.keras.layers
 

@@ -1,0 +1,69 @@
+"""A training that begins with the weights of a file; what does not fit is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import ModelError, OptionError
+from tfdist.training.checkpoints.init_weights import check, with_weights
+
+keras = tf.keras
+
+
+def model_fn(units=3, more=(), rate=0.25):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), *more])
+    model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture(params=["model.keras", "own.weights.h5"])
+def file(request, tmp_path):
+    path = tmp_path / request.param
+    model = model_fn()
+    model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)
+    if path.suffix == ".keras":
+        model.save(path)
+    else:
+        model.save_weights(path)
+    return str(path), model.get_weights()
+
+
+def test_a_model_begins_with_them_and_with_its_own_optimizer(file):
+    path, weights = file
+    check(path)
+    with tfdist.strategy("single") as strategy:
+        model = strategy.build(with_weights(lambda: model_fn(rate=0.5), path))
+        for found, weight in zip(model.get_weights(), weights, strict=True):
+            np.testing.assert_array_equal(found, weight)
+        assert float(model.optimizer.learning_rate) == 0.5
+        assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: model_fn(units=2),
+        lambda: model_fn(more=[keras.layers.Dense(2)]),
+        lambda: keras.Sequential([keras.Input((4,)), keras.layers.Flatten()]),
+    ],
+    ids=["another shape", "a layer more", "a layer less"],
+)
+def test_weights_of_another_model(file, other):
+    with pytest.raises(OptionError, match="init_weights must hold the weights of model"):
+        with_weights(other, file[0])()
+
+
+def test_a_model_without_weights(file):
+    with pytest.raises(ModelError, match="must be built"):
+        with_weights(lambda: keras.Sequential([keras.layers.Dense(3)]), file[0])()
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(OptionError, match="but found no file"):
+        check(str(tmp_path / "none.keras"))
+    (tmp_path / "ckpt.index").touch()
+    with pytest.raises(OptionError, match=r"must be a \.keras or \.weights\.h5 file"):
+        check(str(tmp_path / "ckpt.index"))

@@ -1,0 +1,70 @@
+"""Labels and weights of several outputs meet the losses that Keras gives them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow import keras
+
+from tfdist.training.layers import loss_masks, losses
+
+layers = keras.layers
+_LEAVES_OUT = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
+MASK, KIND = np.array([0, 1, 2, 1]), np.array([0, 0, 1, 2])
+
+
+def _model(outputs, loss, **options):
+    """Outputs in an order that is not that of their names."""
+    inputs = keras.Input((2,))
+    made = {name: layers.Dense(3, "softmax", name=name)(inputs) for name in ("mask", "kind")}
+    structured = dict(made) if outputs == "dict" else list(made.values())
+    model = keras.Model(inputs, structured)
+    model.compile("sgd", loss, **options)
+    return model
+
+
+@pytest.mark.parametrize("outputs", ["dict", "list"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_one_of_two_outputs_leaves_out_a_class(outputs, by_name):
+    named = {"mask": _LEAVES_OUT, "kind": "sparse_categorical_crossentropy"}
+    if by_name:
+        loss, y = named, {"mask": MASK, "kind": KIND}
+    else:  # Keras lays a dict flat by its names.
+        order = ["kind", "mask"] if outputs == "dict" else ["mask", "kind"]
+        loss, y = [named[n] for n in order], [{"mask": MASK, "kind": KIND}[n] for n in order]
+    model = _model(outputs, loss)
+    x = tf.random.stateless_normal([4, 2], [1, 2])
+    y_pred, labels = model(x), tf.nest.map_structure(tf.constant, y)
+    masks, counted = loss_masks.found(model, labels, y_pred)
+    names = losses.names_of_outputs(model, y_pred)
+    of_mask = names.index("mask")
+    np.testing.assert_array_equal(masks[of_mask], MASK != 0)
+    assert masks[1 - of_mask] is None
+    found = counted if by_name else dict(zip(order, counted, strict=True))
+    np.testing.assert_array_equal(found["mask"], [1, 1, 2, 1])
+    np.testing.assert_array_equal(found["kind"], KIND)
+    # What a share of all rows makes of it is what Keras does.
+    share = tf.constant([4, 4], tf.int64)
+    sums = loss_masks.counted(masks, y_pred, lambda tensor, _: tensor)
+    weights = loss_masks.as_weights(model, masks, y_pred, None, share, sums)
+    expected = model.compute_loss(x, labels, y_pred)
+    given = model.compute_loss(x, counted, y_pred, weights)
+    np.testing.assert_allclose(given, expected, rtol=1e-6)
+
+
+def test_a_class_of_ones_own_names_its_outputs_as_keras_does():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, "softmax")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model.compile("sgd", {"output_1": _LEAVES_OUT})
+    y_pred = model(tf.ones([4, 2]))
+    assert losses.by_output(model, y_pred) == [_LEAVES_OUT]
+    masks, _ = loss_masks.found(model, tf.constant(MASK), y_pred)
+    np.testing.assert_array_equal(masks[0], MASK != 0)

@@ -1,0 +1,53 @@
+"""The callbacks of a job."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.strategies.single import Alone
+from tfdist.training.engine.binding import Binding
+from tfdist.training.loops.callbacks import JobCallbacks, for_process
+
+keras = tf.keras
+
+
+class Heard(keras.callbacks.Callback):
+    """Notes which batches it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.batches.append(("train", batch))
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.batches.append(("test", batch))
+
+
+def test_those_that_watch_a_silent_fit_hear_of_its_batches():
+    """Keras asks whether anyone wants to before they join."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    chain = JobCallbacks([], Binding(model, Alone()), model=model, epochs=1, steps=2)
+    watcher = Heard()
+    chain.watch_with([watcher])
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    model.fit(x, y, batch_size=2, validation_data=(x, y), callbacks=chain, verbose=0)
+    assert watcher.batches == [("train", 0), ("train", 1), ("test", 0), ("test", 1)]
+    later = Heard()
+    chain.watch_with([later])
+    model.fit(x, y, batch_size=2, callbacks=chain, verbose=0)
+    assert later.batches == [("train", 0), ("train", 1)]
+    assert len(watcher.batches) == 4
+
+
+def test_a_callback_of_the_other_keras_is_one_line():
+    root = {"keras": "tf_keras", "tf_keras": "keras"}[keras.Model.__module__.partition(".")[0]]
+    other = type("Early", (), {"__module__": f"{root}.src.callbacks.early"})
+    own = type("Own", (other,), {})
+    with pytest.raises(ModelError, match=r"a callback must be of tf\.keras, .* found Own of Keras"):
+        for_process([own()], None)

@@ -1,0 +1,114 @@
+"""The learning rate of a larger global batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tfdist.errors import OptionError
+
+tf = pytest.importorskip("tensorflow")
+keras = tf.keras
+
+from tfdist.strategies import strategy  # noqa: E402
+from tfdist.training.model.scaling import ScaleLearningRate, Scaling  # noqa: E402
+
+X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+
+
+def model_with(optimizer):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def rates(model, scaling, steps_per_epoch=4, epochs=3):
+    """Returns the rate of every step."""
+    seen = []
+    scale = ScaleLearningRate(scaling, model.optimizer)
+    scale.prepare(model.optimizer, steps_per_epoch)
+    note = keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: seen.append(float(model.optimizer.learning_rate.numpy()))
+    )
+    model.fit(X, Y, 8 // steps_per_epoch, epochs, verbose=0, callbacks=[scale, note])
+    return seen
+
+
+def test_rules():
+    assert Scaling("linear", 0, 4).factor == 4
+    assert Scaling("sqrt", 0, 4).factor == 2
+    assert Scaling(None, 0, 4).factor == 1
+    assert Scaling(None, 0, 4).is_off
+    assert not Scaling(None, 1, 4).is_off
+    with pytest.raises(OptionError, match="Choose one of linear, sqrt"):
+        Scaling("cubic", 0, 4)
+    with pytest.raises(OptionError, match="warmup_epochs"):
+        Scaling("linear", -1, 4)
+
+
+def test_warm_up_climbs_to_the_scaled_rate_and_stays():
+    seen = rates(model_with(keras.optimizers.SGD(0.1)), Scaling("linear", 2, 4))
+    np.testing.assert_allclose(seen, [*np.linspace(0.1, 0.4, 9), 0.4, 0.4, 0.4], rtol=1e-6)
+    seen = rates(model_with(keras.optimizers.SGD(0.1)), Scaling(None, 1, 4))
+    np.testing.assert_allclose(seen, [0.025, 0.04375, 0.0625, 0.08125, *[0.1] * 8], rtol=1e-6)
+
+
+def test_a_schedule_is_multiplied_not_replaced():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    seen = rates(model_with(keras.optimizers.SGD(schedule)), Scaling("sqrt", 1, 4), epochs=2)
+    multiplier = np.array([1, 1.25, 1.5, 1.75, 2, 2, 2, 2])
+    np.testing.assert_allclose(seen, 0.1 * 0.5 ** np.arange(8) * multiplier, rtol=1e-5)
+
+
+def test_callbacks_that_set_the_rate_still_work_after_the_warm_up():
+    alone = strategy("single", warmup_epochs=1)
+    model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))
+    feed = alone.dataset((X, Y), global_batch_size=2)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, min_delta=10.0)
+    history = model.fit(feed, epochs=4, callbacks=[plateau], verbose=0).history
+    np.testing.assert_allclose(history["learning_rate"], [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
+
+
+def test_a_new_compile_brings_its_own_rate():
+    alone = strategy("single", warmup_epochs=1)
+    model = alone.build(lambda: model_with(keras.optimizers.SGD(0.1)))
+    feed = alone.dataset((X, Y), global_batch_size=2)
+    model.fit(feed, epochs=2, verbose=0)
+    model.compile(keras.optimizers.SGD(0.003), "mse")
+    history = model.fit(feed, epochs=2, verbose=0).history
+    np.testing.assert_allclose(history["learning_rate"], [0.003, 0.003], rtol=1e-5)
+
+
+def test_the_saved_model_has_the_users_schedule_and_needs_no_tfdist(tmp_path):
+    alone = strategy("single", warmup_epochs=1)
+
+    def model_fn():
+        decay = keras.optimizers.schedules.CosineDecay(0.1, 100)
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(decay), "mse")
+        return model
+
+    model = alone.build(model_fn)
+    model.fit(alone.dataset((X, Y), global_batch_size=2), verbose=0)
+    alone.save(model, tmp_path / "model.keras")
+    program = (
+        "import sys; sys.modules['tfdist'] = None\n"
+        "import tensorflow as tf\n"
+        f"model = tf.keras.models.load_model({str(tmp_path / 'model.keras')!r})\n"
+        "assert type(model) is tf.keras.Sequential, type(model)\n"
+        "assert type(model.layers[0]) is tf.keras.layers.BatchNormalization\n"
+        "schedule = model.optimizer.get_config()['learning_rate']\n"
+        "assert schedule['class_name'] == 'CosineDecay', schedule\n"
+        "assert schedule['config']['initial_learning_rate'] == 0.1\n"
+        "assert int(model.optimizer.iterations) == 4\n"
+        "model.fit(tf.ones((8, 2)), tf.ones((8, 1)), verbose=0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,9 @@
+"""What Keras has no public name for, or names otherwise from one version to the next.
+
+Nothing else in tfdist touches a private name of Keras, which ruff holds (SLF001). Each function
+says what it hides. Where Keras 2 and Keras 3 differ, it does what the one that is here needs.
+"""
+
+from tfdist.keras import layers, losses, optimizers, settings, steps, tensors
+
+__all__ = ["layers", "losses", "optimizers", "settings", "steps", "tensors"]

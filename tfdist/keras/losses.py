@@ -1,0 +1,229 @@
+"""Compiled losses and metrics, and how Keras counts replicas in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.keras import step_context
+from tfdist.keras.version import IS_KERAS_3
+
+#: Whether the loss of a batch of which a mask leaves nothing is NaN.
+NAN_WHERE_ALL_IS_MASKED = not IS_KERAS_3
+
+
+def compiled_losses(model: tf.keras.Model) -> Any:
+    """Returns the losses that ``model`` was compiled with, as they were given; None without.
+
+    Without, ``model.loss`` is a method in Keras 3.
+    """
+    return None if IS_KERAS_3 and model._compile_loss is None else model.loss
+
+
+def compiled_loss(model: tf.keras.Model) -> Any:
+    """Returns what computes the compiled losses of ``model``; None without (Keras 3)."""
+    return model._compile_loss if IS_KERAS_3 else model.compiled_loss
+
+
+def loss_shown(model: tf.keras.Model) -> Any:
+    """Returns the metric that the compiled losses of ``model``, of Keras 2, are shown by."""
+    # Its public name, metrics[0], comes with the first call.
+    return model.compiled_loss._total_loss_mean
+
+
+def divided_by_replicas(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns the compiled loss of ``model`` by its attribute, where Keras 2 divides it as a whole.
+
+    Keras 3 divides each loss: see ``ask_whether_undivided``.
+    """
+    return {} if IS_KERAS_3 else {"compiled_loss": model.compiled_loss}
+
+
+def listed_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that ``model`` was compiled with, as they were given."""
+    compiled = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    return tf.nest.flatten(
+        [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+    )
+
+
+def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics of ``model`` that have their variables, and which Keras 2 lists late.
+
+    They are the one of the loss, and those that were compiled as objects: it calls them first.
+    """
+    if IS_KERAS_3:
+        return []
+    given = [loss_shown(model), *listed_metrics(model)]
+    return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
+
+
+def told_names(model: tf.keras.Model) -> list[str] | None:
+    """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
+    return None if IS_KERAS_3 else model.metrics_names
+
+
+@contextlib.contextmanager
+def other_compiled_loss(model: tf.keras.Model, other: Any) -> Iterator[None]:
+    """Has ``other`` compute the compiled losses of ``model``."""
+    name = "_compile_loss" if IS_KERAS_3 else "compiled_loss"
+    before = getattr(model, name)
+    setattr(model, name, other)
+    try:
+        yield
+    finally:
+        setattr(model, name, before)
+
+
+def loss_anew(compiled: Any, output_names: list[str] | None) -> Any:
+    """Returns the compiled loss with metrics of its own.
+
+    No public way leads from a compiled model to its loss weights as they were given.
+    """
+    if IS_KERAS_3:
+        return type(compiled)(
+            compiled._user_loss, compiled._user_loss_weights, output_names=output_names
+        )
+    return type(compiled)(
+        compiled._user_losses, compiled._user_loss_weights, output_names=output_names
+    )
+
+
+def function_of(part: Any) -> Any:
+    """Returns the function that a loss or metric was made from, itself without one."""
+    return getattr(part, "_fn", getattr(part, "fn", part))
+
+
+def build_metrics(model: tf.keras.Model, y_pred: Any, y: Any) -> None:
+    """Makes the variables of compiled metrics of Keras 2, where they are not made.
+
+    Keras chooses metrics called "accuracy" by the shapes of outputs and labels.
+    """
+    metrics = None if IS_KERAS_3 else model.compiled_metrics
+    if metrics is not None and not metrics.built:
+        metrics.build(y_pred, metrics._conform_to_outputs(y_pred, y))
+
+
+def build_loss(model: tf.keras.Model, y_pred: Any) -> None:
+    """Makes the variables of compiled losses of Keras 2, where they are not made."""
+    if not IS_KERAS_3 and not model.compiled_loss.built:
+        model.compiled_loss.build(y_pred)
+
+
+def labels_without_weights(y: Any, weights: Any) -> list[str]:
+    """Returns the labels by name for which Keras 3 would look for weights that are not there."""
+    if not IS_KERAS_3 or not isinstance(y, Mapping) or not isinstance(weights, Mapping):
+        return []
+    return [name for name in y if name not in weights]
+
+
+def compiled_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics that ``model`` was compiled with, as far as they are made."""
+    if not IS_KERAS_3:
+        return model.compiled_metrics.metrics
+    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+
+
+def metrics_by_output(model: tf.keras.Model) -> list[list[Any]]:
+    """Returns the compiled metrics of each output, in the order of the flat outputs.
+
+    Empty where they are not made, and of Keras 3.
+    """
+    if IS_KERAS_3 or not model.compiled_metrics.built:
+        return []
+    compiled = model.compiled_metrics
+    pairs = zip(compiled._metrics, compiled._weighted_metrics, strict=True)
+    return [tf.nest.flatten(pair) for pair in pairs]
+
+
+def row_counters(model: tf.keras.Model) -> list[Any]:
+    """Returns the compiled metrics, and those of losses that Keras tells how many rows they have.
+
+    Keras 3 counts the loss of an output by batches, where their size is not known beforehand.
+    """
+    found = compiled_metrics(model)
+    return found if IS_KERAS_3 else [*model.compiled_loss.metrics, *found]
+
+
+def update_metrics(model: tf.keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Tells the compiled metrics of a batch."""
+    metrics = model._compile_metrics if IS_KERAS_3 else model.compiled_metrics
+    if metrics is not None:
+        metrics.update_state(y, y_pred, sample_weight)
+
+
+def compute_loss(
+    model: tf.keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+) -> Any:
+    """Returns what ``compute_loss`` of ``model`` does; since Keras 3.3 it may take ``training``."""
+    if not IS_KERAS_3:
+        return model.compute_loss(x, y, y_pred, sample_weight)
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def show_loss(model: tf.keras.Model, loss: tf.Tensor, rows: tf.Tensor) -> None:
+    """Counts ``loss``, a mean over ``rows``, in what ``model`` shows as "loss".
+
+    A step of Keras 3 does so; in Keras 2 ``compute_loss`` does.
+    """
+    if IS_KERAS_3 and model._loss_tracker is not None:
+        # Of no rows, a mean may be NaN.
+        known = tf.where(rows > 0, loss, tf.zeros_like(loss))
+        model._loss_tracker.update_state(known, sample_weight=rows)
+
+
+def loss_divisor() -> int:
+    """Returns what divides a compiled loss that is a sum over rows, too, in a step of tfdist's."""
+    return 1 if IS_KERAS_3 else tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def ask_whether_undivided() -> None:
+    """Has Keras ask the step whether the losses of one replica are to be left as they are.
+
+    Keras 3 would divide them by all replicas: in every loss object, those that a user's
+    compute_loss calls included, and in what layers add. In Keras 2 ``losses.AsOnOneDevice`` undoes
+    it where a loss was compiled; other loss objects refuse to take a mean among replicas, but here.
+    """
+    if IS_KERAS_3:
+        _replace_division()
+    else:
+        _allow_means()
+
+
+def _allow_means() -> None:
+    """Has loss objects of Keras 2 ask the thread that they are in; once for each process."""
+    given = tf.keras.losses.Loss._get_reduction
+    if hasattr(given, "of_keras"):
+        return
+
+    def reduction(loss: tf.keras.losses.Loss) -> Any:
+        kinds = tf.keras.losses.Reduction
+        is_mean = loss.reduction in (kinds.AUTO, kinds.SUM_OVER_BATCH_SIZE)
+        is_undivided = step_context.current().is_undivided
+        return kinds.SUM_OVER_BATCH_SIZE if is_mean and is_undivided else given(loss)
+
+    reduction.of_keras = given
+    tf.keras.losses.Loss._get_reduction = reduction
+
+
+def _replace_division() -> None:
+    """Has Keras 3 ask the thread that it is in; once for each process."""
+    module = keras_source("losses.loss")
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        given = getattr(module, name)
+        if not hasattr(given, "of_keras"):
+            setattr(module, name, _asking(given))
+
+
+def _asking(given: Any) -> Any:
+    def scale(value: Any) -> Any:
+        return value if step_context.current().is_undivided else given(value)
+
+    scale.of_keras = given
+    return scale

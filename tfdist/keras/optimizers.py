@@ -1,0 +1,314 @@
+"""Optimizers: their rates, their variables, and how they apply gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import is_keras
+from tfdist.keras.tensors import all_raw, raw
+from tfdist.keras.version import IS_KERAS_3
+
+#: The methods that apply gradients: the first calls the last, where they are two.
+APPLIES = ("apply_gradients", "apply") if IS_KERAS_3 else ("apply_gradients",)
+#: Whether equal look-ups of a table are added up before its update.
+ADDS_UP_LOOK_UPS = not IS_KERAS_3
+#: Whether the optimizers of one model can be several.
+CAN_BE_SEVERAL = not IS_KERAS_3
+
+# Whether a thread looks for what there is, and writes or reads none of it.
+_walk = threading.local()
+
+
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer that one with a loss scale wraps, itself without."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def compiling(model: tf.keras.Model) -> contextlib.AbstractContextManager:
+    """Returns what encloses a compilation: Keras 3 does not enter the scope of ``model`` itself."""
+    return model.distribute_strategy.scope() if IS_KERAS_3 else contextlib.nullcontext()
+
+
+def is_of_another_scope(optimizer: Any, model: tf.keras.Model) -> bool:
+    """Whether ``optimizer`` has variables for other replicas than those of ``model``.
+
+    An optimizer of Keras 3 has variables from the beginning, and keeps the strategy of then.
+    """
+    return IS_KERAS_3 and inner_of(optimizer)._distribution_strategy != model.distribute_strategy
+
+
+def variables_of(optimizer: Any) -> list[tf.Variable]:
+    """Returns the variables of ``optimizer``, that of a loss scale of Keras 3 included."""
+    variables = optimizer.variables
+    return all_raw(variables() if callable(variables) else variables)
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the slots for ``variables``; legacy optimizers make theirs in the first step.
+
+    In Keras 3 a loss scale would get variables once more.
+    """
+    is_built = IS_KERAS_3 and optimizer.built
+    if hasattr(optimizer, "build") and not is_built:
+        optimizer.build(variables)
+
+
+def has_values(optimizer: Any) -> bool:
+    """Whether slots of ``optimizer`` have values, or get those of a checkpoint when it is built.
+
+    Not for legacy ones.
+    """
+    awaited = getattr(optimizer, "_deferred_dependencies", True)
+    is_built = optimizer.built if IS_KERAS_3 else getattr(optimizer, "_built", False)
+    return is_built or bool(awaited)
+
+
+def before_checkpoints(optimizer: Any, check: Callable[[], None]) -> None:
+    """Has what writes or reads a checkpoint of ``optimizer`` call ``check`` first.
+
+    So does whatever holds the optimizer, a tf.train.Checkpoint as well as Keras' own files.
+    """
+    children = optimizer._trackable_children
+
+    def checked(save_type: str = "checkpoint", **options: Any) -> Any:
+        if save_type == "checkpoint" and getattr(_walk, "is_for_files", True):
+            check()
+        return children(save_type, **options)
+
+    optimizer._trackable_children = checked
+
+
+def descendants_of(owner: Any) -> list[Any]:
+    """Returns all that a checkpoint of ``owner`` would hold, without being one."""
+    _walk.is_for_files = False
+    try:
+        return tf.train.TrackableView(owner).descendants()
+    finally:
+        del _walk.is_for_files
+
+
+def gradients_of(
+    optimizer: Any, loss: tf.Tensor, variables: Sequence[Any], tape: tf.GradientTape
+) -> list[Any]:
+    """Returns the gradients that ``optimizer`` applies: Keras 3 scales them until it does."""
+    if IS_KERAS_3:
+        with tape:
+            loss = optimizer.scale_loss(loss)
+        return tape.gradient(loss, variables)
+    if hasattr(optimizer, "compute_gradients"):  # It also undoes a loss scale.
+        return [g for g, _ in optimizer.compute_gradients(loss, variables, tape)]
+    return tape.gradient(loss, variables)
+
+
+def apply_sum(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Adds up ``gradients`` over the replicas of tf.distribute, and applies the sums; on each.
+
+    Keras 3 clips the gradients of each replica, and asks one of them whether they are finite,
+    before it adds them up. So here they come to it as sums; and to an ``apply_gradients`` of the
+    user's own, which may change them.
+    """
+    if not IS_KERAS_3 and is_keras(type(optimizer).apply_gradients.__module__):
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return
+    known = [gradient for gradient in gradients if gradient is not None]
+    sums = iter(tf.distribute.get_replica_context().all_reduce("SUM", known))
+    summed = [None if gradient is None else next(sums) for gradient in gradients]
+    with _as_summed(inner_of(optimizer)):
+        optimizer.apply_gradients(zip(summed, variables, strict=True))
+
+
+@contextlib.contextmanager
+def _as_summed(optimizer: Any) -> Iterator[None]:
+    """Has ``optimizer`` take gradients for sums over replicas.
+
+    Replicas are in here at the same time, each in a thread of its own, and Keras starts others: so
+    they are counted, and not known by their threads.
+    """
+    name = "_all_reduce_sum_gradients"
+    if not IS_KERAS_3:
+        is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
+        name = "_aggregate_gradients" if is_legacy else "aggregate_gradients"
+    if not isinstance(getattr(optimizer, name), _Reduction):
+        setattr(optimizer, name, _Reduction(getattr(optimizer, name)))
+    reduction = getattr(optimizer, name)
+    reduction.num_summed += 1
+    try:
+        yield
+    finally:
+        reduction.num_summed -= 1
+
+
+class _Reduction:
+    """Keras' sum over replicas, but for gradients that are summed already."""
+
+    def __init__(self, of_keras: Callable[[Any], Any]):
+        self._of_keras = of_keras
+        self.num_summed = 0
+
+    def __call__(self, pairs: Any) -> Any:
+        return pairs if self.num_summed else self._of_keras(pairs)
+
+
+def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients and variables of a call of the last method of ``APPLIES``."""
+    if not IS_KERAS_3:
+        given = args[0] if args else options["grads_and_vars"]
+        gradients, variables = zip(*given, strict=True)
+        return list(gradients), list(variables)
+    gradients = args[0] if args else options["grads"]
+    variables = args[1] if len(args) > 1 else options.get("trainable_variables")
+    return list(gradients), list(optimizer._trainable_variables if variables is None else variables)
+
+
+def rate_of_last_step(optimizer: Any) -> Any:
+    """Returns the learning rate that the last step was taken with: a number or a tensor."""
+    rate = optimizer.learning_rate
+    schedule = given_learning_rate(optimizer)
+    if IS_KERAS_3 and callable(schedule):  # Keras 3 tells that of the next step.
+        return schedule(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    # Legacy optimizers give the schedule itself.
+    return rate(optimizer.iterations) if callable(rate) else rate
+
+
+def given_learning_rate(optimizer: Any) -> Any:
+    """Returns the learning rate as it was given: a variable or a schedule.
+
+    ``optimizer.learning_rate`` is the current value of a schedule.
+    """
+    inner = inner_of(optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    return inner.learning_rate if rate is None else rate  # Legacy optimizers give what they have.
+
+
+def twin_of(optimizer: Any, config: dict[str, Any]) -> Any:
+    """Returns an optimizer of the same kind and of ``config``, that counts the same iterations."""
+    twin = type(optimizer).from_config(config | {"learning_rate": 0.0})
+    if IS_KERAS_3:
+        twin._iterations = optimizer._iterations
+    else:
+        twin.iterations = optimizer.iterations
+    return twin
+
+
+def update_step(optimizer: Any, twin: Any, gradient: Any, variable: tf.Variable) -> None:
+    """Has ``twin`` update ``variable`` at the rate that ``optimizer`` has evaluated."""
+    if IS_KERAS_3:
+        twin.update_step(gradient, variable, optimizer.learning_rate)
+    else:
+        set_learning_rate(twin, optimizer.learning_rate)
+        twin.update_step(gradient, variable)
+
+
+def add_slots_by(optimizer: Any, add: Callable[..., Any] | None) -> None:
+    """Has ``optimizer`` make each of its slots by ``add(make, variable, name)``; None ends it.
+
+    Args:
+        add: gets what makes the slot; the one of Keras 3 wraps a variable of TensorFlow.
+    """
+    if add is None:
+        del optimizer.add_variable_from_reference
+        return
+    given = optimizer.add_variable_from_reference
+    parameters = list(inspect.signature(given).parameters)  # Each Keras has its own names.
+
+    def add_slot(*args: Any, **options: Any) -> Any:
+        options |= dict(zip(parameters, args, strict=False))
+        return add(lambda: given(**options), options[parameters[0]], options[parameters[1]])
+
+    optimizer.add_variable_from_reference = add_slot
+
+
+def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    """Returns the next average of a weight; that of Keras 3 begins with the first step."""
+    momentum = optimizer.ema_momentum
+    if IS_KERAS_3:
+        is_first = tf.convert_to_tensor(optimizer.iterations) == 0
+        momentum = tf.cast(tf.where(is_first, 0.0, momentum), variable.dtype)
+    return momentum * average + (1 - momentum) * variable
+
+
+def waits_or_scales(optimizer: Any) -> str | None:
+    """Returns what of an optimizer of Keras 3 is not in its update of a weight; None: nothing."""
+    names = ("initial_scale", "loss_scale_factor", "gradient_accumulation_steps")
+    return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+
+
+def asks_whether_to_update(optimizer: Any) -> str | None:
+    """Returns what has an optimizer of Keras 3 ask in a step whether to update; None: nothing."""
+    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+
+
+def counts_variables(optimizer: Any) -> bool:
+    """Whether it tells by a count of traced variables when a step begins, as Keras 2's Nadam."""
+    return not IS_KERAS_3 and isinstance(optimizer, tf.keras.optimizers.Nadam)
+
+
+def squares_look_ups(optimizer: Any) -> bool:
+    """Whether ``optimizer`` takes gradients of equal look-ups for other ones than their sum.
+
+    That of Keras 3 does, which hands them to its update as they are; only SGD adds them up.
+    """
+    return IS_KERAS_3 and not isinstance(optimizer, tf.keras.optimizers.SGD)
+
+
+def set_learning_rate(optimizer: Any, rate: tf.Variable) -> None:
+    """Has ``optimizer`` read ``rate``, in place of a schedule as well."""
+    optimizer._learning_rate = rate
+
+
+def evaluate_schedule(optimizer: Any) -> None:
+    """Brings ``optimizer.learning_rate`` to the value of its schedule at its present iteration."""
+    if not IS_KERAS_3:  # It evaluates it whenever it is read.
+        optimizer._compute_current_learning_rate()
+
+
+def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
+    """Returns what a dynamic loss scale consists of; empty without one."""
+    if not getattr(optimizer, "dynamic", False):
+        return []
+    return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
+
+
+def key_of(optimizer: Any, variable: tf.Variable) -> str:
+    """Returns the text by which ``optimizer`` knows ``variable``."""
+    return optimizer._var_key(variable)
+
+
+def without_decay(optimizer: Any) -> list[str]:
+    """Returns the keys of the variables that do not decay: the optimizer's own list, if any."""
+    return getattr(optimizer, "_exclude_from_weight_decay", None) or []
+
+
+def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
+    """Returns what ``optimizer`` takes off ``variable`` in a step, as a part of it and of the rate.
+
+    None where it does not decay.
+    """
+    decay = getattr(optimizer, "weight_decay", None)
+    return decay if decay and optimizer._use_weight_decay(raw(variable)) else None
+
+
+def update_loss_scale(optimizer: Any, is_finite: tf.Tensor) -> None:
+    """Counts a step in the dynamic loss scale of ``optimizer``; on each replica.
+
+    Args:
+        is_finite: whether the gradients of all replicas are, bool [].
+    """
+    optimizer._loss_scale.update([tf.where(is_finite, 0.0, float("nan"))])
+
+
+@contextlib.contextmanager
+def clipped_to(optimizer: Any, gradients: list[tf.Tensor]) -> Iterator[None]:
+    """Has ``optimizer`` take ``gradients`` for what its own clipping would give."""
+    keras_clip, optimizer._clip_gradients = optimizer._clip_gradients, lambda _: gradients
+    try:
+        yield
+    finally:
+        optimizer._clip_gradients = keras_clip

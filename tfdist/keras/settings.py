@@ -1,0 +1,24 @@
+"""What holds for all models of a process: the types they compute in, and the names of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.keras.version import IS_KERAS_3
+
+
+def set_policy(policy: Any) -> None:
+    """Sets the types that layers compute in; None follows ``floatx``, which Keras 3 does once."""
+    follows = IS_KERAS_3 and policy is None
+    tf.keras.mixed_precision.set_global_policy(tf.keras.backend.floatx() if follows else policy)
+
+
+def restart_names() -> None:
+    """Has layers without a name of their own be named as the first ones of a process."""
+    if IS_KERAS_3:
+        keras_source("utils.naming").reset_uids()
+    else:
+        tf.keras.backend.reset_uids()

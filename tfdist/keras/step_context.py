@@ -1,0 +1,64 @@
+"""What a step tells the layers, losses, metrics and optimizers that Keras calls in it.
+
+Keras hands them data alone, so the rest stands here while the step is traced, or runs eagerly. It
+belongs to a thread: replicas of one process run in threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """The step that this thread is in; all are empty outside of one.
+
+    Attributes:
+        part: of the global batch that the step has, float []: what a metric counts one number as.
+        is_undivided: whether losses are means of the step's own rows, whatever replicas there are.
+        results_are_local: whether metrics give this process's results, not those of all.
+        replica: returns the number of the replica, for random numbers that differ on each.
+        own_step: the user's own step, a ``replica_step.RunningStep``.
+        norms: the forward pass of BatchNormalization over replicas, of ``batch_norm``.
+        microbatch_norms: the same of a microbatch in a pipeline, of ``strategies.pipeline.norms``.
+        repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
+        draws: seed and count of the random numbers drawn, of ``randomness``.
+        seeds: those that layers of Keras 3 have drawn, a list; or an iterator, to draw them again.
+        gathered: whole weights of the block that runs, of ``weight_blocks``.
+    """
+
+    part: Any = None
+    is_undivided: bool = False
+    results_are_local: bool = False
+    replica: Callable[[], Any] | None = None
+    own_step: Any = None
+    norms: Any = None
+    microbatch_norms: Any = None
+    repeatable: Any = None
+    draws: Any = None
+    seeds: Any = None
+    gathered: Any = None
+
+
+_NOWHERE = StepContext()
+_of_thread = threading.local()
+
+
+def current() -> StepContext:
+    """Returns what holds in this thread."""
+    return getattr(_of_thread, "context", _NOWHERE)
+
+
+@contextlib.contextmanager
+def within(**changes: Any) -> Iterator[None]:
+    """Encloses a part of a step; ``changes`` are fields of ``StepContext``."""
+    before = current()
+    _of_thread.context = replace(before, **changes)
+    try:
+        yield
+    finally:
+        _of_thread.context = before

@@ -1,0 +1,292 @@
+"""The functions that Keras' loops call for each step, and what they read."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import OptionError
+from tfdist.keras.version import IS_KERAS_3
+
+#: Whether a model can be built by its first batch, within a strategy that has taken it before.
+CAN_BE_BUILT_LATE = not IS_KERAS_3
+
+
+def count_step(model: tf.keras.Model, kind: str) -> None:
+    """Counts a step as Keras' own do, for callbacks that ask; ``kind``: train, test or predict."""
+    getattr(model, f"_{kind}_counter").assign_add(1)
+
+
+def steps_per_execution(model: tf.keras.Model) -> int:
+    """Returns how many steps Keras' loop counts for one call of a step function."""
+    steps = model.steps_per_execution if IS_KERAS_3 else model._steps_per_execution
+    with tf.init_scope():  # Of several workers it is a variable that is no int.
+        return 1 if steps is None else int(tf.convert_to_tensor(steps))
+
+
+def check_executions(model: tf.keras.Model, steps: int) -> None:
+    """Raises:
+    OptionError: an execution of several steps would go on into the next epoch, as in Keras 3.
+    """
+    if IS_KERAS_3 and steps % model.steps_per_execution:
+        raise OptionError(
+            "steps_per_execution must divide the steps of an epoch with Keras 3, which would take "
+            "the rest from the next one",
+            received=f"steps_per_execution={model.steps_per_execution} and {steps} steps",
+            mend="Compile the model with another number",
+        )
+
+
+def forget_functions(model: tf.keras.Model) -> None:
+    """Has Keras trace the steps of ``model`` anew."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def forget_validation(model: tf.keras.Model) -> None:
+    """Has Keras begin the next validation anew: it keeps its data when one was broken off."""
+    model._eval_data_handler = None
+
+
+def follow_trainable(model: tf.keras.Model) -> None:
+    """Has the compiled ``model`` train what is trainable now, not what was when it was compiled."""
+    model._reset_compile_cache()
+
+
+def step_function(model: tf.keras.Model, kind: str) -> Callable[[Any], Any]:
+    """Returns the function of an iterator that takes a step; ``kind``: train or test.
+
+    Keras 3 returns none where it makes one.
+    """
+    return getattr(model, f"make_{kind}_function")() or getattr(model, f"{kind}_function")
+
+
+def reducing_nothing(
+    model: tf.keras.Model, strategy: tf.distribute.Strategy, own_rows: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Returns what keeps Keras' loops from reducing over workers what only this one needs.
+
+    Results of a step are those of this worker's first replica, and predictions those of its rows.
+    Keras 2 would add up the results of all workers; Keras 3 fails where it tries (keras#20585).
+
+    Args:
+        strategy: whose scope the model was made in.
+        own_rows: what ``strategy.run`` has returned -> the rows of this worker.
+    """
+    if not IS_KERAS_3:
+        return shown_once() | {"make_predict_function": _predictor_2(model, strategy, own_rows)}
+    return {
+        "make_train_function": _stepper_3(model, strategy, "train"),
+        "make_test_function": _stepper_3(model, strategy, "test"),
+        "make_predict_function": _predictor_3(model, strategy, own_rows),
+    }
+
+
+def _taken(model: Any, step: Callable[[Any], Any], iterator: Any) -> list[Any]:
+    """Takes the steps of an execution; the last execution may find fewer, but not none."""
+    found = [step(iterator)]
+    for _ in range(steps_per_execution(model) - 1):
+        try:
+            found.append(step(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    return found
+
+
+def _predictor_2(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
+    def make_predict_function(force: bool = False) -> Callable:
+        def predict(iterator: Any) -> Any:
+            def run(data: Any) -> Any:
+                outputs = model.predict_step(data)
+                count_step(model, "predict")
+                return outputs
+
+            outputs = strategy.run(run, args=(next(iterator),))
+            return tf.nest.map_structure(own_rows, outputs)
+
+        if model.predict_function is not None and not force:
+            return model.predict_function
+        one = tf.function(predict, reduce_retracing=True)
+
+        def predict_all(iterator: Any) -> Any:
+            found = _taken(model, one, iterator)
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
+
+        model.predict_function = predict_all
+        return predict_all
+
+    return make_predict_function
+
+
+def _stepper_3(model: Any, strategy: Any, kind: str) -> Callable:
+    def make_function(force: bool = False) -> Callable:
+        known = getattr(model, f"{kind}_function")
+        if known is not None and not force:
+            return known
+        step = getattr(model, f"{kind}_step")
+
+        def take(iterator: Any) -> Any:
+            outputs = strategy.run(step, args=(next(iterator),))
+            return tf.nest.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], outputs
+            )
+
+        take_one = take if model.run_eagerly else tf.function(take, reduce_retracing=True)
+
+        def take_all(iterator: Any) -> Any:
+            return _taken(model, take_one, iterator)[-1]
+
+        setattr(model, f"{kind}_function", take_all)
+        return take_all
+
+    return make_function
+
+
+def _predictor_3(model: Any, strategy: Any, own_rows: Callable[[Any], Any]) -> Callable:
+    def make_predict_function(force: bool = False) -> Callable:
+        if model.predict_function is not None and not force:
+            return model.predict_function
+
+        def predict(data: Any) -> Any:
+            outputs = strategy.run(model.predict_step, args=(data,))
+            return tf.nest.map_structure(own_rows, outputs)
+
+        one = predict if model.run_eagerly else tf.function(predict, reduce_retracing=True)
+
+        def predict_all(batches: list[Any]) -> Any:
+            found = [one(batch) for batch in batches]
+            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *found)
+
+        model.predict_function = predict_all
+        return predict_all
+
+    return make_predict_function
+
+
+def building_nothing_from_data() -> dict[str, Any]:
+    """Returns what keeps Keras 3 from reading a batch to build a model made in a strategy's scope.
+
+    It would take the rows of each replica for numbers to be averaged. All is built before.
+    """
+    if not IS_KERAS_3:
+        return {}
+    return {"_maybe_symbolic_build": lambda iterator=None, data_batch=None: None}
+
+
+def build_all(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> bool:
+    """Makes what Keras 3 makes in a first step, but slots: variables of losses and metrics.
+
+    It finds outputs and steps out by itself.
+
+    Args:
+        element_spec: of a batch, (x[, y[, sample_weight]]).
+
+    Returns:
+        Whether it has; not of Keras 2.
+    """
+    if not IS_KERAS_3:
+        return False
+    optimizer, model.optimizer = model.optimizer, None
+    try:
+        model._symbolic_build(data_batch=element_spec)
+    finally:
+        model.optimizer = optimizer
+    return True
+
+
+def reads_pass(number: Any, *, is_sized: bool) -> Any:
+    """Returns whether Keras reads the pass of that number over a dataset that it begins.
+
+    Keras 2 begins one before the first epoch, Keras 3 one after each.
+
+    Args:
+        is_sized: whether the dataset tells its steps, and the user does not.
+    """
+    if not IS_KERAS_3:
+        return number > 0
+    return number % 2 == 0 if is_sized else number >= 0
+
+
+@contextlib.contextmanager
+def told_steps(steps: int | None) -> Iterator[int | None]:
+    """Gives what a loop of Keras over distributed batches must be told; None is all of them."""
+    if IS_KERAS_3 or steps is not None:
+        yield steps
+        return
+    logger = tf.get_logger()
+    logger.addFilter(_is_not_of_endless_steps)
+    try:
+        yield -1
+    finally:
+        logger.removeFilter(_is_not_of_endless_steps)
+
+
+def _is_not_of_endless_steps(record: logging.LogRecord) -> bool:
+    return "will run indefinitely" not in record.getMessage()
+
+
+def repeatable(batches: Any, steps: int) -> Any:
+    """Returns ``batches`` such that Keras reads them once more in each validation of a fit.
+
+    Keras 3 goes on with what it had begun unless it knows the number of steps.
+    """
+    return Batches(batches, steps) if IS_KERAS_3 else batches
+
+
+class DistributedDataset(tf.distribute.DistributedDataset):
+    """Keras 3 knows what it takes as it is by the name of its class and of its module."""
+
+    __module__ = "tensorflow.python.distribute.input_lib"
+
+
+class Batches(DistributedDataset):
+    """Batches that Keras takes as they are, in a strategy's scope too.
+
+    Args:
+        batches: what gives them.
+        steps: how many there are; None does not tell.
+    """
+
+    def __init__(self, batches: Any, steps: int | None = None):
+        self._batches = batches
+        unknown = tf.data.experimental.UNKNOWN_CARDINALITY
+        self.cardinality = np.int64(unknown if steps is None else steps)
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._batches.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
+        return self._batches.reduce(initial_state, reduce_func)
+
+
+def steps_shown() -> tf.keras.callbacks.ProgbarLogger:
+    """Returns a bar that counts steps; that of Keras 3 counts nothing else."""
+    return tf.keras.callbacks.ProgbarLogger(*(() if IS_KERAS_3 else ("steps",)))
+
+
+def shown_once() -> dict[str, Any]:
+    """Returns what has Keras 2 show the first replica's results of a step, not the sum of all."""
+    return {} if IS_KERAS_3 else {"distribute_reduction_method": "first"}
+
+
+def on_results(shown: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns what has Keras' loops show ``shown`` of what a user's own step has returned."""
+    name = "_get_metrics_result_or_logs" if IS_KERAS_3 else "_validate_and_get_metrics_result"
+    return {name: shown}
+
+
+def resolve_xla(model: tf.keras.Model) -> None:
+    """Leaves ``jit_compile`` of ``model`` to what its user wishes.
+
+    Keras 3 chooses XLA by itself on a GPU, and remembers that as if it had been asked for.
+    """
+    if IS_KERAS_3 and model.jit_compile and model._resolve_auto_jit_compile():
+        model.jit_compile = False

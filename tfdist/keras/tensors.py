@@ -1,0 +1,79 @@
+"""Masks, variables, and what Keras casts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import keras_source
+from tfdist.keras.version import IS_KERAS_3
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:
+    """Returns the mask that Keras has attached to ``tensor``, None where there is none.
+
+    Keras reads it in the next layer, in losses and in metrics; its shape is [batch, ...].
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def masks_its_outputs(model: Any) -> bool:
+    """Whether an output of a model carries a mask; of a class of its own that is not known."""
+    symbols = tf.nest.flatten(getattr(model, "outputs", None) or [])
+    return any(mask_of(symbol) is not None for symbol in symbols)
+
+
+def with_mask(tensor: Any, mask: tf.Tensor | None) -> Any:
+    """Returns ``tensor``, to which ``mask`` is attached if there is one."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+def casts(variable: Any) -> bool:
+    """Whether mixed precision has wrapped ``variable`` into one that casts when it is read."""
+    return isinstance(variable, keras_source("mixed_precision.autocast_variable").AutoCastVariable)
+
+
+def uncast(variable: Any) -> tf.Variable:
+    """Returns the variable of TensorFlow, where mixed precision or Keras 3 has wrapped it.
+
+    A variable that replicas keep apart is not asked for what it has not: it would look at its value
+    for that, which all workers of multi_worker must read together.
+    """
+    variable = raw(variable)
+    return (
+        vars(variable).get("_variable", variable) if isinstance(variable, tf.Variable) else variable
+    )
+
+
+def raw(variable: Any) -> tf.Variable:
+    """Returns the variable of TensorFlow, which Keras 3 wraps into one of its own."""
+    is_wrapped = IS_KERAS_3 and isinstance(variable, tf.keras.Variable)
+    return variable.value if is_wrapped else variable
+
+
+def all_raw(variables: Iterable[Any]) -> list[tf.Variable]:
+    """Returns the variables of TensorFlow in ``variables``; see ``raw``."""
+    return [raw(variable) for variable in variables]
+
+
+def saved(part: Any) -> Any:
+    """Returns what a checkpoint keeps of a model or an optimizer.
+
+    In Keras 3 neither tells TensorFlow of variables that it keeps in lists, as Adam does its
+    slots. There all are named by their order.
+    """
+    if not IS_KERAS_3:
+        return part
+    of_metrics = {id(v) for metric in getattr(part, "metrics", []) for v in metric.variables}
+    return tf.train.Checkpoint(
+        kept=all_raw(variable for variable in part.variables if id(variable) not in of_metrics)
+    )
+
+
+def path_of(variable: Any) -> str:
+    """Returns the names of a variable and of the layers that it lies in: "dense/kernel"."""
+    return variable.path if IS_KERAS_3 else variable.name

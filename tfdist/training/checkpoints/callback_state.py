@@ -1,0 +1,94 @@
+"""What callbacks of Keras and tfdist remember, so that a resumed fit decides as an unbroken one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training.checkpoints.best_model import BestModel
+
+# Numbers, and lists of arrays. Callbacks of a user's own are not looked into.
+_REMEMBERED = {
+    tf.keras.callbacks.EarlyStopping: (
+        "wait",
+        "best",
+        "best_epoch",
+        "stopped_epoch",
+        "best_weights",
+    ),
+    tf.keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    tf.keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save"),
+    BestModel: ("best", "best_epoch"),
+}
+
+
+def written(callbacks: Sequence[Any]) -> bytes:
+    """Returns what ``callbacks`` remember, as the bytes of a NumPy archive."""
+    arrays = {}
+    for key, callback, attribute in _places(callbacks):
+        value = getattr(callback, attribute, None)
+        if isinstance(value, list):
+            arrays |= {f"{key}.{index}": array for index, array in enumerate(value)}
+        elif value is not None:
+            arrays[key] = np.asarray(value)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def restore(callbacks: Sequence[Any], state: bytes) -> None:
+    """Gives ``callbacks`` what those of the same classes, in the same order, remembered."""
+    with _opened(state) as archive:
+        arrays = dict(archive)
+    for key, callback, attribute in _places(callbacks):
+        if key in arrays:
+            setattr(callback, attribute, arrays[key].item())
+        elif f"{key}.0" in arrays:
+            parts = sum(name.startswith(f"{key}.") for name in arrays)
+            setattr(callback, attribute, [arrays[f"{key}.{part}"] for part in range(parts)])
+
+
+def leave_as_ended(callbacks: Sequence[Any], model: tf.keras.Model) -> None:
+    """Makes ``model`` what a fit that is over leaves, where nothing is left to train.
+
+    EarlyStopping puts the best weights back when a fit ends: after its last checkpoint.
+    """
+    for callback in callbacks:
+        if isinstance(callback, tf.keras.callbacks.EarlyStopping):
+            callback.set_model(model)
+            callback.on_train_end()
+
+
+def check(state: bytes) -> None:
+    """Raises whatever shows that ``state`` is not what ``written`` returned."""
+    if state:
+        with _opened(state) as archive:
+            for name in archive.files:
+                archive[name]
+
+
+def has_stopped(callbacks: Sequence[Any], state: bytes) -> bool:
+    """Whether one of ``callbacks`` ended the training that ``state`` is of."""
+    if not state:
+        return False
+    with _opened(state) as archive:  # Not all of it: it may hold weights.
+        return any(
+            attribute == "stopped_epoch" and key in archive and archive[key] > 0
+            for key, _, attribute in _places(callbacks)
+        )
+
+
+def _opened(state: bytes) -> Any:
+    return np.load(io.BytesIO(state), allow_pickle=False)
+
+
+def _places(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
+    """Gives (key, callback, attribute); the key counts the callbacks of a class."""
+    for kind, attributes in _REMEMBERED.items():
+        for number, callback in enumerate(c for c in callbacks if isinstance(c, kind)):
+            for attribute in attributes:
+                yield f"{kind.__name__}.{number}.{attribute}", callback, attribute

@@ -1,0 +1,210 @@
+"""BatchNormalization whose statistics cover the global batch, not one replica's share of it.
+
+The layer itself stays the user's own: only its ``call`` is replaced on the instance, so the model
+keeps its class, its weights and its file format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ModelError
+from tfdist.keras import step_context
+from tfdist.keras.layers import keeps_unbiased_variance, layers_in
+from tfdist.keras.tensors import all_raw
+from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.collective import Collective
+from tfdist.training.layers.batch_statistics import local_sums, move_statistics, normalized
+from tfdist.training.layers.gradients import with_gradient
+from tfdist.training.layers.replica_step import running_step
+
+
+@dataclass(frozen=True)
+class _Used:
+    """What a layer has normalized with: the moving mean of then, and the sums around it."""
+
+    name: str
+    center: tf.Tensor
+    total: tf.Tensor
+
+
+class _Pass:
+    """A forward pass of a train step.
+
+    Attributes:
+        is_real: bool [], False when the rows are padding.
+        name: of this pass; the same on all replicas.
+        kept: what the layers have used, in the order of their calls, if it is needed once more.
+        known: that, in a pass that repeats the first; else None.
+    """
+
+    def __init__(self, is_real: tf.Tensor, name: str, known: Iterator[Any] | None = None):
+        self.is_real, self.name, self.known = is_real, name, known
+        self.num_calls = 0
+        self.kept: list[_Used] | None = None
+
+
+def shared_step(*, is_real: tf.Tensor, microbatch: int = 0) -> contextlib.AbstractContextManager:
+    """Returns what encloses the forward pass of one microbatch on one replica.
+
+    Args:
+        is_real: bool [], False when the rows of this replica are padding, which the statistics
+            leave out.
+        microbatch: its number in the step.
+    """
+    return step_context.within(norms=_Pass(is_real, f"batch_norm.{microbatch}"))
+
+
+class Repeatable:
+    """A part of a forward pass that is computed once more, with the statistics of the first time.
+
+    They are then neither summed over replicas nor moved into the moving ones a second time.
+    """
+
+    def __init__(self) -> None:
+        self._first: _Pass | None = None
+        self._kept: list[_Used] = []
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        self._first = step_context.current().norms
+        if self._first is None:
+            yield
+            return
+        self._first.kept = self._kept
+        try:
+            yield
+        finally:
+            self._first.kept = None
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        if self._first is None:
+            yield
+            return
+        again = _Pass(self._first.is_real, self._first.name, iter(self._kept))
+        with step_context.within(norms=again):
+            yield
+
+
+def layers_of(model: tf.keras.Model) -> list[tf.keras.layers.BatchNormalization]:
+    """Returns the BatchNormalization layers of ``model``, those of nested models included."""
+    kind = tf.keras.layers.BatchNormalization
+    return [layer for layer in layers_in(model) if isinstance(layer, kind)]
+
+
+def put_on(binding: Binding, *, synchronized: bool) -> None:
+    """Makes every BatchNormalization layer of a model follow the shared train step.
+
+    Args:
+        synchronized: whether the statistics are those of the microbatches of all replicas
+            together. Otherwise each replica has its own; layers made with ``synchronized=True``
+            have those of all even then.
+    """
+    for layer in layers_of(binding.model):
+        if getattr(layer, "renorm", False):  # Of Keras 3.
+            raise ModelError(
+                "BatchNormalization must normalize with the statistics of the batch where that is "
+                "divided among replicas or microbatches",
+                received=f"layer '{layer.name}' with renorm=True",
+                mend="Leave renorm out, or use strategy 'single'",
+            )
+        shared = _Shared(layer, binding.collective, synchronized or _asks_for_all(layer))
+        binding.put(layer, "call", shared.as_method())
+
+
+def _asks_for_all(layer: tf.keras.layers.BatchNormalization) -> bool:
+    return bool(getattr(layer, "synchronized", False))
+
+
+def _ignores_masks(layer: tf.keras.layers.BatchNormalization) -> bool:
+    return keeps_unbiased_variance(layer)  # Both are ways of Keras' fused code.
+
+
+class _Shared:
+    """Replaces ``layer.call``: in a shared train step it reduces, anywhere else nothing changes."""
+
+    def __init__(
+        self,
+        layer: tf.keras.layers.BatchNormalization,
+        collective: Collective,
+        synchronized: bool,
+    ):
+        self._layer = layer
+        self._collective = collective
+        self._synchronized = synchronized
+        self._call_alone = layer.call
+
+    def as_method(self) -> Callable:
+        """Returns a method of the layer: Keras' writer of SavedModels traces nothing else."""
+
+        def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
+            if not self._layer.trainable:
+                training = False
+            if training is True and step_context.current().norms is not None:
+                if mask is not None and not _ignores_masks(self._layer):
+                    raise ModelError(
+                        "BatchNormalization must not follow a mask where a batch is divided among "
+                        "replicas or microbatches",
+                        received=f"layer '{self._layer.name}' with a mask",
+                        mend="Use LayerNormalization, or strategy 'single'",
+                    )
+                return self._train(inputs)
+            return self._call_alone(inputs, training=training, mask=mask)
+
+        return types.MethodType(call, self._layer)
+
+    def _train(self, inputs: tf.Tensor) -> tf.Tensor:
+        now, layer = step_context.current().norms, self._layer
+        used = None if now.known is None else next(now.known)
+        center = tf.identity(layer.moving_mean) if used is None else used.center
+        local = local_sums(layer, inputs, center, now.is_real)
+        if used is not None:
+            return normalized(layer, inputs, self._as_known(local, used), center)
+        name = f"{now.name}.{now.num_calls}"
+        now.num_calls += 1
+        # One reduction for all three: latency is what costs.
+        total = self._sum(local, name) if self._synchronized else local
+        if now.kept is not None:
+            now.kept.append(_Used(name, center, total))
+        output = normalized(layer, inputs, total, center)
+        move_statistics(layer, total)
+        return output
+
+    def _sum(self, local: tf.Tensor, name: str) -> tf.Tensor:
+        step = running_step()
+        return self._collective.sum(local, name) if step is None else step.sum(local, name)
+
+    def _as_known(self, local: tf.Tensor, used: _Used) -> tf.Tensor:
+        """Returns the total, differentiable as the sum of all replicas' ``local`` that it is."""
+
+        def back(gradient: tf.Tensor) -> tf.Tensor:
+            if not self._synchronized:
+                return gradient
+            return self._collective.sum(gradient, f"{used.name}.again")
+
+        return with_gradient(used.total, of=local, back=back)
+
+
+def average_statistics(model: tf.keras.Model, collective: Collective) -> None:
+    """Gives all replicas the mean of the moving statistics that each has moved by itself."""
+    moving = all_raw(
+        variable
+        for layer in layers_of(model)
+        if layer.trainable and not _asks_for_all(layer)
+        for variable in (layer.moving_mean, layer.moving_variance)
+    )
+    if not moving:
+        return
+    dtype = moving[0].dtype
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), dtype), [-1]) for v in moving]
+    mean = collective.sum(tf.concat(flat, 0), "batch_norm.moving") / collective.num_replicas
+    pieces = tf.split(mean, [v.shape.num_elements() for v in moving])
+    for variable, piece in zip(moving, pieces, strict=True):
+        variable.assign(tf.cast(tf.reshape(piece, variable.shape), variable.dtype))

@@ -1,0 +1,75 @@
+"""Losses that HuggingFace's models compute themselves: means over the positions with a label.
+
+Language models leave out positions whose label is -100, and a replica may have more of them than
+others. A step of one's own counts by rows; so such a loss is weighted to count by positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import keras
+from tfdist.training.engine.binding import Binding
+from tfdist.training.layers.replica_step import running_step
+
+#: The method that each of their models computes its loss with.
+_LOSS = "hf_compute_loss"
+#: Whether it is trained on, and not a loss that was compiled.
+_TRAINS_ON_IT = "_using_dummy_loss"
+#: The label of a position that no loss counts.
+_NO_LABEL = -100
+
+
+def share_loss(binding: Binding) -> None:
+    """Has the loss that a model of HuggingFace computes be that of the global batch."""
+    given = getattr(binding.model, _LOSS, None)
+    if given is None:
+        return
+
+    @functools.wraps(given)
+    def loss(labels: Any, *args: Any, **options: Any) -> Any:
+        if not getattr(binding.model, _TRAINS_ON_IT):
+            return given(labels, *args, **options)
+        _count_as_told(binding, keras.losses.loss_shown(binding.model))
+        return _by_positions(given(labels, *args, **options), labels)
+
+    binding.put(binding.model, _LOSS, tf.autograph.experimental.do_not_convert(loss))
+
+
+def _by_positions(loss: tf.Tensor, labels: Any) -> tf.Tensor:
+    """Returns the loss of a replica, which the step weighs by its rows, weighted by positions.
+
+    Args:
+        loss: a mean over the positions with a label, or one number for each of them.
+        labels: int [batch, positions]; others are of whole rows.
+    """
+    step = running_step()
+    if step is None or not tf.is_tensor(labels):
+        return loss
+    if not labels.dtype.is_integer or labels.shape.rank != 2:
+        return loss
+    own = tf.reduce_sum(tf.cast(labels != _NO_LABEL, loss.dtype))
+    own = tf.where(step.share[0] > 0, own, tf.zeros_like(own))  # Else it is a row of padding.
+    of_all = step.sum(own, step.name("positions"))
+    part = tf.cast(step.part, loss.dtype)
+    # Keras counts a batch once in what an epoch shows, or each of its positions.
+    step.loss_weight = part if loss.shape.num_elements() == 1 else part * of_all
+    return loss * tf.math.divide_no_nan(tf.math.divide_no_nan(own, of_all), part)
+
+
+def _count_as_told(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
+    """Has the metric of the loss count as the step says, which Keras does not ask."""
+    given = metric.update_state
+    if getattr(given, "counts_as_told", False):
+        return
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        step = running_step()
+        told = None if step is None else step.loss_weight
+        return given(values, sample_weight=sample_weight if told is None else told)
+
+    update_state.counts_as_told = update_state.counts_by_step = True  # See ``losses``.
+    binding.put(metric, "update_state", update_state)

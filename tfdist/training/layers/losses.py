@@ -1,0 +1,269 @@
+"""What a step owns of a loss.
+
+A replica, or a microbatch of one, computes the loss of its own rows as one device would: a mean
+over rows plus terms of weights. The step multiplies it by its rows over those of the global batch
+and adds up. The factors of a step add up to 1, so what depends on weights alone counts once, and
+the sum is the loss of one device. That holds for every loss of that form, a user's own
+``compute_loss`` included.
+
+Nobody else may scale. So Keras' own division by its count of replicas is undone where it happens
+(``AsOnOneDevice``, in Keras 3 ``keras.losses.ask_whether_undivided``), and a metric that is told
+one number a batch, as in ``compute_loss`` or ``add_metric``, counts it with the same factor
+(``counted_as``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import keras
+from tfdist.compat import is_keras
+from tfdist.errors import ModelError
+from tfdist.keras import step_context
+from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.collective import Collective
+
+_MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
+
+
+class AsOnOneDevice:
+    """The compiled loss of a model, which returns the mean over the rows that it is given.
+
+    Keras divides that by its count of replicas, so that sums over replicas are right; a loss that
+    ``compute_loss`` adds to it is not divided, and the two would not fit.
+    """
+
+    def __init__(self, whole: Any):
+        self.whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":  # A copy asks before it has one.
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        loss = self.whole(*args, **options)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return loss if loss is None or replicas == 1 else loss * replicas
+
+
+def as_on_one_device(binding: Binding) -> None:
+    """Lets losses and metrics of a model know what a step owns; once for each compilation."""
+    model = binding.model
+    for name, whole in keras.losses.divided_by_replicas(model).items():
+        if not isinstance(whole, AsOnOneDevice):
+            binding.put(model, name, AsOnOneDevice(whole))
+        # What layers add is told by itself where no loss is compiled.
+        _count_by_step(binding, keras.losses.loss_shown(model))
+    compiled = {id(metric) for metric in keras.losses.row_counters(model)}
+    for metric in model.metrics:
+        mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
+        is_told_numbers = (
+            isinstance(metric, mean) and type(metric).update_state is mean.update_state
+        )
+        if is_told_numbers and id(metric) not in compiled:
+            _count_by_step(binding, metric)
+    for metric in keras.losses.compiled_metrics(model):
+        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper) and not is_keras_own(metric):
+            _count_number_by_step(binding, metric)
+
+
+def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
+    given = metric.update_state
+    if getattr(given, "counts_by_step", False):
+        return
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        part = step_context.current().part
+        values = tf.convert_to_tensor(values)
+        if part is None or sample_weight is not None or values.shape.rank is None:
+            return given(values, sample_weight=sample_weight)
+        # One number is that of the rows; of several, those of a row of padding count nothing.
+        is_real = tf.cast(part > 0, values.dtype)
+        weight = part if values.shape.rank == 0 else tf.ones_like(values) * is_real
+        # Of no rows, a mean may be NaN.
+        return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
+
+    update_state.counts_by_step = True
+    binding.put(metric, "update_state", update_state)
+
+
+def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper) -> None:
+    """Has a user's function that returns one number a batch, as a mean, count it by its rows."""
+    given = metric.update_state
+    if getattr(given, "counts_by_step", False):
+        return
+
+    @tf.autograph.experimental.do_not_convert
+    def update_state(y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        part = step_context.current().part
+        if part is not None and sample_weight is None:
+            value = tf.convert_to_tensor(keras.losses.function_of(metric)(y, y_pred))
+            sample_weight = part if value.shape.rank == 0 else None
+        return given(y, y_pred, sample_weight=sample_weight)
+
+    update_state.counts_by_step = True
+    binding.put(metric, "update_state", update_state)
+
+
+def part_of(share: tf.Tensor) -> tf.Tensor:
+    """Returns the part of the global batch that a share is, float []."""
+    dtype = tf.as_dtype(tf.keras.backend.floatx())
+    return tf.cast(share[0], dtype) / tf.cast(share[1], dtype)
+
+
+def uncounted(collective: Collective) -> float:
+    """Returns what a replica's part of a loss or gradient is multiplied with for the engine's sum.
+
+    Keras adds up the gradients of the replicas that it counts; an engine takes the mean of those
+    that it does not.
+    """
+    return collective.num_replicas / tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
+    """Returns what encloses the work of one replica, whose losses are means of its own rows.
+
+    Metrics count one number of these rows as ``part``, float [].
+    """
+    keras.losses.ask_whether_undivided()
+    return step_context.within(part=part, is_undivided=True)
+
+
+def has_own_compute_loss(model: tf.keras.Model) -> bool:
+    return type(model).compute_loss is not tf.keras.Model.compute_loss
+
+
+def uses_compiled_loss(model: tf.keras.Model) -> bool:
+    """Whether ``compute_loss`` comes to the compiled loss, so that Keras shows that one as "loss".
+
+    It has to be known before the first step, which is to find all variables made.
+    """
+    if not has_own_compute_loss(model):
+        return True
+    return any(
+        "compiled_loss" in names or (function == "compute_loss" and function in names)
+        for function, names in own_functions(model, tf.keras.Model).items()
+    )
+
+
+def own_functions(instance: Any, base: type) -> dict[str, set[str]]:
+    """Returns the methods that the class of ``instance`` has beside ``base`` -> names they use."""
+    found: dict[str, set[str]] = {}
+    for kind in type(instance).__mro__:
+        if kind is base:
+            break
+        for name, member in vars(kind).items():
+            if isinstance(member, FunctionType):
+                found[name] = found.get(name, set()) | _names_in(member.__code__)
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(item) for item in code.co_consts if isinstance(item, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def is_sum(model: tf.keras.Model) -> bool:
+    """Whether the compiled losses are sums over rows (True) or means (False).
+
+    Raises:
+        ModelError: for a loss without reduction, for sums and means in one model, and for sums
+            beside a compute_loss of the user's own.
+    """
+    reductions = {
+        getattr(loss, "reduction", tf.keras.losses.Reduction.AUTO)
+        for loss in tf.nest.flatten(keras.losses.compiled_losses(model))
+        if loss is not None
+    }
+    kinds = {str(reduction) for reduction in reductions}
+    if tf.keras.losses.Reduction.NONE in kinds:
+        raise ModelError(
+            "a compiled loss must reduce over the rows of a batch",
+            received="a loss with reduction='none'",
+            mend="Compile with reduction='sum_over_batch_size' or 'sum'",
+        )
+    if _MEAN_OF_WEIGHTED in kinds:
+        raise ModelError(
+            "a compiled loss must be a mean over the rows of a batch, or a sum, to be divided",
+            received=f"a loss with reduction='{_MEAN_OF_WEIGHTED}'",
+            mend="Compile with reduction='sum_over_batch_size', or use strategy 'single'",
+        )
+    sums = tf.keras.losses.Reduction.SUM in kinds
+    if sums and len(kinds) > 1:
+        raise ModelError(
+            "the losses of one model must all be sums or all be means",
+            received=", ".join(sorted(kinds)),
+            mend="Compile all losses with the same reduction",
+        )
+    if sums and has_own_compute_loss(model):
+        raise ModelError(
+            "a compute_loss of your own must be a mean over rows, for the shares of a batch are "
+            "weighted by their rows",
+            received="a compiled loss with reduction='sum' beside it",
+            mend="Compile with reduction='sum_over_batch_size'",
+        )
+    return sums
+
+
+def weights_of_sum(sample_weight: Any, share: tf.Tensor) -> Any:
+    """Returns weights that turn the sum of a share into the mean share of the whole sum.
+
+    Sums and means then go the same way from here on, and Keras reports the loss of one device.
+    """
+    rows, of = tf.cast(share[0], tf.float32), tf.cast(share[1], tf.float32)
+    factor = tf.math.divide_no_nan(of, rows * keras.losses.loss_divisor())
+    if sample_weight is None:
+        return factor
+    return tf.nest.map_structure(
+        lambda weight: None if weight is None else tf.cast(weight, tf.float32) * factor,
+        sample_weight,
+    )
+
+
+def is_keras_own(loss: Any) -> bool:
+    """Whether a compiled loss is one of Keras' own: a name, a function or an object."""
+    loss = keras.losses.function_of(loss)
+    module = getattr(loss, "__module__", None) or type(loss).__module__
+    return isinstance(loss, str) or is_keras(module)
+
+
+def by_output(model: tf.keras.Model, y_pred: Any) -> list[Any]:
+    """Returns the compiled loss of each output, None where it has none, as tf.nest lays them flat.
+
+    Args:
+        y_pred: outputs, real or symbolic ones.
+    """
+    compiled, count = keras.losses.compiled_losses(model), len(tf.nest.flatten(y_pred))
+    if isinstance(compiled, Mapping):
+        return [compiled.get(name) for name in names_of_outputs(model, y_pred)]
+    if not isinstance(compiled, (list, tuple)):
+        return [compiled] * count
+    return [*compiled, *[None] * count][:count]
+
+
+def names_of_outputs(model: tf.keras.Model, y_pred: Any) -> list[str]:
+    """Returns what Keras calls the outputs, as tf.nest lays them flat."""
+    if isinstance(y_pred, Mapping):
+        return sorted(y_pred)
+    numbers = range(1, len(tf.nest.flatten(y_pred)) + 1)  # Of a class of its own, from 1 on.
+    return getattr(model, "output_names", None) or [f"output_{number}" for number in numbers]
+
+
+def ignored_class(loss: Any) -> int | None:
+    """Returns the class whose labels a loss of Keras' own leaves out of its mean."""
+    if not isinstance(loss, tf.keras.losses.Loss) or not is_keras_own(loss):
+        return None
+    return loss.get_config().get("ignore_class")
+
+
+def name_of(loss: Any) -> str:
+    """Returns what a user calls a compiled loss: a name, a function or an object."""
+    if isinstance(loss, str):
+        return loss
+    return getattr(loss, "__name__", None) or getattr(loss, "name", None) or type(loss).__name__

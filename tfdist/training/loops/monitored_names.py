@@ -1,0 +1,41 @@
+"""Whether the numbers are there that a training is to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import unknown_choice
+from tfdist.training.steps.custom_steps import own_steps
+
+
+class Watched(tf.keras.callbacks.Callback):
+    """Refuses a training whose watched numbers there are not, in its first step if possible.
+
+    Keras' own callbacks warn after each epoch, and never do what they are for.
+
+    Args:
+        monitors: option -> name of a number of an epoch.
+    """
+
+    def __init__(self, monitors: Mapping[str, str]):
+        super().__init__()
+        self._monitors = monitors
+        self._has_looked = False
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        # What a test step of the user's own returns is known after the first validation.
+        if self._has_looked or not isinstance(logs, Mapping) or own_steps(self.model):
+            return
+        self._has_looked = True
+        self._check([*logs, *(f"val_{name}" for name in logs), "learning_rate"])
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._check(list(logs or {}))
+
+    def _check(self, known: list[str]) -> None:
+        for option, monitor in self._monitors.items():
+            if monitor not in known:
+                raise unknown_choice(f"number that {option} watches", monitor, known)

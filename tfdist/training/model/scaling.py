@@ -1,0 +1,138 @@
+"""The learning rate of a larger global batch: scaled by the world size, with a warm-up.
+
+Off unless asked. Goyal et al. 2017, arXiv:1706.02677, section 2.2 (linear rule, gradual warm-up);
+Krizhevsky 2014, arXiv:1404.5997, section 5 (square root).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import wrapt
+
+from tfdist.errors import OptionError, unknown_choice
+from tfdist.keras.optimizers import given_learning_rate, rate_of_last_step
+
+RULES = ("linear", "sqrt")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A rule, made ready for one job.
+
+    Attributes:
+        rule: "linear", "sqrt" or None.
+        warmup_epochs: epochs in which the rate climbs from the unscaled to the scaled one.
+        num_replicas: what the rate is scaled by.
+    """
+
+    rule: str | None
+    warmup_epochs: float
+    num_replicas: int
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and self.rule not in RULES:
+            raise unknown_choice("lr_scaling", self.rule, RULES)
+        if not isinstance(self.warmup_epochs, (int, float)) or self.warmup_epochs < 0:
+            raise OptionError("warmup_epochs must be 0 or more", received=repr(self.warmup_epochs))
+
+    @property
+    def factor(self) -> float:
+        if self.rule is None:
+            return 1.0
+        return float(self.num_replicas if self.rule == "linear" else math.sqrt(self.num_replicas))
+
+    @property
+    def is_off(self) -> bool:
+        return self.rule is None and not self.warmup_epochs
+
+    def multiplier(self, step: Any, steps_per_epoch: int) -> Any:
+        """Returns what the user's rate is multiplied by at ``step`` (optimizer iterations).
+
+        Without a rule the warm-up climbs from ``1 / num_replicas`` of the rate to the whole of it.
+        """
+        start = 1.0 if self.rule else 1.0 / self.num_replicas
+        warmup_steps = self.warmup_epochs * steps_per_epoch
+        if not warmup_steps:
+            return self.factor
+        progress = tf.minimum(tf.cast(step, tf.float32) / warmup_steps, 1.0)
+        return start + (self.factor - start) * progress
+
+    def describe(self) -> str:
+        how = f"{self.rule} scaling x{self.factor:g}" if self.rule else "no scaling"
+        return f"learning rate: {how}, warm-up over {self.warmup_epochs:g} epochs"
+
+
+class _ScaledSchedule(wrapt.ObjectProxy):
+    """A user's schedule, multiplied. A proxy: it saves as the schedule it wraps."""
+
+    def __init__(self, schedule: Any, scaling: Scaling, steps_per_epoch: int):
+        super().__init__(schedule)
+        self._self_scaling = scaling
+        self._self_steps_per_epoch = steps_per_epoch
+
+    def __call__(self, step: Any) -> Any:
+        rate = self.__wrapped__(step)
+        return rate * self._self_scaling.multiplier(step, self._self_steps_per_epoch)
+
+
+class ScaleLearningRate(tf.keras.callbacks.Callback):
+    """Applies a ``Scaling`` to an optimizer. One object serves all fits of a model.
+
+    A schedule is wrapped. A fixed rate is set in each step of the warm-up and left alone after
+    it, so callbacks that set the rate still work, and so does a rate restored by a checkpoint.
+    """
+
+    def __init__(self, scaling: Scaling, optimizer: tf.keras.optimizers.Optimizer):
+        super().__init__()
+        self._scaling = scaling
+        self._steps_per_epoch = 0
+        self._is_climbing = False
+        self._read(optimizer)
+
+    def _read(self, optimizer: tf.keras.optimizers.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._schedule = _schedule_of(optimizer)
+        self._base_rate = None if self._schedule else float(_value(optimizer.learning_rate))
+
+    def prepare(self, optimizer: tf.keras.optimizers.Optimizer, steps_per_epoch: int) -> None:
+        """Must be called before the train step is traced."""
+        if optimizer is not self._optimizer:  # The model was compiled anew.
+            self._read(optimizer)
+        self._steps_per_epoch = steps_per_epoch
+        self._is_climbing = self._base_rate is not None
+        if self._schedule is not None:
+            optimizer.learning_rate = _ScaledSchedule(
+                self._schedule, self._scaling, steps_per_epoch
+            )
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if not self._is_climbing:  # Reading the step would hold up the device in each one.
+            return
+        optimizer = self.model.optimizer
+        step = int(_value(optimizer.iterations))
+        self._is_climbing = step <= self._scaling.warmup_epochs * self._steps_per_epoch
+        if self._is_climbing:
+            multiplier = float(self._scaling.multiplier(step, self._steps_per_epoch))
+            optimizer.learning_rate = self._base_rate * multiplier
+
+
+class EffectiveLearningRate(tf.keras.callbacks.Callback):
+    """Puts the rate of an epoch's last step into the history, as ``learning_rate``."""
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if logs is not None:
+            logs["learning_rate"] = float(_value(rate_of_last_step(self.model.optimizer)))
+
+
+def _schedule_of(optimizer: tf.keras.optimizers.Optimizer) -> Any | None:
+    rate = given_learning_rate(optimizer)
+    is_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+    return rate if is_schedule else None
+
+
+def _value(tensor: Any) -> Any:
+    return tensor.numpy() if hasattr(tensor, "numpy") else tensor

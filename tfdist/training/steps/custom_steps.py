@@ -1,0 +1,454 @@
+"""A model's own ``train_step``, ``test_step`` and ``predict_step`` on several replicas.
+
+Each replica runs the user's step on its rows, as one device would. What the step gives to an
+optimizer is weighted by the replica's part of the global batch and added up over the replicas:
+exact for every loss that is a mean over rows plus terms of weights, with any number of optimizers.
+Metrics are merged by their state, other numbers that the step returns by rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import keras
+from tfdist.errors import ModelError
+from tfdist.keras import step_context
+from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.failure_notices import ToldOnce
+from tfdist.training.engine.options import StepOptions
+from tfdist.training.layers import losses, randomness
+from tfdist.training.layers.average_loss import take_as_meant
+from tfdist.training.layers.batch_norm import average_statistics, shared_step
+from tfdist.training.layers.replica_step import RunningStep, running_step
+from tfdist.training.layers.shared_embedding_rows import added_up
+from tfdist.training.steps import layer_state
+
+STEPS = ("train_step", "test_step", "predict_step")
+_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+#: The method of an optimizer that all others come to.
+APPLY = keras.optimizers.APPLIES[-1]
+_NOW_AND_THEN = (
+    "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
+    "batch: those that it has kept of others count by the rows of the last one, so weights are not "
+    "one device's after a smaller last batch. Use Keras' own step and accumulate_steps"
+)
+
+
+def own_steps(model: tf.keras.Model) -> list[str]:
+    """Returns which of Keras' three steps the class of ``model`` has written anew."""
+    return [
+        step for step in STEPS if getattr(type(model), step) is not getattr(tf.keras.Model, step)
+    ]
+
+
+def can_be_called(model: tf.keras.Model) -> bool:
+    """Whether the class of ``model`` has a ``call``: one of submodels alone may have none."""
+    return type(model).call is not tf.keras.Model.call
+
+
+def can_evaluate(model: tf.keras.Model) -> bool:
+    """Whether ``model`` can be called, or has a test step of its own."""
+    return can_be_called(model) or "test_step" in own_steps(model)
+
+
+def optimizers_of(model: tf.keras.Model) -> list[Any]:
+    """Returns the optimizers of ``model``, in its attributes too, in an order of their own.
+
+    One that another wraps for its loss scale is not called by itself, and is none of them.
+    """
+    found = keras.optimizers.descendants_of(model)
+    optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
+    if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
+        optimizers.append(model.optimizer)
+    wrapped = [inner for one in optimizers if (inner := keras.optimizers.inner_of(one)) is not one]
+    return [one for one in optimizers if not any(one is inner for inner in wrapped)]
+
+
+class OwnSteps:
+    """Puts a user's own steps in the place of those that all data-parallel engines share."""
+
+    def __init__(self, binding: Binding, options: StepOptions, replica: Any):
+        self._binding = binding
+        self._model = binding.model
+        self._collective = binding.collective
+        self._results = binding.results
+        self._options = options
+        self._replica = replica
+        #: What a step returns -> the metric whose result that is, of the last step traced.
+        self._metric_of: dict[str, str] = {}
+        self._draws = ToldOnce()
+        self._numbers = ToldOnce()
+        take_as_meant()
+
+    def put_on(self) -> None:
+        """Puts them on the model, where its class has written a step anew."""
+        model = self._model
+        given = {
+            name: types.MethodType(getattr(type(model), name), model) for name in own_steps(model)
+        }
+        taken = self._taking(given, self._merged) if given else {}
+        if not given and type(model).compute_metrics is not tf.keras.Model.compute_metrics:
+            taken = keras.steps.shown_once() | keras.steps.on_results(self._merged)
+        for name, value in taken.items():
+            self._binding.put(model, name, value)
+
+    def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
+        """Returns what ``compute``, a compute_metrics of the user's own, does.
+
+        Which of its numbers are results of metrics is noted: those of all processes are shown.
+        """
+        for metric in _metrics(self._model):
+            _note_results(self._binding, metric)
+        running = RunningStep(self._collective, losses.part_of(share), share)
+        with step_context.within(own_step=running):
+            results = compute()
+        self._note(running, results)
+        return results
+
+    def taking(self, body: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns what has Keras' fit take a user's ``body`` of a loop for the train step.
+
+        Name of an attribute of the model -> what takes its place.
+        """
+        return self._taking({"train_step": body}, self._with_merged_metrics)
+
+    def _taking(
+        self, given: Mapping[str, Callable[[Any], Any]], shown: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        taken = {"train_step": self._train, "test_step": self._test, "predict_step": self._predict}
+        steps = {name: _of(taken[name], step) for name, step in given.items()}
+        return steps | keras.steps.shown_once() | keras.steps.on_results(shown)
+
+    # The three steps ----------------------------------------------------------------------------
+
+    def _train(self, step: Callable[[Any], Any], data: Any) -> Any:
+        batch, share = data
+        _refuse_unknown_optimizers()
+        randomness.draw_apart(self._collective.process)
+        for optimizer in optimizers_of(self._model):
+            _share_gradients(self._binding, optimizer)
+        with (
+            shared_step(is_real=share[0] > 0),
+            step_context.within(replica=self._replica),
+            self._told_of_draws(),
+        ):
+            results = self._counted(_meeting(step), batch, share, self._binding.moved)
+        if not self._options.sync_batch_norm:
+            average_statistics(self._model, self._collective)
+        return results
+
+    @contextlib.contextmanager
+    def _told_of_draws(self) -> Iterator[None]:
+        """Tells once what of the user's own draws random numbers in the step that is traced."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        before = 0 if graph is None else len(graph.get_operations())
+        yield
+        if graph is None or not (self._collective.num_replicas > 1 and self._collective.is_chief):
+            return
+        found = randomness.drawn_in(self._model, graph, graph.get_operations()[before:])
+        if found:
+            self._draws.failed(
+                f"{', '.join(found)} draws random numbers in a train_step of one's own: other ones "
+                "on each replica, so weights are not one device's"
+            )
+
+    def _test(self, step: Callable[[Any], Any], data: Any) -> Any:
+        return self._counted(step, *data)
+
+    def _predict(self, step: Callable[[Any], Any], data: Any) -> Any:
+        batch, share = data
+        return tf.nest.map_structure(lambda rows: rows[: share[0]], step(batch))
+
+    def _counted(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        share: tf.Tensor,
+        moved: Sequence[layer_state.Moved] = (),
+    ) -> Any:
+        """Runs a step whose metrics count the true rows alone; returns what it does.
+
+        Args:
+            moved: what its layers change.
+        """
+        model = self._model
+        losses.as_on_one_device(self._binding)
+        for metric in _metrics(model):
+            _note_results(self._binding, metric)
+        before = {v.ref(): tf.identity(v) for v in _states(model)}
+        running = RunningStep(self._collective, losses.part_of(share), share)
+        with (
+            losses.counted_as(running.part),
+            step_context.within(results_are_local=True, own_step=running),
+        ):
+            results = step(batch)
+        layer_state.merge(
+            moved, running.part, lambda own, name: running.sum(own, running.name(name))
+        )
+        for variable in _states(model):  # Rows of padding count nothing, whatever the metric.
+            known = before.get(variable.ref(), tf.zeros_like(variable))
+            variable.assign(tf.where(share[0] > 0, tf.convert_to_tensor(variable), known))
+        if not isinstance(results, dict):
+            return results
+        self._note(running, results)
+        self._tell_of_own(results)
+        return {name: self._of_all(running, name, value) for name, value in results.items()}
+
+    def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
+        self._metric_of |= {
+            name: running.results[id(value)]
+            for name, value in results.items()
+            if id(value) in running.results
+        }
+
+    def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
+        """Returns a number of this replica's rows as that of the global batch.
+
+        Integers are those of the first replica that has rows: all processes must see the same.
+
+        Raises:
+            ModelError: its shape is not known, as that of a number for each row.
+        """
+        value = keras.tensors.raw(value)
+        if name in self._metric_of or not tf.is_tensor(value) or isinstance(value, tf.Variable):
+            return value
+        if self._collective.num_processes > 1 and not value.shape.is_fully_defined():
+            raise ModelError(
+                "what a step of one's own returns must have one shape on all processes, which show "
+                "the same",
+                received=f"'{name}' {list(value.shape)}",
+                mend="Return a mean over the rows, or the result of a metric",
+            )
+        if _can_be_mean(value):
+            own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
+        elif value.dtype.is_integer:
+            # Known in the step alone: TensorFlow would compute an exchange of constants before it.
+            is_first = (running.rows_around()[0] == 0) & (running.share[0] > 0)
+            own = tf.where(is_first, value, tf.zeros_like(value))
+            own = tf.cast(own, tf.int64)  # Engines add up no smaller ones.
+        else:
+            return value
+        return tf.cast(running.sum(own, running.name(name)), value.dtype)
+
+    def _tell_of_own(self, results: dict[str, Any]) -> None:
+        """Tells once of what a step returns that stays each replica's own."""
+        if self._collective.num_replicas == 1 or not self._collective.is_chief:
+            return
+        own = [
+            f"'{name}' ({value.dtype.name} {list(value.shape)})"
+            for name, value in zip(results, keras.tensors.all_raw(results.values()), strict=True)
+            if tf.is_tensor(value)
+            and not isinstance(value, tf.Variable)  # As a count of steps.
+            and name not in self._metric_of
+            and not _can_be_mean(value)
+        ]
+        if own:
+            self._numbers.failed(
+                f"{', '.join(own)} of a step of one's own is shown as the first replica has it, of "
+                "its rows alone. Return a float that is a mean over rows, or the result of a metric"
+            )
+
+    def _merged(self, logs: Any) -> Any:
+        """Returns what a loop shows: results of metrics are those of all processes.
+
+        All are, as Keras has it, where the names are those of the model's metrics.
+        """
+        merged = self._results()
+        is_of_metrics = isinstance(logs, dict) and set(logs) == set(merged)
+        return merged if is_of_metrics else self._with_merged_metrics(logs, merged)
+
+    def _with_merged_metrics(self, logs: Any, merged: Mapping[str, Any] | None = None) -> Any:
+        if not isinstance(logs, dict):
+            return logs
+        merged = self._results() if merged is None else merged
+        return {
+            name: merged.get(self._metric_of[name], value) if name in self._metric_of else value
+            for name, value in logs.items()
+        }
+
+
+def _can_be_mean(value: Any) -> bool:
+    """Whether numbers of replicas can be those of the global batch, by their parts."""
+    return tf.is_tensor(value) and value.shape.is_fully_defined() and value.dtype.is_floating
+
+
+def _meeting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns ``step``, whose replicas must meet outside of branches and functions.
+
+    Raises:
+        ModelError: when it is traced: they would meet within one.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def met(batch: Any) -> Any:
+        try:
+            return step(batch)
+        except RuntimeError as error:
+            if "`merge_call` called while defining a new graph" not in str(error):
+                raise
+            raise ModelError(
+                "a step of one's own must give gradients to its optimizer outside of tf.cond, "
+                "loops and tf.function, for that is where replicas meet",
+                received="apply_gradients within one of these",
+                mend="Give those of its batch in each step; to add up several batches, use Keras' "
+                "own step and accumulate_steps",
+            ) from error
+
+    return met
+
+
+def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def step(data: Any) -> Any:
+        return taken(given, data)
+
+    return step
+
+
+def _metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the metrics of ``model``, those too that Keras lists when they have been called."""
+    found = [*model.metrics, *keras.losses.unlisted_metrics(model)]
+    return list({id(metric): metric for metric in found}.values())
+
+
+def _states(model: tf.keras.Model) -> list[tf.Variable]:
+    return keras.tensors.all_raw(v for metric in _metrics(model) for v in metric.variables)
+
+
+# What a user's step calls ------------------------------------------------------------------------
+
+
+def _share_gradients(binding: Binding, optimizer: Any) -> None:
+    """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
+    given = getattr(optimizer, APPLY)
+    if getattr(given, "adds_up", False):
+        return
+
+    def shared(*args: Any, **options: Any) -> Any:
+        step = running_step()
+        if step is None:
+            return given(*args, **options)
+        gradients, variables = keras.optimizers.applied(optimizer, args, options)
+        gradients = added_up(gradients, variables, binding.alike_look_ups)
+        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+        # After it: where replicas must meet outside of branches, it has been refused by now.
+        if binding.collective.num_replicas > 1 and _is_in_branch() and binding.collective.is_chief:
+            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
+        return None
+
+    binding.put(optimizer, APPLY, _marked(shared, "adds_up"))
+
+
+def _is_in_branch() -> bool:
+    """Whether what is traced runs in some steps alone."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and type(graph).__name__ != "CondBranchFuncGraph":
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _refuse_unknown_optimizers() -> None:
+    """Has all other optimizers refuse to be called in a user's step; once for each process."""
+    for kind in _OPTIMIZERS:
+        given = getattr(kind, APPLY, None)
+        if given is not None and not hasattr(given, "refuses"):
+            setattr(kind, APPLY, _marked(_refusing(given), "refuses"))
+
+
+def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(optimizer: Any, *args: Any, **options: Any) -> Any:
+        if running_step() is None:
+            return given(optimizer, *args, **options)
+        raise ModelError(
+            "an optimizer that a step of one's own calls must be an attribute of the model, to be "
+            "shared by the replicas and kept in checkpoints",
+            received=f"the optimizer {type(optimizer).__name__} from elsewhere",
+            mend="Write self.optimizer = ... (or another name) in the model's __init__ or compile",
+        )
+
+    return functools.wraps(given)(apply)
+
+
+def _marked(function: Callable[..., Any], mark: str) -> Callable[..., Any]:
+    """Returns what takes the place of a method, and autograph leaves as it is."""
+    function = tf.autograph.experimental.do_not_convert(function)
+    setattr(function, mark, True)
+    return function
+
+
+def _weighted(gradient: Any, step: RunningStep) -> Any:
+    """Returns a gradient as this replica's part of that of the global batch."""
+    if gradient is None:
+        return None
+    factor = step.part * losses.uncounted(step.collective)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.math.multiply_no_nan(gradient.values, tf.cast(factor, gradient.dtype))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = tf.convert_to_tensor(gradient)
+    return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
+
+def _note_results(binding: Binding, metric: Any) -> None:
+    """Has a user's step know which of the numbers that it returns are results of metrics."""
+    given = metric.result
+    if getattr(given, "notes", False):
+        return
+
+    def result(*args: Any, **options: Any) -> Any:
+        value = given(*args, **options)
+        step = running_step()
+        if step is not None and tf.is_tensor(value):
+            step.results[id(value)] = metric.name
+            step.kept.append(value)
+        return value
+
+    binding.put(metric, "result", _marked(result, "notes"))
+
+
+# What it cannot be -------------------------------------------------------------------------------
+
+
+def check(
+    model: tf.keras.Model,
+    strategy: str,
+    options: StepOptions,
+    own: Sequence[str] | None = None,
+) -> None:
+    """Refuses what is not exact with a step of the user's own.
+
+    Args:
+        own: which are; None tells it from the model's class.
+
+    Raises:
+        ModelError: its loss is scaled, or is a sum; or the strategy would divide the step itself.
+    """
+    own = own_steps(model) if own is None else own
+    if not own:
+        return
+    found, mend = None, ""
+    if options.changes_the_step or options.shards:
+        found = f"accumulate_steps, recompute, shard or offload, and a {own[0]} of its own"
+        mend = "Leave the option out, or move the custom part into compute_loss or a loss"
+    elif any(
+        keras.optimizers.inner_of(optimizer) is not optimizer for optimizer in optimizers_of(model)
+    ):
+        found = f"an optimizer with a loss scale, and a {own[0]} of its own"
+        mend = "Use float32, or mixed_bfloat16, which needs no scale"
+    elif not keras.optimizers.CAN_BE_SEVERAL and len(optimizers_of(model)) > 1:
+        found = f"{len(optimizers_of(model))} optimizers, of Keras 3"
+        mend = "Set TF_USE_LEGACY_KERAS=1, where they can be several"
+    elif losses.is_sum(model):
+        found = f"a loss that is a sum over rows, and a {own[0]} of its own"
+        mend = "Compile the model with a loss that is a mean"
+    if found is not None:
+        raise ModelError(
+            f"a step that strategy '{strategy}' runs on each replica must be whole, in plain "
+            "precision, and of means over rows, for the replicas' parts to add up",
+            received=f"model '{model.name}' with {found}",
+            mend=mend,
+        )

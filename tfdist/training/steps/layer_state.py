@@ -1,0 +1,201 @@
+"""What a user's own layers keep from step to step beside their weights, as a running mean.
+
+Each replica moves it by its own rows. A state that is a mean over rows is made that of the global
+batch after each step: the replicas' states, each by its rows. Which states are such is tried on a
+few made-up rows before the first step, as in ``row_probe``. BatchNormalization is Keras' own, and
+has its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import VARIABLE
+from tfdist.errors import ModelError
+from tfdist.keras.layers import CAN_SAY_AGGREGATION, layers_in
+from tfdist.keras.tensors import raw
+from tfdist.training.engine.metrics import state_of
+from tfdist.training.steps.row_probe_layers import Walk, own_layers
+
+# Of the largest change. Another order of summation is 1e-6 of it.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A variable of a layer that a step of training moves.
+
+    Attributes:
+        layer: the name of the layer.
+        variable: what it moves.
+        is_alike: whether all rows move it alike, as a count of steps.
+        is_mean: whether a batch moves it by the mean of what its parts would, each by its rows.
+    """
+
+    layer: str
+    variable: tf.Variable
+    is_alike: bool
+    is_mean: bool
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the variable is one of TensorFlow's strategies, which writes it on replicas."""
+        return isinstance(self.variable, tf.distribute.DistributedValues)
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the replicas' states become one state after each step."""
+        if self.is_alike or not self.variable.dtype.is_floating:
+            return False
+        kinds = tf.VariableAggregation
+        is_local = self.variable.synchronization == tf.VariableSynchronization.ON_READ
+        is_one = self.variable.aggregation in (kinds.MEAN, kinds.ONLY_FIRST_REPLICA)
+        return not self.is_distributed or (is_local and is_one)
+
+    def beside(self, other: Moved) -> Moved:
+        """Returns what holds on the rows of both: ``other`` is the same variable on other rows."""
+        return replace(
+            self,
+            is_alike=self.is_alike and other.is_alike,
+            is_mean=self.is_mean and other.is_mean,
+        )
+
+    def __str__(self) -> str:
+        name = self.variable.name.split(":")[0].rpartition("/")[2]
+        return f"'{name}' of layer '{self.layer}'"
+
+
+def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
+    """Returns what the user's own layers in ``model`` move; its state stays as it is.
+
+    Args:
+        x: a batch as the model takes it, tensors [rows, ...].
+        parts: of its rows, each row in one of them.
+    """
+    owned = _owned(model)
+    if not any(owned.values()):
+        return []
+    walk = Walk(model, [layer for layer in own_layers(model) if owned[id(layer)]])
+
+    def after(rows: slice) -> dict[Any, np.ndarray]:
+        seen: dict[Any, np.ndarray] = {}
+
+        def look(layer: Any, call: int, outputs: Any) -> Any:
+            for variable in owned.get(id(layer), ()):
+                seen[variable.ref()] = variable.numpy()
+            return outputs
+
+        walk.run(tf.nest.map_structure(lambda tensor: tensor[rows], x), look)
+        return seen
+
+    before = {v.ref(): v.numpy() for variables in owned.values() for v in variables}
+    whole, again = after(slice(None)), after(slice(None))
+    of_parts = [after(part) for part in parts]
+    sizes = [part.indices(len(tf.nest.flatten(x)[0])) for part in parts]
+    rows = [stop - start for start, stop, _ in sizes]
+    moved = []
+    for layer in own_layers(model):
+        for variable in owned[id(layer)]:
+            ref = variable.ref()
+            if ref not in whole or np.array_equal(whole[ref], before[ref]):
+                continue
+            draws = not np.array_equal(whole[ref], again[ref])
+            each = [part[ref] - before[ref] for part in of_parts]
+            change = whole[ref] - before[ref]
+            is_alike = not draws and all(_equal(one, change) for one in each)
+            is_mean = draws or _equal(np.average(each, axis=0, weights=rows), change)
+            is_mean = is_mean and variable.dtype.is_floating
+            moved.append(Moved(layer.name, variable, is_alike, is_mean))
+    return moved
+
+
+def _owned(model: tf.keras.Model) -> dict[int, list[tf.Variable]]:
+    """Returns the variables that each of the user's own layers has for itself, and does not train.
+
+    By the id of the layer. Not those of metrics, which are merged as such.
+    """
+    of_metrics = {variable.ref() for variable in state_of(model)}
+    owned = {}
+    for layer in own_layers(model):
+        inner = {id(v) for each in layers_in(layer)[1:] for v in each.weights}
+        variables = [raw(v) for v in layer.non_trainable_weights if id(v) not in inner]
+        owned[id(layer)] = [
+            v for v in variables if isinstance(v, tf.Variable) and v.ref() not in of_metrics
+        ]
+    return owned
+
+
+def _equal(one: Any, other: Any) -> bool:
+    largest = np.max(np.abs(other), initial=1e-6)
+    return bool(np.max(np.abs(np.subtract(one, other)), initial=0.0) <= _TOLERANCE * largest)
+
+
+def explained(moved: Sequence[Moved], *, by_microbatch: bool = False) -> list[str]:
+    """Returns a clause for each state that is not that of one device.
+
+    Args:
+        by_microbatch: whether a step calls the layers once for each of several microbatches.
+    """
+    if by_microbatch:
+        return [f"{each} is changed by each microbatch, not once a step" for each in moved]
+    return [
+        f"{each} is changed in a step by no mean over the rows of a batch, which are divided here, "
+        "so it is not that of one device"
+        for each in moved
+        if not each.is_alike and not each.is_mean
+    ]
+
+
+def refuse_without_way(moved: Sequence[Moved]) -> None:
+    """Raises:
+    ModelError: replicas of one of TensorFlow's strategies would not change a variable as one device
+        does, though they could.
+    """
+    kinds = tf.VariableAggregation
+    for each in moved:
+        given = each.variable.aggregation
+        if not each.is_distributed or each.is_merged:
+            continue
+        if each.is_alike and given in (kinds.MEAN, kinds.ONLY_FIRST_REPLICA):
+            continue
+        if not each.is_alike and not each.is_mean and given != kinds.NONE:
+            continue  # Of which a warning tells.
+        way = "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA"
+        if not each.is_alike:
+            way = (
+                "synchronization=tf.VariableSynchronization.ON_READ, "
+                "aggregation=tf.VariableAggregation.MEAN, as Keras' BatchNormalization does"
+            )
+        raise ModelError(
+            "a variable that a layer changes in a step must say how replicas share it",
+            received=f"{each} with aggregation={given.name}",
+            mend=f"Make it with {way}"
+            if CAN_SAY_AGGREGATION
+            else f"Set {VARIABLE}=1, or use strategy 'horovod'",
+        )
+
+
+def merge(
+    moved: Sequence[Moved], part: tf.Tensor, summed: Callable[[tf.Tensor, str], tf.Tensor]
+) -> None:
+    """Makes means over the rows of one replica those over the global batch; called on each.
+
+    Args:
+        part: of the global batch that the replica has, float [].
+        summed: adds up a tensor over the replicas; given a name, too.
+    """
+    variables = [each.variable for each in moved if each.is_merged]
+    for dtype in dict.fromkeys(variable.dtype for variable in variables):
+        alike = [variable for variable in variables if variable.dtype == dtype]
+        flat = [tf.reshape(tf.convert_to_tensor(variable), [-1]) for variable in alike]
+        # Of padding there may be anything, which counts nothing.
+        own = tf.math.multiply_no_nan(tf.concat(flat, 0), tf.cast(part, dtype))
+        total = summed(own, f"moved.{dtype.name}")
+        pieces = tf.split(total, [variable.shape.num_elements() for variable in alike])
+        for variable, piece in zip(alike, pieces, strict=True):
+            variable.assign(tf.reshape(piece, variable.shape))

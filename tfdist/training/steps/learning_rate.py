@@ -1,0 +1,46 @@
+"""Another learning rate than the one that a model was compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import OptionError
+from tfdist.keras.optimizers import given_learning_rate, inner_of
+from tfdist.training.steps.custom_steps import optimizers_of
+
+_SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
+
+
+def with_learning_rate(model_fn: Callable[[], Any], rate: float) -> Callable[[], Any]:
+    """Returns a function that returns the same model with another learning rate.
+
+    Raises, when it is called:
+        OptionError: the model's rate is a schedule, or it has several optimizers.
+    """
+
+    if not callable(model_fn):
+        return model_fn  # The strategy says what is wrong with it.
+
+    def made() -> Any:
+        model = model_fn()
+        if getattr(model, "optimizer", None) is None:
+            return model
+        found = None
+        if len(optimizers_of(model)) > 1:
+            found = f"model '{model.name}' with {len(optimizers_of(model))} optimizers"
+        elif isinstance(given_learning_rate(model.optimizer), _SCHEDULE):
+            found = f"model '{model.name}' with a schedule"
+        if found is not None:
+            raise OptionError(
+                "lr must be that of a model with one optimizer and a fixed learning rate",
+                received=found,
+                mend="Leave lr out, and choose the rate in the function of the model",
+            )
+        inner_of(model.optimizer).learning_rate = rate
+        return model
+
+    made.__name__ = getattr(model_fn, "__name__", "model_fn")
+    return made

@@ -1,0 +1,300 @@
+"""What sees the rows of a batch together, so that parts of it give other numbers.
+
+A contrastive loss compares rows with each other, and a sum over rows is no mean: on parts of a
+batch neither is that of one device. It is tried before the first step, on a few of the user's own
+rows where they can be had, and on made-up ones: what all of them give must be the mean of what
+their two parts give, each by its rows. Losses, metrics, layers and what they add are tried one by
+one, so that they can be named, and then the whole model. What cannot be tried is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat import is_keras
+from tfdist.keras.layers import layers_in
+from tfdist.keras.losses import (
+    compiled_losses,
+    compiled_metrics,
+    compute_loss,
+    function_of,
+    metrics_by_output,
+)
+from tfdist.training.layers import eager_variables, shared_embedding_rows
+from tfdist.training.layers.losses import (
+    has_own_compute_loss,
+    is_keras_own,
+    name_of,
+    own_functions,
+)
+from tfdist.training.steps import layer_state, row_probe_layers, row_probe_steps
+from tfdist.training.steps.row_probe_model import (
+    clauses_of,
+    looks_at_rows,
+    no_mean,
+    updates_replaced,
+    without_metrics,
+)
+from tfdist.training.steps.row_probe_rows import (
+    DRAWS,
+    OTHER_ROWS,
+    SLICES,
+    TOLERANCE,
+    couples,
+    differ,
+    made_up,
+    parts_of,
+    tried,
+    with_outputs,
+)
+
+
+def coupled(
+    model: tf.keras.Model, element_spec: tuple[Any, ...], rows: tuple[Any, ...] | None = None
+) -> list[str]:
+    """Returns the losses and metrics of ``model`` that look at several rows, as a user knows them.
+
+    Args:
+        model: compiled; its state stays as it is.
+        element_spec: of a batch, (x[, y[, sample_weight]]).
+        rows: ROWS of the user's own in the same structure, where they can be had.
+    """
+    found = []
+    if len(element_spec) > 1:
+        # What has a step of its own, and no graph, is not called: nothing would be tried of it.
+        is_tried = getattr(model, "output", None) is not None
+        is_tried = is_tried or eager_variables.steps_are_keras_own(model)
+        given = with_outputs(model, rows) if is_tried else None
+        with contextlib.suppress(Exception):  # Whatever a user's function does with such rows.
+            for x, y, y_pred in tried(model.output, element_spec, given):
+                with contextlib.suppress(Exception):
+                    found += _losses(model, x, y, y_pred)
+        with contextlib.suppress(Exception):
+            outputs = _outputs_measured(model, element_spec)
+            for _, y, y_pred in tried(outputs, element_spec, given):
+                with contextlib.suppress(Exception):
+                    found += _metrics(model, y, y_pred)
+    with contextlib.suppress(Exception):
+        found += _added(model, element_spec)
+    return list(dict.fromkeys(found))
+
+
+def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns the names of the user's own layers in ``model`` that look at several rows."""
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        x = made_up(element_spec[0])
+        found = row_probe_layers.parted(model, x, SLICES, row_probe_layers.own_layers(model))
+        return [layer.name for layer in found]
+    return []
+
+
+def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause where a train_step of the user's own couples rows.
+
+    Args:
+        model: as of ``coupled``, but that its metrics move: the step runs.
+    """
+    with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
+        if row_probe_steps.parted(model, made_up(element_spec), SLICES):
+            return [no_mean("the gradient of train_step")]
+    return []
+
+
+def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
+    """Returns what the user's own layers in ``model`` change in a step beside their weights."""
+    found: dict[Any, layer_state.Moved] = {}
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        for seed in range(DRAWS):  # Of some, parts may move a state alike by chance.
+            for moved in layer_state.found(model, made_up(element_spec[0], seed=seed), SLICES):
+                ref = moved.variable.ref()
+                found[ref] = moved.beside(found.get(ref, moved))
+    return list(found.values())
+
+
+def looked_up_alike(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> frozenset[Any]:
+    """Returns references of tables that all rows look up alike: see ``shared_embedding_rows``."""
+    with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
+        return shared_embedding_rows.found(model, made_up(element_spec[0]), SLICES)
+    return frozenset()
+
+
+def explained(
+    model: tf.keras.Model,
+    element_spec: tuple[Any, ...],
+    rows: tuple[Any, ...] | None = None,
+    *,
+    gradients: bool = True,
+) -> list[str]:
+    """Returns a clause for each thing of ``model`` that couples rows.
+
+    Args:
+        model, element_spec, rows: of ``coupled``.
+        gradients: whether to look at those of the whole model, for which activations are kept.
+    """
+    found = [no_mean(name) for name in coupled(model, element_spec, rows)]
+    untried = _untried(model)
+    found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
+    x, y = made_up(element_spec[0]), made_up(element_spec[1:2], seed=OTHER_ROWS)
+    for batch in (rows, (x, *y)):
+        if batch is not None and not found:
+            with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
+                found = clauses_of(model, *batch, gradients=gradients)
+    return [*found, *untried]
+
+
+# What is tried -----------------------------------------------------------------------------------
+
+
+def _losses(model: tf.keras.Model, x: Any, y: Any, y_pred: Any) -> list[str]:
+    if has_own_compute_loss(model):
+        with without_metrics(model):
+            is_coupled = couples(
+                lambda *part: compute_loss(model, *part, None, training=True), x, y, y_pred
+            )
+        return ["the loss of compute_loss"] if is_coupled else []
+    return [
+        f"loss '{name_of(loss)}'"
+        for loss, truth, prediction in _pairs(model, y, y_pred)
+        if not is_keras_own(loss) and couples(getattr(loss, "call", loss), truth, prediction)
+    ]
+
+
+def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> Any:
+    """Returns outputs of ``model``, symbolic ones too, whose compiled metrics are made by now.
+
+    None for a class of the user's own with steps of its own, which may show other metrics, and must
+    find none that it has not made.
+    """
+    eager_variables.make_known_metrics(model, element_spec)
+    symbolic = getattr(model, "output", None)
+    if symbolic is not None or not eager_variables.steps_are_keras_own(model):
+        return symbolic
+    outputs = model(made_up(element_spec[0]), training=False)
+    with model.distribute_strategy.scope():
+        eager_variables.make_metrics(model, outputs, element_spec[1])
+    return outputs
+
+
+def _metrics(model: tf.keras.Model, y: Any, y_pred: Any) -> list[str]:
+    by_output = metrics_by_output(model)
+    if not by_output and len(tf.nest.flatten(y_pred)) == 1:
+        by_output = [compiled_metrics(model)]
+    each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
+    return [
+        f"metric '{metric.name}'"
+        for metrics, truth, prediction in each
+        for metric in metrics
+        if metric is not None and not is_keras_own(metric) and _is_no_sum(metric, truth, prediction)
+    ]
+
+
+def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
+    """Whether what replicas have counted, added up, is not what one device has counted."""
+    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+        return couples(function_of(metric), truth, prediction)
+    fresh = _another(metric)
+
+    def count(y: Any, y_pred: Any) -> list[np.ndarray]:
+        fresh.reset_state()
+        fresh.update_state(y, y_pred)
+        return [np.array(variable) for variable in fresh.variables]
+
+    whole, *parts = (count(*part) for part in parts_of(truth, prediction))
+    again = count(truth, prediction)
+    expected = np.array(fresh.result())
+    if any(not np.array_equal(*pair) for pair in zip(whole, again, strict=True)):
+        return False  # It draws random numbers.
+    for variable, *of_parts in zip(fresh.variables, *parts, strict=True):
+        variable.assign(sum(of_parts))
+    return not np.allclose(np.array(fresh.result()), expected, rtol=TOLERANCE, equal_nan=True)
+
+
+def _untried(model: tf.keras.Model) -> list[str]:
+    """Returns a clause for each compiled metric of the user's own that is not tried."""
+    found, metrics = [], []
+    with contextlib.suppress(AttributeError):  # Of a model that is not compiled.
+        metrics = compiled_metrics(model)
+    for metric in metrics:
+        if not is_keras_own(metric) and not isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+            try:
+                _another(metric)
+            except Exception as error:  # Whatever a user's class does.
+                found.append(
+                    f"metric '{metric.name}' is not tried on rows, as its get_config does not make "
+                    f"another one ({type(error).__name__}): what replicas count in its state is "
+                    "added up"
+                )
+    return found
+
+
+def _another(metric: Any) -> Any:
+    """Returns a metric like ``metric``, which need not take all that Keras' own config has."""
+    kind, config = type(metric), metric.get_config()
+    with contextlib.suppress(TypeError):
+        return kind.from_config(config)
+    known = vars(metric) | config
+    parameters = inspect.signature(kind).parameters
+    return kind(**{name: known[name] for name in parameters if name in known})
+
+
+def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields each compiled loss with its labels and outputs."""
+    outputs = dict(zip(model.output_names, tf.nest.flatten(y_pred), strict=True))
+    if isinstance(y_pred, Mapping):
+        outputs = dict(y_pred)
+    if isinstance(y, Mapping):
+        labels = dict(y)
+    else:
+        labels = dict(zip(outputs, tf.nest.flatten(y), strict=False))
+    compiled = compiled_losses(model)
+    if not isinstance(compiled, Mapping):
+        each = compiled if isinstance(compiled, (list, tuple)) else [compiled] * len(outputs)
+        compiled = dict(zip(outputs, each, strict=False))
+    for name, loss in compiled.items():
+        if loss is not None and name in labels:
+            yield loss, labels[name], outputs[name]
+
+
+def _added(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns what layers add by ``add_loss`` and ``add_metric``."""
+    adding = [layer for layer in layers_in(model) if _adds(layer)]
+    if not adding:
+        return []
+    x = made_up(element_spec[0])
+    metrics = {id(m): m for layer in adding for m in layer.metrics}.values()
+    told: dict[str, Any] = {}
+
+    def run(*part: Any) -> dict[str, Any]:
+        told.clear()
+        model(part[0], training=False)
+        for layer in adding:
+            if layer.losses:
+                told[f"add_loss of layer '{layer.name}'"] = tf.add_n(layer.losses)
+        return dict(told)
+
+    def tell(metric: Any) -> Callable[..., None]:
+        def update_state(values: Any, *_: Any, **__: Any) -> None:
+            told[f"metric '{metric.name}'"] = values
+
+        return update_state
+
+    with updates_replaced(metrics, tell):
+        parts = [run(*part) for part in parts_of(x)]
+    most = row_probe_layers.tolerance_of(model)
+    return [name for name in parts[0] if differ([part[name] for part in parts], most)]
+
+
+def _adds(layer: Any) -> bool:
+    if type(layer).__name__ in ("AddLoss", "AddMetric"):
+        return True
+    if isinstance(layer, tf.keras.Model) and not own_functions(layer, tf.keras.Model):
+        return False
+    names = own_functions(layer, tf.keras.layers.Layer).values()
+    is_own = not is_keras(type(layer).__module__)
+    return is_own and any({"add_loss", "add_metric"} & used for used in names)
