@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.sources.batches import Shape, cannot_be_told, in_words, told_by_shapes
+from tfdist.records.sources.elements import Shape, cannot_be_told, in_words, told_by_shapes
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
 _MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
@@ -25,8 +25,8 @@ _ENDING = ("Take", "TakeWhile")
 # Elements that are looked at where their shapes are not known beforehand.
 _SEEN = 8
 
-#: What makes dense tensors of others.
-DENSE = (
+# What makes dense tensors of others.
+_DENSE = (
     "Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write shards with "
     "tfdist.records.write, which takes ragged records"
 )
@@ -120,11 +120,15 @@ def refuse_endless(dataset: tf.data.Dataset) -> None:
         )
 
 
+def check_dense(spec: Any) -> None:
+    """Raises DataError for what a dataset gives, unless it is all tf.TensorSpec."""
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
+        raise DataError("a dataset must give dense tensors", received=str(spec), mend=_DENSE)
+
+
 def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
     spec = dataset.element_spec
-    leaves = tf.nest.flatten(spec)
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise DataError("a dataset must give dense tensors", received=str(spec), mend=DENSE)
+    check_dense(spec)
     if told_by_shapes([_shapes_of(spec)]) is False:
         raise DataError(
             "the parts of a batch must have a first dimension of as many rows each",

@@ -450,9 +450,12 @@ class Records:
         if (start, stop) not in self._tables:
             # Out of a tf.data function that is being traced, back to eager execution.
             with tf.init_scope():
-                load = functools.partial(self._source.load, start, stop)
-                self._tables[start, stop] = self._read_now(load)
+                self._tables[start, stop] = self.load(start, stop)
         return self._tables[start, stop]
+
+    def load(self, start: int, stop: int) -> Any:
+        """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
+        return self._read_now(lambda: self._source.load(start, stop))
 
     def _read_now(self, read: Callable[[], Any]) -> Any:
         try:

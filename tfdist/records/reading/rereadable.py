@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.reading.batched import SingleRecords, single_records
 from tfdist.records.reading.source import fingerprint
-from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
 from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import cannot_be_told, told_by_shapes
 from tfdist.records.sources.recognise import Source
 
 _NOTICE_INTERVAL_S = 20

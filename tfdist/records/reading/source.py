@@ -16,10 +16,11 @@ from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.reading.batched import DENSE, SingleRecords
+from tfdist.records.reading.batched import SingleRecords, check_dense
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import check_parts
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -169,11 +170,7 @@ class ArraySource(OrderedRecords):
     in_memory = True
 
     def __init__(self, arrays: tuple[Any, ...]):
-        if not 1 <= len(arrays) <= 3:
-            raise DataError(
-                "arrays must be (x, y) or (x, y, sample_weight)",
-                received=f"a tuple of {len(arrays)}",
-            )
+        check_parts("arrays", arrays)
         arrays = tf.nest.map_structure(_to_array, tuple(_as_parts(item) for item in arrays))
         lengths = [len(array) for array in tf.nest.flatten(arrays)]
         if len(set(lengths)) != 1:
@@ -266,13 +263,8 @@ class DatasetSource(OrderedRecords):
         element = dataset.element_spec
         if not isinstance(element, tuple):
             element, dataset = (element,), dataset.map(lambda x: (x,))
-        if not 1 <= len(element) <= 3:
-            raise DataError(
-                "a dataset must give (x, y) or (x, y, sample_weight)",
-                received=f"tuples of {len(element)}",
-            )
-        if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
-            raise DataError("a dataset must give dense tensors", received=str(element), mend=DENSE)
+        check_parts("an element of a dataset", element)
+        check_dense(element)
         if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
             raise DataError(
                 "a dataset must give tensors of known numbers of dimensions",

@@ -14,6 +14,7 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import check_parts
 from tfdist.records.sources.recognise import recognise, refuse_batched
 from tfdist.records.writing.array_files import (
     from_npy,
@@ -169,10 +170,7 @@ def _from_digits() -> Columns:
 
 def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
-    if not 1 <= len(parts) <= 3:
-        raise DataError(
-            "arrays must be x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
-        )
+    check_parts("arrays", parts)
     # Those of pandas, too.
     x, y, weight = (plain(part) for part in (*parts, None, None)[:3])
     return owned(

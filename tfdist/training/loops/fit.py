@@ -16,6 +16,7 @@ from tfdist import keras
 from tfdist.errors import DataError, OptionError
 from tfdist.records.reading.reader import explain_read_error
 from tfdist.records.reading.shape_errors import explain_shape_error
+from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among, released_after
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
@@ -28,7 +29,7 @@ from tfdist.training.feed.keras_data import (
     peeked,
 )
 from tfdist.training.feed.keras_feed import GivenFeed
-from tfdist.training.feed.rank_agreement import SameBatches, checksum
+from tfdist.training.feed.rank_agreement import SameBatches
 from tfdist.training.feed.read_ahead import ReadAhead
 from tfdist.training.layers import eager_variables, loss_masks
 from tfdist.training.layers.data_errors import (
@@ -180,9 +181,7 @@ class Runs:
         spec = None
         with contextlib.suppress(Exception):  # Keras takes more kinds than these.
             arrays = tf.nest.map_structure(np.asarray, self._arrays(x, dict(options)))
-            spec = tf.nest.map_structure(
-                lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
-            )
+            spec = spec_of_rows(arrays)
         if spec is not None:
             self._try_rows(
                 spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
@@ -547,7 +546,7 @@ class Runs:
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
                 rows = filled_up(first_rows(ROWS))
             # With other rows, a rank could do without what others need it for.
-            sums = self._gather(None if rows is None else checksum(rows))
+            sums = self._gather(None if rows is None else fingerprint(rows))
             rows = rows if sums == [sums[0]] * len(sums) else None
             found = [
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),

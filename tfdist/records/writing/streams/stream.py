@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.sources.batches import cannot_be_told, told_by_shapes
+from tfdist.records.sources.elements import cannot_be_told, check_parts, told_by_shapes
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -130,7 +130,7 @@ class Structure:
                 mend="Leave it out, or give each record as a dict {name: value}",
             )
         parts = element if isinstance(element, tuple) else (element,)
-        _check_parts(parts, 0)
+        check_parts("a record", parts)
         keys = tuple(tuple(part) if isinstance(part, Mapping) else None for part in parts)
         _, y, weight = (*parts, None, None)[:3]
         inputs = keys[0] or ("x",)
@@ -262,14 +262,6 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
             )
         if next(iter(lengths.values())):
             yield values
-
-
-def _check_parts(parts: Sequence[Any], number: int) -> None:
-    if not 1 <= len(parts) <= 3:
-        raise DataError(
-            "a record must be x, (x, y) or (x, y, sample_weight)",
-            received=f"a tuple of {len(parts)} in record {number}",
-        )
 
 
 def _unlike(number: int, expected: str, received: str) -> DataError:

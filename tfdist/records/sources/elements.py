@@ -1,4 +1,4 @@
-"""Whether elements are records or batches of them, as their shapes tell.
+"""The elements of data: their parts, and whether they are records or batches of them.
 
 What nothing tells is for the user to say: to guess wrongly would train wrongly.
 """
@@ -11,6 +11,15 @@ from tfdist.errors import DataError
 
 # Of a part of an element; a size, or their number, is None where it is not known.
 Shape = tuple[int | None, ...] | None
+
+
+def check_parts(what: str, parts: Sequence[object]) -> None:
+    """Raises DataError unless they are x, (x, y) or (x, y, sample_weight)."""
+    if not 1 <= len(parts) <= 3:
+        raise DataError(
+            f"{what} must be x, (x, y) or (x, y, sample_weight)",
+            received=f"a tuple of {len(parts)}",
+        )
 
 
 def told_by_shapes(elements: Iterable[Sequence[Shape]]) -> bool | None:
