@@ -233,8 +233,8 @@ class Runs:
         if isinstance(data, Feed):
             own["validation_batch_size"] = rows
         _refuse_settled(own, tuple(own))
-        rows = rows or batch_size
-        if isinstance(data, (tuple, list)) and len(data) in (2, 3) and rows:
+        rows = rows or batch_size or None
+        if isinstance(data, (tuple, list)) and len(data) in (2, 3):
             x, *rest = data
             own = dict(zip(("y", "sample_weight"), rest, strict=False)) | {"batch_size": rows}
             options["validation_data"] = self._as_feed(x, own)
@@ -625,18 +625,13 @@ class Runs:
         )
 
     def _validation_feed(self, data: Any) -> Feed:
-        if isinstance(data, Feed):
-            feed = data.in_record_order()
-        elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
-            x, *rest = data
-            options = dict(zip(("y", "sample_weight"), rest, strict=False))
-            feed = self._as_feed(x, options)
-        else:
+        if not isinstance(data, Feed):
             raise DataError(
                 "validation_data beside a dataset of this strategy must come from it too",
                 received=f"data of type {type(data).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
+        feed = data.in_record_order()
         if not self._binding.takes_body:
             check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)
