@@ -104,7 +104,7 @@ class Binding:
         options: of its train step; set by ``assemble``.
         sharded: the ``sharded_slots.ShardedSlots`` of an optimizer whose slots the replicas divide,
             else None.
-        alike_look_ups: references of tables, see the module of that name; known before the first
+        alike_look_ups: references of tables, see ``shared_embedding_rows``; known before the first
             step.
         moved: a ``layer_state.Moved`` for each thing that the user's own layers change in a step;
             known before the first one.

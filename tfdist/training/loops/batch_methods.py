@@ -37,7 +37,7 @@ class RunsAndBatches(Runs):
         """See ``Model.train_on_batch``; the results are those of all rows."""
         options = by_name(tf.keras.Model.train_on_batch, args) | options
         _refuse_feed(x, "train_on_batch", "fit")
-        if self._scale is not None:
+        if self._preparation.scale is not None:
             raise OptionError(
                 "a learning rate that is scaled or warmed up must be trained with model.fit, "
                 "which counts epochs",
@@ -45,15 +45,15 @@ class RunsAndBatches(Runs):
                 mend="Call model.fit, or leave lr_scaling out",
             )
         with manual_updates.training():
-            if self._is_plain_keras(x):
+            if self._opening.is_plain_keras(x):
                 check_given_labels(self._model, x, options)
-                self._begin_slots()
-                with self._explaining_data(class_weight=options.get("class_weight")):
+                self._preparation.begin_slots()
+                with self._reader.given(class_weight=options.get("class_weight")):
                     return self._keras_train_on_batch(x, **options)
             feed = self._one_batch("train_on_batch", x, options)
             feed = feed.weighted_by_class(options.pop("class_weight", None))
             if self._prepared_as != self._binding.times_compiled:
-                self._prepare(feed, [])
+                self._preparation.prepare(feed, [])
                 self._prepared_as = self._binding.times_compiled
             return self._step(feed, "train", **options)
 
@@ -61,17 +61,17 @@ class RunsAndBatches(Runs):
         """See ``Model.test_on_batch``; the results are those of all rows."""
         options = by_name(tf.keras.Model.test_on_batch, args) | options
         _refuse_feed(x, "test_on_batch", "evaluate")
-        if self._is_plain_keras(x):
+        if self._opening.is_plain_keras(x):
             check_given_labels(self._model, x, options)
-            with self._explaining_data():
+            with self._reader.given():
                 return self._keras_test_on_batch(x, **options)
         return self._step(self._one_batch("test_on_batch", x, options), "test", **options)
 
     def predict_on_batch(self, x: Any) -> Any:
         """See ``Model.predict_on_batch``; one prediction for each row, on every process."""
         _refuse_feed(x, "predict_on_batch", "predict")
-        if self._is_plain_keras(x):
-            with self._explaining_data():
+        if self._opening.is_plain_keras(x):
+            with self._reader.given():
                 return self._keras_predict_on_batch(x)
         return self._predict_feed(self._one_batch("predict_on_batch", x, {}), verbose=0)
 
@@ -89,11 +89,11 @@ class RunsAndBatches(Runs):
                 received=method,
                 mend="Call one of these",
             )
-        arrays = self._arrays(x, options)
+        arrays = self._opening.arrays(x, options)
         rows = len(tf.nest.flatten(arrays)[0])
         size = max(rows, self._collective.num_replicas)
-        feed = self._dataset(arrays, global_batch_size=size, training=False)
-        with self._reading(feed):
+        feed = self._opening.dataset(arrays, global_batch_size=size, training=False)
+        with self._reader.steps(feed):
             found = self._collective.gather(fingerprint(arrays))
         others = [rank for rank, own in enumerate(found) if own != found[0]]
         if others:
@@ -102,7 +102,7 @@ class RunsAndBatches(Runs):
                 received=f"other rows on rank {others[0]} than on rank 0",
                 mend="Give each rank the whole batch, read in the same order",
             )
-        self._agree_on(feed)
+        self._reader.agree_on(feed)
         return feed
 
     def _step(
@@ -113,8 +113,8 @@ class RunsAndBatches(Runs):
         if reset_metrics:
             model.reset_metrics()
         eager_variables.make_known_metrics(model, feed.records.element_spec)
-        with self._reading(feed) as watchers:
-            batches = iter(self._batches(feed, 0, 1))
+        with self._reader.steps(feed) as watchers:
+            batches = iter(self._reader.batches(feed, 0, 1))
             for watcher in watchers:
                 watcher.on_train_batch_begin(0)
             with model.distribute_strategy.scope():

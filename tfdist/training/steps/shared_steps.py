@@ -25,6 +25,7 @@ from tfdist.keras.losses import function_of
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.options import StepOptions
+from tfdist.training.feed.division import piece
 from tfdist.training.layers import eager_variables, loss_masks, losses
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.gradients import added, when_known
@@ -38,7 +39,6 @@ from tfdist.training.memory.sharded_weights import ShardedWeights
 from tfdist.training.model.logits import changed
 from tfdist.training.model.precision import full_type, in_full
 from tfdist.training.steps import layer_state
-from tfdist.training.steps.microbatches import divide
 
 # What Keras calls a loss of its own that cannot be taken of no rows.
 _NEED_ROWS = ("ctc",)
@@ -225,6 +225,21 @@ class SharedSteps:
         loss = in_full(loss)
         part = losses.part_of(share) if loss.shape.rank == 0 else share[0] > 0
         return loss * tf.cast(part, loss.dtype) * losses.uncounted(self._collective)
+
+
+def divide(batch: Any, share: tf.Tensor, count: int) -> list[tuple[Any, tf.Tensor]]:
+    """Returns ``count`` microbatches, the larger ones first: each with its share.
+
+    A microbatch that the uneven tail leaves without a row has one of padding, and a share of zero
+    rows: all replicas take as many microbatches, for they may wait for each other in each.
+
+    Args:
+        batch: a structure of tensors [rows, ...]; None stands for what is not there.
+        share: int64 [2], the true rows of the batch, and those of the global batch.
+    """
+    if count == 1:
+        return [(batch, share)]
+    return [piece(batch, share, count, number) for number in range(count)]
 
 
 def _are_keras_own(parts: list[Any], method: Callable) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.steps.microbatches import divide
+from tfdist.training.steps.shared_steps import divide
 
 
 @pytest.mark.parametrize(("rows", "count"), [(7, 3), (6, 3), (1, 4), (0, 2), (5, 1)])

@@ -1,0 +1,182 @@
+"""What comes before the first step of a fit: what is tried, made, restored and sent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras
+from tfdist.records.reading.source import fingerprint, spec_of_rows
+from tfdist.training.checkpoints.checkpoint import keepers_among
+from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
+from tfdist.training.engine.binding import Binding
+from tfdist.training.feed.feed import Feed
+from tfdist.training.feed.keras_data import peeked
+from tfdist.training.feed.keras_feed import GivenFeed
+from tfdist.training.layers import eager_variables
+from tfdist.training.loops.batch_reader import BatchReader
+from tfdist.training.loops.membership import ElasticMembership, FixedMembership
+from tfdist.training.loops.opening import Opening
+from tfdist.training.model.lookup_vocabularies import check_vocabularies, follow_variables
+from tfdist.training.model.scaling import ScaleLearningRate, Scaling
+from tfdist.training.steps import layer_state, row_probe
+from tfdist.training.steps.custom_steps import optimizers_of
+from tfdist.training.steps.row_probe_rows import ROWS, filled_up
+
+
+class Preparation:
+    """Makes a model ready to be trained; all processes do so together.
+
+    Args:
+        check: refuses a model that has been compiled anew as it cannot be trained.
+        divides: whether losses see parts of a batch.
+
+    Attributes:
+        checks_rows: whether rows are tried before the first step of a compilation.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        membership: FixedMembership | ElasticMembership,
+        opening: Opening,
+        reader: BatchReader,
+        scaling: Scaling,
+        check: Callable[[tf.keras.Model], None] | None,
+        *,
+        divides: bool,
+    ):
+        self._binding = binding
+        self._model = binding.model
+        self._collective = binding.collective
+        self._membership = membership
+        self._opening = opening
+        self._reader = reader
+        self._check = check
+        self._divides = divides
+        self.checks_rows = True
+        self._tried: int | None = None  # Compilation whose losses divide, or are warned of.
+        self._scaling = scaling
+        self.scale = None if scaling.is_off else ScaleLearningRate(scaling, binding.model.optimizer)
+
+    def prepare(self, feed: Feed, callbacks: Any, begun_at: Start | None = None) -> Start:
+        """Returns the first step; ``begun_at``: that of a fit which others are in the middle of."""
+        model = self._model
+        keras.steps.check_executions(model, feed.steps_per_epoch)
+        if self._check is not None:
+            self._check(model)
+        if self._is_untried():
+            self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
+        keepers = keepers_among(callbacks)
+        restores = any(keeper.resume for keeper in keepers)
+        in_parts = bool(keepers) and keepers[0].meet(self._binding)
+        with self._binding.begun_slots(restores=restores, in_parts=in_parts):
+            start = self._begin_alike(feed, callbacks, begun_at)
+        if self.scale is not None:
+            self.scale.prepare(model.optimizer, feed.steps_per_epoch)
+            if self._collective.is_chief and begun_at is None:
+                print(f"tfdist: {self._scaling.describe()}", flush=True)
+        return start
+
+    def try_given(self, x: Any, options: dict) -> None:
+        """Does as ``_try_rows`` with what Keras takes itself, of which nothing is read before."""
+        if not self._is_untried():
+            return
+        if isinstance(x, tf.data.Dataset):
+            self._try_rows(peeked(x)[1], lambda count: None)
+            return
+        spec = None
+        with contextlib.suppress(Exception):  # Keras takes more kinds than these.
+            arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
+            spec = spec_of_rows(arrays)
+        if spec is not None:
+            self._try_rows(
+                spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
+            )
+
+    def _is_untried(self) -> bool:
+        return self._divides and self._tried != self._binding.times_compiled
+
+    def _try_rows(
+        self, element_spec: Any, first_rows: Callable[[int], Any], *, tells: bool = True
+    ) -> None:
+        """Tries what couples the rows of a batch, of which a line warns; see ``row_probe``.
+
+        Args:
+            element_spec: of a batch.
+            first_rows: returns that many rows of the data, or fewer, or None.
+            tells: whether this process has not been told in the same fit.
+        """
+        model = self._model
+        moved = self._binding.moved = row_probe.moved_by(model, element_spec)
+        layer_state.refuse_without_way(moved)
+        self._binding.alike_look_ups = row_probe.looked_up_alike(model, element_spec)
+        if tells and self.checks_rows:
+            # On all processes: what a user's layer or loss does may need them all.
+            options = self._binding.options
+            by_microbatch = not self._collective.shares_batches or options.accumulate_steps > 1
+            saves_memory = options.recomputes or options.offloads
+            rows = None
+            with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
+                rows = filled_up(first_rows(ROWS))
+            # With other rows, a rank could do without what others need it for.
+            sums = self._reader.gather(None if rows is None else fingerprint(rows))
+            rows = rows if sums == [sums[0]] * len(sums) else None
+            found = [
+                *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
+                *layer_state.explained(moved, by_microbatch=by_microbatch),
+            ]
+            if found and self._collective.is_chief:
+                print(f"tfdist: warning: {'; '.join(found)}", flush=True)
+        self._tried = self._binding.times_compiled
+
+    def begin_slots(self) -> None:
+        """Makes ready for steps that Keras' own loops take: slots may lie on the host."""
+        with self._binding.begun_slots():
+            pass
+
+    def _begin_alike(self, feed: Feed, callbacks: Any, begun_at: Start | None) -> Start:
+        """Gives all processes the chief's variables, those of a checkpoint if it resumes."""
+        model = self._model
+        if self._binding.sharded is None:
+            eager_variables.make_slots(model)  # They must exist to be restored or sent.
+        if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
+            self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
+        start = Start()
+        keepers = keepers_among(callbacks)
+        if keepers:
+            data = DataState(
+                seed=feed.seed,
+                num_records=feed.num_records,
+                global_batch_size=feed.global_batch_size,
+                steps_per_epoch=feed.steps_per_epoch,
+                parts=self._membership.parts(feed),
+                padding=feed.records.padding_code,
+                order=ORDER,
+            )
+            confirm = getattr(feed.records, "confirm", None)
+            start = keepers[0].bind(self._binding, data, begun_at=begun_at, confirm=confirm)
+        if begun_at is None:
+            optimizers = optimizers_of(model)
+            optimizer_state = [v for one in optimizers for v in keras.optimizers.variables_of(one)]
+            scale = keras.optimizers.loss_scale_state(model.optimizer)
+            seeds = keras.layers.seeds_in(model)
+            held = self._binding.engine.weights
+            weights = keras.layers.variables_in(model) if held is None else held()
+            variables = self._binding.held([*weights, *optimizer_state])
+            self._collective.broadcast([*variables, *seeds, *scale])
+            follow_variables(model)
+            check_vocabularies(model, self._collective)
+        return start
+
+    def _trace(self, feed: Feed) -> None:
+        model = self._model
+        with model.distribute_strategy.scope():
+            step = keras.steps.step_function(model, "train")
+        if hasattr(step, "get_concrete_function"):  # Not in eager execution.
+            specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
+            step.get_concrete_function(iter(self._reader.batches(specimen, 0, 1)))
