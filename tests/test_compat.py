@@ -41,7 +41,7 @@ def test_tensorflow_comes_quickly_and_quietly():
 
 _START = """
 import os
-from tfdist.compat.start_lines import without_start_lines
+from tfdist.compat.tensorflow import without_start_lines
 with without_start_lines():
     os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written\\n")
     os.write(2, b"I0000 00:00:1795342698.623798    8309 port.cc:153] oneDNN is on.\\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.aws import config, definition, job, pipeline
-from tfdist.aws.rehearsal import tuning
+from tfdist.aws.rehearsal import run
 from tfdist.errors import LaunchError, OptionError
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ class Trainings:
 
     def __init__(self, monkeypatch, *printed):
         self.printed, self.given = list(printed), []
-        monkeypatch.setattr(tuning, "run_training", self)
+        monkeypatch.setattr(run, "run_training", self)
 
     def __call__(self, job_name, request, folder, storage, environ, run):
         self.given.append(request["HyperParameters"])
@@ -134,7 +134,7 @@ def test_a_rehearsed_search_tries_the_ends_and_takes_the_better(monkeypatch, mor
     value, steps = built(RANGES, more)
     request = definition.Resolver(definition.defaults(value)).resolve(steps["Tune"]["Arguments"])
     trainings = Trainings(monkeypatch, {"validation:loss": 0.5}, {"validation:loss": 0.4})
-    properties, metrics = tuning.run_tuning("n", request, Path(), None, {}, None)
+    properties, metrics = run.run_tuning("n", request, Path(), None, {}, None)
     assert properties["BestTrainingJob"]["TrainingJobName"] == best
     assert metrics["validation:loss"] == (0.4 if best == "n-002" else 0.5)
     first, second = trainings.given
@@ -158,4 +158,4 @@ def test_a_search_whose_metric_is_not_printed(monkeypatch):
     request = definition.Resolver(definition.defaults(value)).resolve(steps["Tune"]["Arguments"])
     Trainings(monkeypatch, {"train:loss": 1.0})
     with pytest.raises(LaunchError, match="must print its metric, but found no validation:loss"):
-        tuning.run_tuning("n", request, Path(), None, {}, None)
+        run.run_tuning("n", request, Path(), None, {}, None)

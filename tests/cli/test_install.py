@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tfdist.cli import install, install_horovod, install_steps
+from tfdist.cli import install
 from tfdist.compat import versions
 from tfdist.errors import EngineMissingError
 
@@ -22,7 +22,7 @@ def of_lane(monkeypatch, pinned):
 
     def take(lane: str) -> None:
         found = pinned(lane)["tensorflow"]
-        for module in (versions, install_horovod, install_steps):
+        for module in (versions, install):
             monkeypatch.setattr(module, "tensorflow_version", lambda: found)
 
     return take
@@ -62,7 +62,7 @@ def test_horovod_leaves_out_what_tensorflow_cannot_build(monkeypatch, tmp_path):
             (folder / "wheels").mkdir()
             (folder / "wheels" / wheel.name).touch()
 
-    monkeypatch.setattr(install_steps, "_call", call)
+    monkeypatch.setattr(install, "_call", call)
     for _ in range(2):  # The second time the wheel is taken from where it was kept.
         arguments = ["horovod", "--wheels", str(tmp_path / "kept")]
         done = CliRunner().invoke(install.command, arguments)
@@ -75,14 +75,14 @@ def test_horovod_leaves_out_what_tensorflow_cannot_build(monkeypatch, tmp_path):
 
 def test_the_variables_that_change_the_build_pass_through():
     given = {"HOROVOD_WITHOUT_GLOO": "1", "HOROVOD_GPU_OPERATIONS": "NCCL"}
-    variables = install_horovod.build_variables({**given, "HOROVOD_CYCLE_TIME": "1", "HOME": "/"})
+    variables = install.build_variables({**given, "HOROVOD_CYCLE_TIME": "1", "HOME": "/"})
     assert given.items() <= variables.items()
     assert "HOROVOD_WITH_MPI" in variables
     assert not {"HOROVOD_WITH_GLOO", "HOROVOD_CYCLE_TIME", "HOME"} & set(variables)
 
 
 def test_a_step_that_fails_ends_it_in_one_line(capfd):
-    step = install_steps.pip("install", "--no-index", "no-such-package-of-tfdist")
+    step = install.pip("install", "--no-index", "no-such-package-of-tfdist")
     with pytest.raises(EngineMissingError, match="exit code 1 of pip") as raised:
         step.run()
     assert "\n" not in str(raised.value)
@@ -90,6 +90,6 @@ def test_a_step_that_fails_ends_it_in_one_line(capfd):
 
 
 def test_horovod_without_tensorflow_is_refused(monkeypatch):
-    monkeypatch.setattr(install_horovod, "tensorflow_version", lambda: None)
+    monkeypatch.setattr(install, "tensorflow_version", lambda: None)
     with pytest.raises(EngineMissingError, match="TensorFlow must be installed before Horovod"):
-        install_horovod.horovod()
+        install.horovod()

@@ -19,9 +19,8 @@ import s3fs
 import tfdist
 from tfdist.errors import DataError, InUseError, ModelError, OptionError, TfdistError, WriteError
 from tfdist.export.models import open_model
-from tfdist.records.buckets import cache
+from tfdist.records.buckets import cache, mirror
 from tfdist.records.buckets.store import Store
-from tfdist.runs import uploads as uploads_module
 from tfdist.runs.uploads import uploading
 from tfdist.training.checkpoints import checkpoint_files
 
@@ -43,7 +42,7 @@ def model_fn():
 @pytest.fixture(autouse=True)
 def emptied(emptied_bucket, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(uploads_module, "_BETWEEN_TRIES_S", 0.01)
+    monkeypatch.setattr(mirror, "_BETWEEN_TRIES_S", 0.01)
 
 
 @pytest.fixture
@@ -168,7 +167,7 @@ class _LostError(BaseException):
 def test_an_overwriting_that_was_killed_leaves_one_whole_training(monkeypatch):
     """Before each request of it that changes something, as if the machine had gone then."""
     # The order of requests is the same in memory, and each is a millisecond.
-    monkeypatch.setattr(uploads_module, "WRITABLE", ("memory",))
+    monkeypatch.setattr(cache, "WRITABLE", ("memory",))
     for allowed in range(40):
         url = f"memory://bucket/run-{allowed}"
         with training(url=url) as uploads:
@@ -256,9 +255,9 @@ def test_a_server_that_goes_away_loses_nothing(monkeypatch, no_patience):
             with monkeypatch.context() as patched:
                 patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
                 s3fs.S3FileSystem.clear_instance_cache()
-                uploads._store = Store(URL)
+                uploads._mirror.store = Store(URL)
                 with contextlib.suppress(DataError):
-                    uploads._store.sizes()  # It connects now.
+                    uploads._mirror.store.sizes()  # It connects now.
             s3fs.S3FileSystem.clear_instance_cache()
             write_epoch(uploads.folder, 2)
             uploads.note({"event": "written"})

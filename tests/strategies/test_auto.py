@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tfdist
-from tfdist.strategies.auto import choose, choose_for
+from tfdist.strategies import choose, choose_for
 from tfdist.topology import tf_config
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.strategies.parameter_server.idle import Idle
+from tfdist.strategies.parameter_server.steps import Idle
 
 
 def test_it_is_the_mean_over_workers():

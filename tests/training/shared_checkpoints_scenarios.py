@@ -27,7 +27,7 @@ from shard_weights_scenarios import stack
 
 import tfdist
 from tfdist.errors import CheckpointError, WriteError
-from tfdist.strategies.horovod.ticks import Ticks
+from tfdist.strategies.horovod.ring import Ticks
 from tfdist.training.checkpoints import shared_checkpoints
 from tfdist.training.checkpoints.checkpoint_files import LOCK
 from tfdist.training.checkpoints.checkpoint_state import Position

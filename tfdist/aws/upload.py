@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
 from tfdist.aws.container import MANIFEST_CHANNEL
 from tfdist.aws.sharding import layout
 from tfdist.errors import CorruptShardError, DataError, TfdistError
+from tfdist.records.format.files import sums
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 
 # S3 takes no more in one request; larger files go in parts, each with a checksum of its own.
 _ONE_REQUEST_BYTES = 5 << 30
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def upload(
     checksums = {
         shard.file: shard.checksum for split in manifest.splits.values() for shard in split.shards
     }
-    checksums[MANIFEST_NAME] = f"{_checksum(folder / MANIFEST_NAME):08x}"
+    checksums[MANIFEST_NAME] = sums.of(folder / MANIFEST_NAME)
     # The manifest last: where it is, the shards are.
     files = sorted(layout(manifest), key=lambda item: item[1] == MANIFEST_CHANNEL)
     keys = {f"{prefix}/{channel}/{file}": file for file, channel in files}
@@ -119,14 +117,6 @@ def upload(
     return Uploaded(sent, kept, bytes_sent)
 
 
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum = crc32c(chunk, checksum)
-    return checksum
-
-
 def _refuse_foreign(
     client: Any, bucket: str, prefix: str, channels: set[str], keys: set[str]
 ) -> None:
@@ -159,7 +149,7 @@ def _is_there(client: Any, bucket: str, key: str, size: int, checksum: str) -> b
 def _send(
     client: Any, bucket: str, key: str, path: Path, checksum: str, more: dict[str, str]
 ) -> None:
-    found = f"{_checksum(path):08x}"
+    found = sums.of(path)
     if found != checksum:
         raise CorruptShardError(
             f"{path} must have checksum {checksum}",

@@ -15,7 +15,7 @@ from tfdist.cli import completion
 from tfdist.errors import OptionError
 from tfdist.launch import jobs, restarts
 from tfdist.launch.jobs import Where
-from tfdist.launch.lines import announce_restart, complain, show
+from tfdist.launch.restarts import announce_restart, complain, show
 from tfdist.strategies import REPLICAS, parse_options
 
 _EXIT_BROKEN_PIPE = 141

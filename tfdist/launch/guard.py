@@ -18,13 +18,13 @@ With ``--loopback`` nothing of the command listens on the network: see ``topolog
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import sys
 import time
 
-from tfdist.launch import linux
 from tfdist.topology import loopback
 from tfdist.topology.loopback import Loopback
 
@@ -63,7 +63,7 @@ class Guard:
         self._lifeline = lifeline
         self._hears_sigterm = hears_sigterm
         self._wake = _wake_on_signals()
-        linux.adopt_orphans()
+        adopt_orphans()
         confined = Loopback() if loopback else None
         self._pid = _spawn(command, hears_sigterm, orphan_signal, confined)
         if confined is not None:
@@ -132,7 +132,7 @@ def _spawn(
     if pid:
         return pid
     try:
-        linux.die_with_parent(orphan_signal)
+        die_with_parent(orphan_signal)
         if not hears_sigterm:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -153,6 +153,26 @@ def _kill_descendants() -> None:
             process.kill()
         except psutil.Error:
             continue
+
+
+# The two requests to the Linux kernel that keep processes from outliving their job.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Sends this process a signal when its parent dies, however that dies; survives exec."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

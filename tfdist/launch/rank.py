@@ -16,8 +16,8 @@ import signal
 import sys
 
 from tfdist import topology
-from tfdist.launch import events, linux
-from tfdist.launch.guard import Guard
+from tfdist.launch import events
+from tfdist.launch.guard import Guard, die_with_parent
 
 _CORES = "--cores="
 
@@ -25,7 +25,7 @@ _CORES = "--cores="
 def main() -> None:
     split = sys.argv.index("--")
     options, command = sys.argv[1:split], sys.argv[split + 1 :]
-    linux.die_with_parent(signal.SIGHUP)
+    die_with_parent(signal.SIGHUP)
     for option in options:
         with contextlib.suppress(OSError):  # This machine's cores may be others by now.
             os.sched_setaffinity(0, map(int, option.removeprefix(_CORES).split(",")))

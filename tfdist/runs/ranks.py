@@ -16,7 +16,7 @@ from tfdist.compat import check_versions, follow_program
 from tfdist.errors import LaunchError, ModelError, OptionError, RankFailedError, TfdistError
 from tfdist.launch import events, jobs, restarts, supervisor
 from tfdist.launch.jobs import Where
-from tfdist.launch.lines import announce_restart, complain, show
+from tfdist.launch.restarts import announce_restart, complain, show
 from tfdist.runs import user_errors
 from tfdist.strategies import check_options
 from tfdist.training.engine import model_path

@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -32,8 +31,8 @@ from typing import Any
 
 from tfdist.errors import InUseError, OptionError, TfdistError, WriteError, read_json
 from tfdist.records.buckets import cache
-from tfdist.records.buckets.store import MissingObjectError, Store
-from tfdist.records.buckets.urls import WRITABLE
+from tfdist.records.buckets.mirror import Mirror, finish
+from tfdist.records.buckets.store import MissingObjectError
 from tfdist.runs.folder import CHECKPOINTS, FILES, MARK
 from tfdist.training.checkpoints import checkpoint_files
 from tfdist.training.engine.failure_notices import ToldOnce
@@ -46,8 +45,6 @@ _TO_GO_ON = ("config.json", "history.csv", "best.keras")
 _BEAT_S = 60.0
 # A mark that has not been written for so long is that of a training which was lost.
 _LOST_AFTER_S = 5 * _BEAT_S
-_LAST_TRIES = 3
-_BETWEEN_TRIES_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Uploads:
 
     def __init__(self, url: str, folder: Path, tell: Callable[[str], None]):
         self.url, self.folder = url, folder
-        self._store = Store(url)
+        self._mirror = Mirror(folder, url)
         self._failures = ToldOnce(tell)
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         self._mark = _Mark(
@@ -96,9 +93,6 @@ class Uploads:
             running=True,
         )
         self._own_stage = f"{_STAGE}{self._mark.owner[:8]}"
-        self._there: set[str] = set()
-        # Object -> what tells the file that it was made of from others.
-        self._sent: dict[str, tuple[int, int, int]] = {}
         self._replaces = False
         self._is_lost = False
         self._wake = threading.Event()
@@ -115,8 +109,7 @@ class Uploads:
             InUseError: another training writes there.
             DataError: it cannot be reached.
         """
-        sizes = self._store.sizes()
-        self._there = set(sizes)
+        sizes = self._mirror.look()
         before = self._read_mark()
         if sizes and before is None:
             raise OptionError(
@@ -141,7 +134,7 @@ class Uploads:
         self._write_mark()
         self._check_mine()
         if not self._mark.stage:  # Of one that was killed before an epoch had ended.
-            self._remove(name for name in sorted(self._there) if _is_staged(name))
+            self._remove(_is_staged)
         self._thread.start()
 
     def note(self, event: dict[str, Any]) -> None:
@@ -158,20 +151,12 @@ class Uploads:
         self._is_over = True
         self._wake.set()
         self._thread.join()
-        for number in range(1, _LAST_TRIES + 1):
-            try:
-                self._send_whole()
-                self._give_back()
-                return
-            except (TfdistError, OSError) as error:
-                if self._is_lost or number == _LAST_TRIES:
-                    raise WriteError(
-                        f"{self.url} must hold all of the training",
-                        received=f"an error: {error}",
-                        mend=f"It is kept in {self.folder}: copy it, or go on with that as "
-                        "--output and --resume",
-                    ) from error
-                time.sleep(_BETWEEN_TRIES_S * number)
+        finish(
+            lambda: (self._send_whole(), self._give_back()),
+            self.url,
+            "of the training",
+            f"It is kept in {self.folder}: copy it, or go on with that as --output and --resume",
+        )
 
     def _work(self) -> None:
         while not self._is_over:
@@ -196,7 +181,7 @@ class Uploads:
 
     def _read_mark(self) -> _Mark | None:
         try:
-            text = self._store.read(MARK)
+            text = self._mirror.store.read(MARK)
         except MissingObjectError:
             return None
         try:
@@ -208,8 +193,7 @@ class Uploads:
 
     def _write_mark(self) -> None:
         self._mark = replace(self._mark, beat=time.time())
-        self._store.write(MARK, (json.dumps(asdict(self._mark)) + "\n").encode())
-        self._there.add(MARK)
+        self._mirror.store.write(MARK, (json.dumps(asdict(self._mark)) + "\n").encode())
 
     def _check_left(self, mark: _Mark) -> None:
         # Of this machine, a lock has shown that it has ended.
@@ -234,8 +218,8 @@ class Uploads:
             )
 
     def _give_back(self) -> None:
-        if self._there <= {MARK}:  # It came to nothing.
-            self._store.remove(MARK)
+        if self._mirror.there <= {MARK}:  # It came to nothing.
+            self._mirror.store.remove(MARK)
         else:
             self._mark = replace(self._mark, running=False)
             self._write_mark()
@@ -254,10 +238,7 @@ class Uploads:
         )
         wanted = [name for name in (FILES if stage else _TO_GO_ON) if name in known]
         wanted += [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
-        url = f"{self.url}/{stage}" if stage else self.url
-        cache.fetch_files(url, self.folder, {name: known[name] for name in wanted})
-        for name in wanted:
-            self._sent[start + name] = _identity(self.folder / name)
+        self._mirror.fetch({name: known[name] for name in wanted}, below=start)
 
     def _send_whole(self) -> None:
         self._check_mine()
@@ -272,34 +253,24 @@ class Uploads:
                 self._write_mark()
                 self._replaces = False
             if self._mark.stage:
-                self._remove(name for name in (_LIST, *sorted(self._there)) if _is_ours(name))
+                self._mirror.remove([_LIST])
+                self._remove(_is_ours)
                 self._send(place, names, "")
                 self._mark = replace(self._mark, stage="")
                 self._write_mark()
-                self._remove(name for name in sorted(self._there) if _is_staged(name))
+                self._remove(_is_staged)
             elif _LIST in names or "history.csv" in names:
                 self._send(place, names, "")
 
     def _send(self, place: Path, names: list[str], start: str) -> None:
-        for name in names:
-            known = _identity(place / name)
-            if self._sent.get(start + name) == known:
-                continue
-            self._store.put(place / name, start + name)
-            self._there.add(start + name)
-            self._sent[start + name] = known
+        self._mirror.send(names, below=start, of=place)
         kept = f"{start}{CHECKPOINTS}/"
-        gone = {name for name in self._there if name.startswith(kept)}
-        gone -= {start + name for name in names}
-        # The index first: without it a checkpoint is none.
-        ours = [name for name in gone if _is_ours(name.removeprefix(start))]
-        self._remove(sorted(ours, key=lambda name: (not name.endswith(".index"), name)))
+        gone = self._mirror.there - {start + name for name in names}
+        ours = [n for n in gone if n.startswith(kept) and _is_ours(n.removeprefix(start))]
+        self._mirror.remove(checkpoint_files.index_first(ours))
 
-    def _remove(self, names: Iterator[str] | list[str]) -> None:
-        for name in list(names):
-            self._store.remove(name)
-            self._there.discard(name)
-            self._sent.pop(name, None)
+    def _remove(self, which: Callable[[str], bool]) -> None:
+        self._mirror.remove(filter(which, sorted(self._mirror.there)))
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Path]:
@@ -335,11 +306,7 @@ def uploading(
     Raises:
         WriteError: the training is well, and not all of it could be taken there.
     """
-    if url.split(":")[0] not in WRITABLE:
-        raise OptionError(
-            "--output must be a folder, or a URL that begins with s3:// or gs://", received=url
-        )
-    place = cache.working_place(url)
+    place = cache.working_place(url, "--output")
     lock = FolderLock(place / checkpoint_files.LOCK)
     try:
         work = Path(tempfile.mkdtemp(dir=place))
@@ -391,13 +358,6 @@ def _in_order(place: Path) -> list[str]:
     kept = checkpoint_files.whole(path.name for path in (place / CHECKPOINTS).iterdir())
     names = [f"{CHECKPOINTS}/{part}" for parts in kept.values() for part in parts]
     return [name for name in (*names, _LIST, *FILES) if (place / name).is_file()]
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    if path.name == checkpoint_files.LIST:  # Written anew for each snapshot.
-        return zlib.crc32(path.read_bytes()), 0, 0
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _link(path: Path, to: Path) -> None:

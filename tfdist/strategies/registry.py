@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.compat import refuse_keras_3
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.strategies.federated.spec import SPEC as FEDERATED
+from tfdist.strategies.federated import SPEC as FEDERATED
 from tfdist.strategies.horovod.strategy import SPEC as HOROVOD
-from tfdist.strategies.mesh.spec import SPEC as MESH
+from tfdist.strategies.mesh import SPEC as MESH
 from tfdist.strategies.mirrored import SPEC as MIRRORED
 from tfdist.strategies.multi_worker.strategy import SPEC as MULTI_WORKER
-from tfdist.strategies.parameter_server.spec import SPEC as PARAMETER_SERVER
-from tfdist.strategies.pipeline.spec import SPEC as PIPELINE
+from tfdist.strategies.parameter_server import SPEC as PARAMETER_SERVER
+from tfdist.strategies.pipeline import SPEC as PIPELINE
 from tfdist.strategies.single import SPEC as SINGLE
 from tfdist.strategies.spec import Spec, check_replicas
 

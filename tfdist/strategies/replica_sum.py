@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.training.layers.gradients import with_gradient
@@ -39,3 +41,21 @@ def _reduced(strategy: Any, values: Any) -> Any:
     # In a batch: ``reduce_to`` alone takes one replica's tensor for the sum.
     add = tf.distribute.ReduceOp.SUM
     return strategy.extended.batch_reduce_to(add, [(values, values)])[0]
+
+
+def flat_sum(
+    values: Sequence[np.ndarray], total_of: Callable[[np.ndarray], np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the sums over processes of ``values``, each as it was in shape and dtype.
+
+    Args:
+        total_of: sends float64 [elements]; returns the sum of what all processes send.
+    """
+    if not values:
+        return []
+    flat = np.concatenate([np.ravel(value).astype(np.float64) for value in values])
+    pieces = np.split(total_of(flat), np.cumsum([value.size for value in values])[:-1])
+    return [
+        piece.reshape(value.shape).astype(value.dtype)
+        for piece, value in zip(pieces, values, strict=True)
+    ]

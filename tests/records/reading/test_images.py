@@ -20,8 +20,8 @@ from tfdist.records.format.manifest import load_manifest
 from tfdist.records.format.readings import with_readings
 from tfdist.records.format.schema import Feature, Reading
 from tfdist.records.reading.images import check_one_size, decode_image, decode_images
+from tfdist.records.reading.images import orientation_of_jpeg as upright_in_graph
 from tfdist.records.reading.shard_source import ShardSource
-from tfdist.records.reading.upright import orientation_of_jpeg as upright_in_graph
 
 RNG = np.random.default_rng(0)
 FITS = pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])

@@ -8,9 +8,8 @@ from tensorflow import keras
 
 import tfdist
 from tfdist.errors import CheckpointError, InUseError, OptionError, WriteError
-from tfdist.records.buckets import cache
+from tfdist.records.buckets import cache, mirror
 from tfdist.records.buckets.store import Store
-from tfdist.training.checkpoints import bucket_checkpoints
 
 pytestmark = pytest.mark.timeout(120)
 URL = "s3://bucket/kept"
@@ -21,7 +20,7 @@ X, Y = RNG.normal(size=(24, 4)).astype(np.float32), RNG.integers(0, 2, 24)
 @pytest.fixture(autouse=True)
 def place(emptied_bucket, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(bucket_checkpoints, "_BETWEEN_TRIES_S", 0.01)
+    monkeypatch.setattr(mirror, "_BETWEEN_TRIES_S", 0.01)
     return tmp_path / "cache"
 
 
@@ -81,16 +80,23 @@ def test_what_cannot_be_taken_there_is_kept(place, monkeypatch, capsys):
     def refuse(self, path, name):
         raise OSError("no way there")
 
-    monkeypatch.setattr(Store, "put", refuse)
-    keep = tfdist.Checkpoints(URL)
-    with pytest.raises(WriteError, match=f"{URL} must hold all checkpoints of the fit"):
-        fit(keep, epochs=2)
+    keep = tfdist.Checkpoints(URL, resume=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "put", refuse)
+        with pytest.raises(WriteError, match=f"{URL} must hold all .* of the fit.*no way there"):
+            fit(keep, epochs=2)
     told = capsys.readouterr().out
     assert told.count("the fit goes on, and its checkpoints are kept in") == 1
     assert "no way there" in told
     assert (keep.directory / "ckpt-12.index").is_file()
     keep._bucket._remove()
     assert (keep.directory / "ckpt-12.index").is_file(), "the only copy stays"
+    half = "ckpt-3.data-00000-of-00001"  # Of a fit that was killed while it sent that.
+    Store(URL).write(half, b"half")
+    fit(keep, epochs=3)
+    assert keep.start.position.epoch == 2, "what had been left was taken there, and gone on from"
+    assert "ckpt-18.index" in there()
+    assert half not in there()
 
 
 def test_one_fit_at_a_time_writes_there():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.definition import Resolver, defaults
-from tfdist.aws.rehearsal.agent import Storage
-from tfdist.aws.rehearsal.processing import property_files, run_processing
+from tfdist.aws.evaluation import ARCHIVE
+from tfdist.aws.rehearsal.agent import Storage, parse_uri
+from tfdist.aws.rehearsal.processing import check_end, property_files, run_processing
 from tfdist.aws.rehearsal.training import Runner, run_training
-from tfdist.aws.rehearsal.transform import run_transform
-from tfdist.aws.rehearsal.tuning import run_tuning
 from tfdist.aws.upload import sending
 from tfdist.aws.validate import AT_RUN_TIME
-from tfdist.errors import TfdistError
+from tfdist.errors import LaunchError, TfdistError
+from tfdist.launch import local
 
 _EXECUTION_ID = "rehearsal"
 
@@ -189,3 +192,86 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]
+
+
+def run_transform(
+    request: dict[str, Any],
+    artifacts: str,
+    folder: Path,
+    storage: Storage,
+    environ: Mapping[str, str],
+    run: Runner,
+) -> int:
+    """Carries out a CreateTransformJob request; returns how many objects it wrote.
+
+    Args:
+        artifacts: S3 URI of the model's model.tar.gz.
+        folder: a new folder.
+
+    Raises:
+        LaunchError: inference.py, or the model, failed.
+    """
+    places = [folder / name for name in ("model", "input", "output")]
+    for place in places:
+        place.mkdir(parents=True)
+    archive = folder / ARCHIVE
+    archive.write_bytes(storage.read(*parse_uri(artifacts)))
+    with tarfile.open(archive) as packed:
+        packed.extractall(places[0], filter="data")
+    source = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+    storage.fetch(storage.keys(source), source, places[1])
+    module = f"{__name__.rpartition('.')[0]}.serving"
+    command = [sys.executable, "-m", module, json.dumps(request), *map(str, places)]
+    log: list[str] = []
+    code = run(command, environ, local.job, log.append)
+    check_end("a batch transform", code, log)
+    return storage.store(places[2], request["TransformOutput"]["S3OutputPath"])
+
+
+def run_tuning(
+    name: str,
+    request: dict[str, Any],
+    folder: Path,
+    storage: Storage,
+    environ: Mapping[str, str],
+    run: Runner,
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Carries out two trainings of a search: all ranges at their beginning, and at their end.
+
+    Each gets what AWS's service and its toolkit add to the hyperparameters of a search.
+
+    Returns:
+        The properties of the search, as far as pipelines use them, and the metrics of the best.
+
+    Raises:
+        LaunchError: a training failed, or did not print the metric.
+    """
+    search, one = request["HyperParameterTuningJobConfig"], dict(request["TrainingJobDefinition"])
+    fixed = one.pop("StaticHyperParameters")
+    objective = search["HyperParameterTuningJobObjective"]
+    metric, found = objective["MetricName"], {}
+    for number, tried in enumerate(_ends(search["ParameterRanges"]), 1):
+        job_name = f"{name}-{number:03}"
+        added = {"_tuning_objective_metric": metric, "model_dir": f"None/{job_name}/model"}
+        trial = {**one, "HyperParameters": {**fixed, **tried, **added}}
+        place = folder / f"{number:03}"
+        _, metrics = run_training(job_name, trial, place, storage, environ, run)
+        if metric not in metrics:
+            raise LaunchError(
+                "a training of a search must print its metric", received=f"no {metric}"
+            )
+        found[job_name] = (metrics, tried)
+    sign = 1 if objective["Type"] == "Maximize" else -1
+    best = max(found, key=lambda each: sign * found[each][0][metric])
+    metrics, tried = found[best]
+    properties = {"BestTrainingJob": {"TrainingJobName": best, "TunedHyperParameters": tried}}
+    return properties, metrics
+
+
+def _ends(ranges: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, str]]:
+    rows = [row for kind in ranges.values() for row in kind]
+    keys = (("MinValue", 0), ("MaxValue", -1))
+    return [
+        {row["Name"]: row["Values"][at] if "Values" in row else row[key] for row in rows}
+        for key, at in keys
+    ]

@@ -22,7 +22,7 @@ from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
 from tfdist.records.adopting.which_files import Files, divide, find_files
-from tfdist.records.buckets.paths import possible
+from tfdist.records.buckets.urls import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
     ADOPTED,

@@ -13,18 +13,15 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from crc32c import crc32c
-
 from tfdist.errors import DataError, OptionError, cannot_write, read_json
-from tfdist.records.buckets.paths import possible
+from tfdist.records.buckets.mirror import Mirror
 from tfdist.records.buckets.store import MissingObjectError, Store
-from tfdist.records.buckets.urls import url_of
+from tfdist.records.buckets.urls import WRITABLE, possible, url_of
 
 FOLDER_VARIABLE = "TFDIST_CACHE"
 BOUND_VARIABLE = "TFDIST_CACHE_GB"
@@ -36,11 +33,9 @@ _SCRATCH = ".scratch-"
 _OWN = re.compile(rf"{re.escape(_SCRATCH)}.+|.+-[0-9a-f]{{12}}")
 # Of the folder of the cache, what is no copy of anything: see ``working_place``.
 _WORKING = "runs"
-_SECONDS_BETWEEN_LINES = 5.0
-_PIECE_BYTES = 1 << 20
 
-# Bytes and checksum of a file; None where they are not known.
-_Wanted = tuple[int | None, str | None]
+# Bytes and checksum of a file.
+_Wanted = tuple[int, str]
 
 # The open files whose locks say what this process uses.
 _used: dict[Path, int] = {}
@@ -93,7 +88,7 @@ def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
         raise MissingObjectError(f"{url} must be a folder or an object", received="none")
     with scratch_folder() as folder:
         _make_room(folder, sum(size or 0 for size in sizes.values()), url)
-        fetch_files(base, folder, sizes)
+        Mirror(folder, base).fetch(sizes)
         yield folder / name
 
 
@@ -112,11 +107,21 @@ def scratch_folder() -> Iterator[Path]:
             used.unlink(missing_ok=True)
 
 
-def working_place(url: str) -> Path:
+def working_place(url: str, what: str) -> Path:
     """Returns where what is to go to a URL is kept until then; made when missing.
 
     It may hold the only copy, so the bound of the cache leaves it alone.
+
+    Args:
+        what: what the user has named the URL as, for the message.
+
+    Raises:
+        OptionError: nothing is written to such a URL.
     """
+    if url.split(":")[0] not in WRITABLE:
+        raise OptionError(
+            f"{what} must be a folder, or a URL that begins with s3:// or gs://", received=url
+        )
     place = _root() / _WORKING / _name_of(url)
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -125,16 +130,10 @@ def working_place(url: str) -> Path:
     return place
 
 
-def fetch_files(url: str, folder: Path, sizes: Mapping[str, int | None]) -> None:
-    """Copies objects below a URL into a folder; each must have its bytes, where they are known."""
-    _fetch_all(url, folder, {name: (size, None) for name, size in sizes.items()})
-
-
 def upload(folder: Path, url: str) -> None:
     """Copies a folder of shards to a URL, where nothing may lie; its manifest comes last."""
-    store = Store(url)
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name == _MANIFEST, path.name)):
-        store.put(path, path.name)
+    names = [path.name for path in folder.iterdir()]
+    Mirror(folder, url).send(sorted(names, key=lambda name: (name == _MANIFEST, name)))
 
 
 def check_free(url: str) -> None:
@@ -182,15 +181,18 @@ def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
     content = repr(sorted(_files_of(manifest, None).items()))
     folder = root / f"{name}-{_hash(content)}"
     files = _files_of(manifest, split)
-    with _locked(root / f"{name}.lock"):
+    with open(root / f"{name}.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Waits for whoever else fetches the same.
         _use(_mark_of(folder))
         folder.mkdir(exist_ok=True)
         os.utime(folder)
-        _remove_cut(folder, files)
-        missing = {file: wanted for file, wanted in files.items() if not (folder / file).is_file()}
+        missing = {
+            file: size for file, (size, _) in files.items() if not _is_whole(folder / file, size)
+        }
         _make_room(folder, sum(size for size, _ in files.values()), url)
-        _fetch_all(url, folder, missing)
-        _fetch_offsets(url, folder, manifest)
+        mirror = Mirror(folder, url)
+        mirror.fetch(missing, {file: checksum for file, (_, checksum) in files.items()})
+        _fetch_offsets(mirror, manifest)
         _write(folder / _MANIFEST, manifest)
         for before in root.glob(f"{name}*"):
             if before != folder and _is_own(before):
@@ -198,70 +200,21 @@ def _fetched(url: str, manifest: bytes, split: str | None) -> Path:
     return folder
 
 
-def _fetch_offsets(url: str, folder: Path, manifest: bytes) -> None:
+def _fetch_offsets(mirror: Mirror, manifest: bytes) -> None:
     """Fetches where each record begins, where an epoch that begins in its middle needs that.
 
     It is a help to reading, which does without it as well: so where it cannot be had, nothing is
     said.
     """
-    path = folder / _OFFSETS
+    path = mirror.folder / _OFFSETS
     with contextlib.suppress(DataError, ValueError, TypeError, KeyError):
         said = read_json(manifest)
         if said["layout"] is None and said["compression"] == "none" and not path.is_file():
-            _fetch(Store(url), folder, _OFFSETS, None, lambda _: None)
+            mirror.fetch({_OFFSETS: None})
 
 
-def _remove_cut(folder: Path, files: dict[str, _Wanted]) -> None:
-    """Removes what is not whole any more."""
-    for file, (size, _) in files.items():
-        path = folder / file
-        if path.is_file() and path.stat().st_size != size:
-            path.unlink(missing_ok=True)
-
-
-def _fetch_all(url: str, folder: Path, files: dict[str, _Wanted]) -> None:
-    if not files:
-        return
-    store = Store(url)
-    progress = _Progress(url, sum(size or 0 for size, _ in files.values()))
-    for file, wanted in files.items():
-        _fetch(store, folder, file, wanted, progress)
-
-
-def _fetch(
-    store: Store,
-    folder: Path,
-    name: str,
-    wanted: _Wanted | None,
-    progress: Callable[[int], None],
-) -> None:
-    path = folder / name
-    if ".." in path.parts or name.startswith("/"):
-        raise DataError(f"an object of {store.url} must have a plain name", received=repr(name))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        store.fetch(name, temporary, progress)
-        found = temporary.stat().st_size
-        size, checksum = wanted or (found, None)
-        if size is not None and found != size:
-            raise DataError(f"{store.url}/{name} must have {size} bytes", received=f"{found} bytes")
-        if checksum is not None and _checksum(temporary) != checksum:
-            raise DataError(
-                f"{store.url}/{name} must be as it was written",
-                received="bytes that do not match the checksum of the manifest",
-            )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _checksum(path: Path) -> str:
-    checksum = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            checksum = crc32c(piece, checksum)
-    return f"{checksum:08x}"
+def _is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -368,33 +321,3 @@ def _bytes_in(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):  # Another process removes it.
                 found += os.stat(os.path.join(place, name)).st_size
     return found
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for whoever else fetches the same; the kernel releases what a killed process held."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-class _Progress:
-    """Says now and then how far it is."""
-
-    def __init__(self, url: str, total: int):
-        self._url, self._total = url, total
-        self._done = 0
-        self._said = time.monotonic()
-
-    def __call__(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        if time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            print(
-                f"tfdist: fetched {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB "
-                f"of {self._url}",
-                flush=True,
-            )

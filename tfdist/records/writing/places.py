@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import OptionError
-from tfdist.records.buckets.paths import possible
-from tfdist.records.buckets.urls import url_of
+from tfdist.records.buckets.urls import possible, url_of
 
 
 @contextlib.contextmanager

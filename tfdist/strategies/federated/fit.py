@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.records.clients.collection import Clients
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
-from tfdist.strategies.federated.round_feed import RoundFeed
 from tfdist.strategies.federated.rounds import Round, RoundRunner
 from tfdist.strategies.federated.server import Server
 from tfdist.strategies.single import Alone
 from tfdist.training.engine.binding import Binding, Engine
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.feed.feed import Feed
+from tfdist.training.feed.keras_feed import GivenRecords
 from tfdist.training.layers.data_errors import check_inputs, check_labels
 from tfdist.training.model.refusals import refuse_xla
 
@@ -198,3 +199,39 @@ def _refuse_settled(options: dict) -> None:
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(f"fit() got an unexpected keyword argument '{unknown[0]}'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFeed(Feed):
+    """The numbers of rounds: each is an epoch of one step, which asks the clients itself.
+
+    Attributes:
+        clients: who is asked.
+    """
+
+    clients: ClientFeed
+
+    @classmethod
+    def of(cls, clients: ClientFeed) -> RoundFeed:
+        """Returns the rounds of ``clients``."""
+        spec = clients.batch_spec
+        return cls(
+            records=GivenRecords((spec["x"], spec["y"])),
+            global_batch_size=clients.global_batch_size,
+            seed=clients.seed,
+            clients=clients,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.clients.callback_steps
+
+    @property
+    def num_records(self) -> int:
+        return self.clients.num_records
+
+    def begun_by(self, parts: int) -> RoundFeed:
+        return self  # Their order is that of each client.
+
+    def epochs(self, first: int, last: int, *, skip_steps: int = 0) -> tf.data.Dataset:
+        return tf.data.Dataset.range(first, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import OrderedDict
@@ -16,7 +17,6 @@ from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
 from tfdist.strategies.federated.feed import ClientFeed
 from tfdist.strategies.federated.options import Options
-from tfdist.strategies.federated.privacy import Ledger, default_delta
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
 from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
@@ -232,3 +232,40 @@ def _reason(error: Exception, model: tf.keras.Model) -> str:
     text = str(error)
     details = re.search(r'details = "(.*?)"\s*\n', text, re.DOTALL)
     return (details.group(1) if details else text).strip().splitlines()[0][:300]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Accounts for rounds of the Gaussian mechanism on clients drawn independently of each other.
+
+    What a private training has given away so far is an epsilon for a delta. The unit of privacy
+    is a client with all of its records. Rényi accounting of the Poisson subsampled Gaussian
+    mechanism: Mironov et al. 2019, arXiv:1908.10530.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over the clipping norm.
+        sampling_rate: probability that a client is in a round.
+        delta: probability that the promise fails; below 1 / clients.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    delta: float
+
+    def epsilon(self, num_rounds: int) -> float:
+        """Returns the epsilon of ``num_rounds`` rounds together; infinite without noise."""
+        import dp_accounting
+
+        if self.noise_multiplier == 0:
+            return math.inf
+        event: Any = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        if self.sampling_rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(self.sampling_rate, event)
+        accountant = dp_accounting.rdp.RdpAccountant()
+        accountant.compose(event, num_rounds)
+        return float(accountant.get_epsilon(self.delta))
+
+
+def default_delta(num_clients: int) -> float:
+    """Returns n^-1.1, which is below 1 / n as it must be."""
+    return num_clients**-1.1

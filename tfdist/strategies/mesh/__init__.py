@@ -7,5 +7,18 @@ al. 2019, Megatron-LM, arXiv:1909.08053 (columns, then rows; heads; vocabulary).
 from __future__ import annotations
 
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
+from tfdist.strategies.spec import Spec
 
 __all__ = ["UnsupportedLayerError", "register_layer"]
+
+
+# Here, for all that never import its engine.
+SPEC = Spec(
+    name="mesh",
+    path="tfdist.strategies.mesh.strategy:Mesh",
+    summary="batches and weights divided over a mesh of devices (Mesh-TensorFlow); in one process, "
+    "or on each rank of horovod or multi_worker",
+    divides_model=True,
+    engine="mesh-tensorflow",
+    example={"batch": 1, "model": 2},
+)

@@ -13,9 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.strategies.flat_sum import flat_sum
-from tfdist.strategies.multi_worker.cluster import Cluster, words_of
-from tfdist.strategies.multi_worker.launcher import BETWEEN_STEPS, OF_STEPS, launcher
+from tfdist.strategies.multi_worker.cluster import (
+    BETWEEN_STEPS,
+    OF_STEPS,
+    Cluster,
+    launcher,
+    words_of,
+)
+from tfdist.strategies.replica_sum import flat_sum
 from tfdist.topology import Topology
 from tfdist.training.layers.gradients import with_gradient
 from tfdist.training.memory.flat_parts import Division, buckets

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import OptionError
-from tfdist.strategies.multi_worker.cluster import Cluster
-from tfdist.strategies.multi_worker.launcher import OF_PARTS, launcher
+from tfdist.strategies.multi_worker.cluster import OF_PARTS, Cluster, launcher
 from tfdist.strategies.rendezvous import check_port, meet
 from tfdist.strategies.replica_sum import all_rows, replica_row, replica_sum
 from tfdist.topology import Topology

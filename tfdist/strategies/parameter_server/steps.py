@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,11 +17,11 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import LaunchError
-from tfdist.strategies.parameter_server.idle import Idle
 from tfdist.strategies.parameter_server.refusals import refuse_model
 from tfdist.strategies.parameter_server.twin import Twin
 from tfdist.strategies.parameter_server.waiting import Watch
 from tfdist.training.engine.binding import Engine, Saving
+from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.metrics import state_of
 
 # Each worker computes one step and finds the next one waiting.
@@ -211,3 +213,86 @@ class AsynchronousSteps:
         """The cluster is gone; what the chief has read last is all there is."""
         self._flying.clear()
         self._newer = _Newer.NEITHER
+
+
+class Servers(Collective):
+    """The ``Collective`` of the chief, which is alone in its program: each global batch goes to one
+    worker, so nothing in a step is shared."""
+
+    num_replicas = 1
+    num_processes = 1
+    process = 0
+
+    def __init__(self, steps: AsynchronousSteps):
+        self._steps = steps
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        raise AssertionError("a step of one replica has nothing to sum")
+
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        raise AssertionError("workers take Keras' own steps")
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        return dataset_fn()
+
+    def tell_waits(self, note: Callable[[float], None]) -> None:
+        self._steps.note_wait = note
+
+    def explain(self, error: Exception) -> Exception | None:
+        return None  # The steps explain theirs themselves.
+
+    def watched(self) -> contextlib.AbstractContextManager[list[Any]]:
+        return contextlib.nullcontext([])  # They watch themselves, too.
+
+    def merge(self, values: list[Any]) -> list[Any]:
+        return self._steps.metric_state(values)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        pass
+
+
+class Idle:
+    """Adds up the time in which workers have no step.
+
+    Args:
+        num_workers: that take steps; of more steps than that, some wait for a worker.
+        clock: tells the seconds.
+    """
+
+    def __init__(self, num_workers: int, clock: Callable[[], float] = time.monotonic):
+        self._num_workers = num_workers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._seconds = 0.0
+        self._counted_at = clock()
+
+    def begin(self) -> None:
+        """Tells that a step is on its way."""
+        self._count(1)
+
+    def end(self) -> None:
+        """Tells that a step has ended; from any thread."""
+        self._count(-1)
+
+    def seconds(self) -> float:
+        """Returns the seconds that a worker had no step until now, on average of all workers."""
+        self._count(0)
+        return self._seconds
+
+    def _count(self, more_steps: int) -> None:
+        with self._lock:
+            now = self._clock()
+            idle = max(0, self._num_workers - self._steps)
+            self._seconds += (now - self._counted_at) * idle / self._num_workers
+            self._counted_at = now
+            self._steps += more_steps

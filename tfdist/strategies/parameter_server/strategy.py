@@ -170,13 +170,12 @@ class ParameterServer(OfGlobalBatches):
     def build(self, model_fn: ModelOrFn) -> tf.keras.Model:
         import tensorflow as tf
 
-        from tfdist.strategies.parameter_server.chief import Servers
         from tfdist.strategies.parameter_server.refusals import (
             made_on_servers,
             refuse_model,
             whole_in_mixed_precision,
         )
-        from tfdist.strategies.parameter_server.steps import AsynchronousSteps
+        from tfdist.strategies.parameter_server.steps import AsynchronousSteps, Servers
         from tfdist.strategies.parameter_server.twin import Twin
         from tfdist.training.assemble import assemble
         from tfdist.training.engine.binding import Binding

@@ -6,12 +6,17 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import tensorflow as tf
+
+from tfdist import keras
 from tfdist.keras.layers import variables_in
 from tfdist.strategies.model_parallel import Place
 from tfdist.strategies.pipeline import gantt, schedule
 from tfdist.strategies.pipeline.measure import Cost
 from tfdist.strategies.pipeline.plan import Plan
+from tfdist.training.engine.binding import Binding
 from tfdist.training.model.layer_calls import crossing_bytes
 
 
@@ -303,3 +308,30 @@ def _bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def optimizer_bytes(binding: Binding) -> dict[str, int] | None:
+    """Returns the bytes of the optimizer's variables of this process, by device ("CPU:0").
+
+    Slots, and with ``shard="optimizer"`` the parts of weights that the process updates. None before
+    the first fit has made them.
+    """
+    held = _variables(binding)
+    if not held:
+        return None
+    found: dict[str, int] = {}
+    for variable in held:
+        spec = tf.DeviceSpec.from_string(variable.device)
+        device = f"{spec.device_type}:{spec.device_index}"
+        size = variable.shape.num_elements() * variable.dtype.size
+        found[device] = found.get(device, 0) + size
+    return found
+
+
+def _variables(binding: Binding) -> list[Any]:
+    if binding.sharded is None:
+        own = keras.optimizers.variables_of(binding.model.optimizer)
+        return [variable for variable in own if variable.shape.rank]  # No counters.
+    parts = binding.sharded.parts
+    groups = () if parts is None else (*parts.variables, *parts.slots.values())
+    return [variable for group in groups for variable in group]

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
-from tfdist.strategies.pipeline.microbatches import Microbatch
+from tfdist.strategies.pipeline.microbatches import Microbatch, Share
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.strategies.pipeline.shares import Share
 from tfdist.strategies.pipeline.values import Upstream, Values
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers.gradients import Sums

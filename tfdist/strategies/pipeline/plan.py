@@ -12,13 +12,12 @@ import tensorflow as tf
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.keras.layers import variables_in
 from tfdist.keras.steps import follow_trainable
-from tfdist.strategies.pipeline import cut_options, schedule
+from tfdist.strategies.pipeline import schedule
 from tfdist.strategies.pipeline.chunks import Chunk, make_chunks
 from tfdist.strategies.pipeline.measure import Cost, Measured
-from tfdist.strategies.pipeline.options import Options
+from tfdist.strategies.pipeline.options import Options, check_enough, cuts_after
 from tfdist.strategies.pipeline.refusals import check_model, random_layers
 from tfdist.strategies.pipeline.schedule import Schedule
-from tfdist.strategies.pipeline.whole_batches import with_whole_batches
 from tfdist.training.layers.randomness import is_seeded
 from tfdist.training.memory.balanced_cuts import balance
 from tfdist.training.model.layer_calls import Call, Graph, crossing_bytes, normalizes
@@ -125,7 +124,7 @@ def find_named(graph: Graph, options: Options) -> Named:
     graph = graph.with_first(frozen)
     cuts = None
     if options.cut_names is not None:
-        cuts = cut_options.cuts_after(
+        cuts = cuts_after(
             [_resolved(graph, name, "cut_after") for name in options.cut_names], len(graph.calls)
         )
     if options.frozen_cache is not None:
@@ -202,7 +201,7 @@ def make_plan(
         for call in calls
         if isinstance(call.layer, tf.keras.Model)
     ]
-    cut_options.check_enough(len(calls), options.parts, options.stages, model.name, whole)
+    check_enough(len(calls), options.parts, options.stages, model.name, whole)
     cuts = named.cuts
     if cuts is None:
         cuts = _balanced(calls, options, len(named.frozen), measured)
@@ -274,3 +273,40 @@ def _refuse_other_numbers(calls: Sequence[Call]) -> None:
             received=f"layers that draw them, {', '.join(random)}",
             mend="Augment in the map_fn of strategy.dataset, or leave recompute out",
         )
+
+
+def with_whole_batches(
+    bounds: Sequence[int], norms: Sequence[int], *, microbatches: int, short_after: int | None
+) -> tuple[Schedule, tuple[int, ...]]:
+    """Returns a schedule, and the first call of each of its chunks but the first one.
+
+    Layers of a stage take batches whole for the sake of BatchNormalization. Its statistics are
+    those of the whole batch, so microbatches would wait for each other at each such layer: between
+    two of them, on one device, nothing is gained by dividing a batch. Stages overlap where one goes
+    over into the next, from the last of the one to the first of the other.
+
+    Args:
+        bounds: the first call of each stage, and the number of calls.
+        norms: calls with statistics of the whole batch.
+        short_after: after this call a chunk begins at each of ``norms``, since a chunk is what
+            recompute keeps at one time; None: chunks are as long as they can be.
+    """
+    starts: list[int] = []
+    stages: list[int] = []
+    whole: set[int] = set()
+    last = len(bounds) - 2
+    for stage, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        own = [number for number in norms if begin <= number < end]
+        own_starts = {begin}
+        if own:
+            first = begin if stage == 0 else own[0]
+            stop = end if stage == last else own[-1] + 1
+            own_starts |= {first, stop} - {end}
+            if short_after is not None:
+                own_starts |= {number for number in own if number > max(first, short_after)}
+            places = enumerate(sorted(own_starts), len(starts))
+            whole |= {place for place, start in places if first <= start < stop}
+        starts += sorted(own_starts)
+        stages += [stage] * len(own_starts)
+    made = schedule.gpipe(tuple(stages), microbatches, frozenset(whole))
+    return made, tuple(starts[1:])

@@ -241,8 +241,7 @@ class Pipeline(ModelParallel):
         Raises:
             ModelError: this strategy did not build the model.
         """
-        from tfdist.strategies.pipeline.describe import Description
-        from tfdist.strategies.pipeline.held import optimizer_bytes
+        from tfdist.strategies.pipeline.describe import Description, optimizer_bytes
         from tfdist.strategies.pipeline.plan import Plan
         from tfdist.training.engine.binding import binding_of, known_of
 

@@ -138,6 +138,12 @@ def whole(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def index_first(names: Iterable[str]) -> list[str]:
+    """Returns names of files of checkpoints in the order to remove them: without its index a
+    checkpoint is none."""
+    return sorted(names, key=lambda name: (not name.endswith(".index"), name))
+
+
 def is_part(name: str) -> bool:
     """Whether a file of that name is a part of a checkpoint."""
     return bool(_PART.fullmatch(name))

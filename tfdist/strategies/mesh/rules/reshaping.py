@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.keras.layers import merged
-from tfdist.strategies.mesh.alignment import aligned
 from tfdist.strategies.mesh.context import Context
+from tfdist.strategies.mesh.operators import aligned
 from tfdist.strategies.mesh.registry import UnsupportedLayerError, register_layer
 from tfdist.strategies.mesh.rules.activations import activate
 

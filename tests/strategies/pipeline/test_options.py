@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import ModelError, OptionError
-from tfdist.strategies.pipeline import cut_options
+from tfdist.strategies.pipeline.options import check_enough, cuts_after
 
 
 def test_cuts_after_the_last_call_of_a_layer():
-    assert cut_options.cuts_after([("a", [0, 1]), ("b", [2])], 4) == (2, 3)
+    assert cuts_after([("a", [0, 1]), ("b", [2])], 4) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_cuts_after_the_last_call_of_a_layer():
 )
 def test_cuts_that_cannot_be(named, part):
     with pytest.raises(OptionError) as caught:
-        cut_options.cuts_after(named, 3)
+        cuts_after(named, 3)
     assert part in str(caught.value)
 
 
@@ -43,7 +43,7 @@ def test_cuts_that_cannot_be(named, part):
 )
 def test_too_few_layers_say_which_submodel_stops_them(calls, whole, parts):
     with pytest.raises(ModelError) as caught:
-        cut_options.check_enough(calls, 4, 4, "mine", whole)
+        check_enough(calls, 4, 4, "mine", whole)
     for part in parts:
         assert part in str(caught.value)
     assert "at most 1 stages" not in str(caught.value)

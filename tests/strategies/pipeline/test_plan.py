@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.strategies.pipeline.whole_batches import with_whole_batches
+from tfdist.strategies.pipeline.plan import with_whole_batches
 
 
 @pytest.mark.parametrize(

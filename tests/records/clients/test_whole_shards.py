@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.errors import CorruptShardError
 from tfdist.records import write
-from tfdist.records.reading.whole_shards import read_examples, read_rows
+from tfdist.records.clients.shard_store import read_examples, read_rows
 
 
 @pytest.fixture(params=["none", "gzip"])
