@@ -202,7 +202,7 @@ def ragged_words(here: Here) -> Any:
     return model, model.fit(words, labels(), **IN_ORDER)
 
 
-@habit(several="refused: batches must be dense tensors")
+@habit(several="refused: a dataset must give dense tensors")
 def sparse_columns(here: Here) -> Any:
     def model_fn() -> keras.Model:
         inputs = keras.Input((5,), sparse=True)

@@ -299,7 +299,7 @@ class TestBadSources:
         for dataset, message in (
             (numbers.repeat(), r"Remove repeat\(\)"),
             (numbers.take(0), "at least one record"),
-            (numbers.map(lambda n: (n,) * 4), "tuples of 4"),
+            (numbers.map(lambda n: (n,) * 4), "a tuple of 4"),
             (tf.data.Dataset.range(99).shuffle(99), r"Remove shuffle\(\)"),
         ):
             with pytest.raises(DataError, match=message):

@@ -29,7 +29,7 @@ from tfdist.records.format.schema import Schema
 from tfdist.records.reading.graph_checks import failed_check
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
-from tfdist.records.reading.reader import explain_read_error
+from tfdist.records.reading.reader import Records
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, seeds_of
 from tfdist.records.reading.source import ArraySource, order_seed
 
@@ -108,19 +108,12 @@ def _dealt(
     if isinstance(opened, ArraySource):
         arrays = opened.arrays
     else:
-        try:
-            loaded = opened.load(0, opened.num_records)
-        except tf.errors.OpError as error:
-            explained = explain_read_error(error, source)
-            if explained is None:
-                raise
-            raise explained from error
+        loaded = Records(opened, map_fn=None, cache="auto").load(0, opened.num_records)
         arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), loaded)
     label, names = "label", None
-    if isinstance(source, (str, Path)):
-        schema = find_split(Path(source))[2].schema
-        _refuse_packed(schema, partition.column)
-        feature = schema.class_label
+    if opened.schema is not None:
+        _refuse_packed(opened.schema, partition.column)
+        feature = opened.schema.class_label
         if feature is not None:
             label, names = feature.name, feature.classes
     values = None

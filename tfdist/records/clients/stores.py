@@ -74,7 +74,9 @@ class RowStore(ClientStore):
 
     @property
     def spec(self) -> Any:
-        return _spec(self._arrays)
+        from tfdist.records.reading.source import spec_of_rows
+
+        return spec_of_rows(self._arrays)
 
     def num_records(self, client_id: str) -> int:
         return len(self._rows[client_id])
@@ -97,26 +99,23 @@ class ArrayStore(ClientStore):
     def __init__(self, arrays: Mapping[Any, Any]):
         from tfdist.records.reading.source import ArraySource
 
-        self._arrays: dict[str, tuple[Any, ...] | DataError] = {}
+        self._sources: dict[str, ArraySource | DataError] = {}
         for client, given in arrays.items():
             try:
                 parts = given if isinstance(given, tuple) else (given,)
-                self._arrays[str(client)] = ArraySource(parts).arrays
+                self._sources[str(client)] = ArraySource(parts)
             except DataError as error:
-                self._arrays[str(client)] = error
-        if len(self._arrays) != len(arrays):
+                self._sources[str(client)] = error
+        if len(self._sources) != len(arrays):
             raise DataError(
                 "each client must have a name of its own", received="two of the same name"
             )
-        self.ids = tuple(self._arrays)
-        specs = [_spec(part) for part in self._arrays.values() if not isinstance(part, DataError)]
+        self.ids = tuple(self._sources)
+        found = list(self._sources.values())
+        specs = [source.spec for source in found if not isinstance(source, DataError)]
         if not specs:
-            errors = [part for part in self._arrays.values() if isinstance(part, DataError)]
-            raise (
-                errors[0]
-                if errors
-                else DataError("there must be at least one client", received="none")
-            )
+            none = DataError("there must be at least one client", received="none")
+            raise found[0] if found else none
         described = Counter(str(spec) for spec in specs)
         usual = described.most_common(1)[0][0]
         self._spec = next(spec for spec in specs if str(spec) == usual)
@@ -126,34 +125,24 @@ class ArrayStore(ClientStore):
         return self._spec
 
     def num_records(self, client_id: str) -> int:
-        import tensorflow as tf
-
-        part = self._arrays[client_id]
-        return 0 if isinstance(part, DataError) else len(tf.nest.flatten(part)[0])
+        source = self._sources[client_id]
+        return 0 if isinstance(source, DataError) else source.num_records
 
     def class_counts(self, client_id: str) -> dict[int, int] | None:
-        part = self._arrays[client_id]
-        ids = None if isinstance(part, DataError) else class_ids(part)
+        source = self._sources[client_id]
+        ids = None if isinstance(source, DataError) else class_ids(source.arrays)
         return None if ids is None else count_classes(ids)
 
     def read(self, client_id: str) -> Any:
-        part = self._arrays[client_id]
-        if isinstance(part, DataError):
-            raise part
-        if str(_spec(part)) != str(self._spec):
+        source = self._sources[client_id]
+        if isinstance(source, DataError):
+            raise source
+        if str(source.spec) != str(self._spec):
             raise DataError(
                 "all clients must have arrays of the same shapes and dtypes",
-                received=f"{_described(_spec(part))}, where others have {_described(self._spec)}",
+                received=f"{_described(source.spec)}, where others have {_described(self._spec)}",
             )
-        return part
-
-
-def _spec(arrays: tuple[Any, ...]) -> Any:
-    import tensorflow as tf
-
-    return tf.nest.map_structure(
-        lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
-    )
+        return source.arrays
 
 
 def _described(spec: Any) -> str:

@@ -14,19 +14,19 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.reading.graph_checks import check, failed_check
+from tfdist.records.sources.elements import Shape, cannot_be_told, in_words, told_by_shapes
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
 _MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
 # Each element that they give is one record.
 _OF_RECORDS = ("TensorSlice", "Range", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Sql")
-# They give as many elements as they read.
-_SAME_COUNT = ("Prefetch", "Options", "Cache", "Shuffle", "Model", "AssertCardinality")
 # They end what never ends.
 _ENDING = ("Take", "TakeWhile")
+# Elements that are looked at where their shapes are not known beforehand.
+_SEEN = 8
 
-#: What makes dense tensors of others.
-DENSE = (
+# What makes dense tensors of others.
+_DENSE = (
     "Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write shards with "
     "tfdist.records.write, which takes ragged records"
 )
@@ -65,7 +65,7 @@ def single_records(
     if batched is None:
         batched = is_batched(dataset)
         if batched is None:
-            raise cannot_be_told(what, shapes_of(dataset.element_spec))
+            raise cannot_be_told(what, _shapes_of(dataset.element_spec))
     if not batched:
         return SingleRecords(dataset)
     _check_could_be_batches(dataset)
@@ -81,35 +81,21 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     leaves = tf.nest.flatten(dataset.element_spec)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return False
-    told = told_by_shapes([leaf.shape for leaf in leaves])
-    if told is not None:
-        return told
+    shapes = _shapes_of(dataset.element_spec)
+    if told_by_shapes([shapes]) is False:
+        return False
     made = _made_of_batches(dataset)
-    if made is False and all(leaf.shape.rank is None or leaf.shape[0] is None for leaf in leaves):
+    if made is None and None in shapes:
+        seen = told_by_shapes(map(_shapes_of, dataset.take(_SEEN)))
+        return seen and None  # Records may differ in length, as batches do.
+    if made is False and all(shape is None or shape[0] is None for shape in shapes):
         return None  # A map may have read many records at once.
     return made
 
 
-def told_by_shapes(shapes: list[tf.TensorShape]) -> bool | None:
-    """Returns False when elements of these shapes are no batches; None when they may be."""
-    if any(shape.rank == 0 for shape in shapes):
-        return False
-    sizes = {shape[0] for shape in shapes if shape.rank is not None} - {None}
-    return False if len(sizes) > 1 else None
-
-
-def cannot_be_told(what: str, shapes: str) -> DataError:
-    return DataError(
-        f"{what} must show whether an element is one record or a batch of them",
-        received=f"elements of {shapes}, which may be either",
-        mend="Say batched=True or batched=False beside it",
-    )
-
-
-def shapes_of(element_spec: Any) -> str:
-    """Returns the shapes of an element, in words."""
-    shapes = [str(leaf.shape) for leaf in tf.nest.flatten(element_spec)]
-    return f"shape{'s' if len(shapes) > 1 else ''} {', '.join(shapes)}"
+def _shapes_of(element: Any) -> list[Shape]:
+    shapes = [leaf.shape for leaf in tf.nest.flatten(element)]
+    return [None if shape.rank is None else tuple(shape) for shape in shapes]
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
@@ -134,15 +120,19 @@ def refuse_endless(dataset: tf.data.Dataset) -> None:
         )
 
 
+def check_dense(spec: Any) -> None:
+    """Raises DataError for what a dataset gives, unless it is all tf.TensorSpec."""
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
+        raise DataError("a dataset must give dense tensors", received=str(spec), mend=_DENSE)
+
+
 def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
     spec = dataset.element_spec
-    leaves = tf.nest.flatten(spec)
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise DataError("a dataset must give dense tensors", received=str(spec), mend=DENSE)
-    if told_by_shapes([leaf.shape for leaf in leaves]) is False:
+    check_dense(spec)
+    if told_by_shapes([_shapes_of(spec)]) is False:
         raise DataError(
             "the parts of a batch must have a first dimension of as many rows each",
-            received=f"batched=True for elements of {shapes_of(spec)}",
+            received=f"batched=True for elements of {in_words(_shapes_of(spec))}",
             mend="Leave batched=True out",
         )
 
@@ -227,50 +217,27 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.
     Raises:
         DataError: parts of a batch have unequal rows, or there is no batch at all.
     """
-    largest = np.iinfo(np.int64).max
-    ranks = [leaf.shape.rank for leaf in tf.nest.flatten(batches.element_spec)]
-    if None in ranks:
+    shapes = _shapes_of(batches.element_spec)
+    if None in shapes:
         raise DataError(
             "the parts of a batch must have known numbers of dimensions",
-            received=f"elements of {shapes_of(batches.element_spec)}",
+            received=f"elements of {in_words(shapes)}",
             mend="Say them with tensor.set_shape, or the output_signature of from_generator",
         )
-    least = [np.full(rank - 1, largest, np.int64) for rank in ranks]
-    most = [np.zeros(rank - 1, np.int64) for rank in ranks]
-
-    def add(state: Any, *batch: Any) -> Any:
-        count, least, most = state
-        shapes = [tf.shape(leaf, tf.int64) for leaf in tf.nest.flatten(batch)]
-        rows = tf.stack([shape[0] for shape in shapes])
-        alike = check(
-            tf.reduce_all(rows == rows[0]),
-            "the parts of a batch must have as many rows each",
-            tf.strings.reduce_join(tf.strings.as_string(rows), separator=", "),
-        )
-        with tf.control_dependencies([alike]):
-            count += rows[0]
-        return (
-            count,
-            [tf.minimum(low, shape[1:]) for low, shape in zip(least, shapes, strict=True)],
-            [tf.maximum(high, shape[1:]) for high, shape in zip(most, shapes, strict=True)],
-        )
-
-    start = tf.nest.map_structure(tf.constant, (np.int64(0), tuple(least), tuple(most)))
-    try:
-        count, least, most = batches.reduce(
-            start,
-            lambda state, *batch: tf.nest.pack_sequence_as(
-                start, tf.nest.flatten(add(state, *batch))
-            ),
-        )
-    except tf.errors.InvalidArgumentError as error:
-        failed = failed_check(str(error.message))
-        if failed is None:
-            raise
-        raise failed from error
-    if not int(count):
+    rows, seen = 0, set()
+    for batch in batches.as_numpy_iterator():
+        shapes = [leaf.shape for leaf in tf.nest.flatten(batch)]
+        sizes = [shape[0] for shape in shapes]
+        if len(set(sizes)) > 1:
+            raise DataError(
+                "the parts of a batch must have as many rows each",
+                received=", ".join(map(str, sizes)),
+            )
+        rows += sizes[0]
+        seen.add(tuple(shape[1:] for shape in shapes))
+    if not rows:
         raise DataError("data must have at least one record", received="an empty dataset")
-    return int(count), [(low.numpy(), high.numpy()) for low, high in zip(least, most, strict=True)]
+    return rows, [(np.min(sizes, 0), np.max(sizes, 0)) for sizes in zip(*seen, strict=True)]
 
 
 def _of_one_shape(

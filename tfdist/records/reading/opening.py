@@ -1,4 +1,4 @@
-"""From what a user names as data to the ``Source`` that reads it."""
+"""From what a user names as data to the ``OrderedRecords`` that reads it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
 from tfdist.records.reading.batched import single_records
-from tfdist.records.reading.dataframes import is_frame
 from tfdist.records.reading.open_shards_apart import open_stored
-from tfdist.records.reading.rereadable import records_of, rereadable
+from tfdist.records.reading.rereadable import records_of
 from tfdist.records.reading.shard_source import ShardSource
-from tfdist.records.reading.source import ArraySource, DatasetSource, Source
+from tfdist.records.reading.source import ArraySource, DatasetSource, OrderedRecords
 from tfdist.records.reading.stored import Stored
+from tfdist.records.sources.dataframes import is_frame
+from tfdist.records.sources.recognise import called, recognise, refuse_batched
 
 
-def open_source(source: Any, batched: bool | None = None, *, any_size: bool = False) -> Source:
+def open_source(
+    source: Any, batched: bool | None = None, *, any_size: bool = False
+) -> OrderedRecords:
     """Returns the source of what ``reader.open_records`` takes.
 
     Args:
         any_size: see ``ShardSource``.
     """
-    again = source if isinstance(source, tf.data.Dataset) else rereadable(source)
-    if isinstance(again, tf.data.Dataset):
-        return DatasetSource(single_records(again, batched))
-    if again is not None:
-        return DatasetSource(records_of(again, batched))
-    if batched is not None:
-        raise OptionError(
-            "batched must be said of a tf.data.Dataset or a generator alone",
-            received=f"batched={batched} beside a {type(source).__name__}",
-            mend="Leave it out",
+    found = called(recognise(source))
+    if found.kind == "dataset":
+        return DatasetSource(single_records(found.given, batched))
+    if found.kind == "iterator":
+        raise DataError(
+            "data must be readable again in each epoch",
+            received=f"a {type(source).__name__} object, which can be read only once",
+            mend="Give the function that makes it, strategy.dataset(read), where it says "
+            "strategy.dataset(read()), or arrays, or a tf.data.Dataset",
         )
+    if found.read is not None:
+        return DatasetSource(records_of(found, batched))
+    refuse_batched(batched, source)
     if isinstance(source, Stored):
         return open_stored(source, any_size=any_size)
     if isinstance(source, (str, Path)):

@@ -22,7 +22,7 @@ from tfdist.records.reading.images import IMAGE_NODE
 from tfdist.records.reading.map_fn import MapFn, checked, spec_after
 from tfdist.records.reading.opening import find_split, open_source
 from tfdist.records.reading.record_fn import PerRecord, RecordFn, is_of_one_shape
-from tfdist.records.reading.source import Source, as_it_is, order_seed
+from tfdist.records.reading.source import OrderedRecords, as_it_is, order_seed
 
 # A part of this size when decoded is kept in memory: an epoch is then one gather a batch.
 TABLE_BYTES = 512 << 20
@@ -145,12 +145,12 @@ class Records:
             epoch.
         padding: of features of variable length; None where every batch has the same length.
         place: folder and split of shards; None for arrays and datasets.
-        readers, is_sequential, is_repeated, fingerprint, note: see ``source.Source``.
+        readers, is_sequential, is_repeated, fingerprint, note: see ``source.OrderedRecords``.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: OrderedRecords,
         map_fn: MapFn | None,
         cache: bool | str,
         record_fn: RecordFn | None = None,
@@ -450,9 +450,12 @@ class Records:
         if (start, stop) not in self._tables:
             # Out of a tf.data function that is being traced, back to eager execution.
             with tf.init_scope():
-                load = functools.partial(self._source.load, start, stop)
-                self._tables[start, stop] = self._read_now(load)
+                self._tables[start, stop] = self.load(start, stop)
         return self._tables[start, stop]
+
+    def load(self, start: int, stop: int) -> Any:
+        """Returns records [start, stop) as tensors [stop - start, ...]. Called eagerly."""
+        return self._read_now(lambda: self._source.load(start, stop))
 
     def _read_now(self, read: Callable[[], Any]) -> Any:
         try:

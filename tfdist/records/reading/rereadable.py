@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.reading.batched import (
-    SingleRecords,
-    cannot_be_told,
-    shapes_of,
-    single_records,
-    told_by_shapes,
-)
-from tfdist.records.reading.dataframes import plain
+from tfdist.records.reading.batched import SingleRecords, single_records
+from tfdist.records.reading.source import fingerprint
+from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import cannot_be_told, told_by_shapes
+from tfdist.records.sources.recognise import Source
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -28,81 +24,7 @@ _RETURNS = 16
 _ELEMENTS_BEFORE_ENDLESS = 1000
 
 
-@dataclass(frozen=True)
-class Rereadable:
-    """Elements that can be read again.
-
-    Attributes:
-        name: what they come from, in words.
-        read: returns the elements of a new pass.
-        batched: whether each is a batch; None when that is not known.
-    """
-
-    name: str
-    read: Callable[[], Iterable[Any]]
-    batched: bool | None = None
-
-
-def rereadable(source: Any) -> Rereadable | tf.data.Dataset | None:
-    """Returns what reads a source again and again; None when it is nothing of the kind.
-
-    Args:
-        source: a function without arguments that returns a generator, another iterable or a
-            tf.data.Dataset; a keras.utils.Sequence; any other object that can be iterated anew.
-
-    Raises:
-        DataError: it can be read only once, or the function wants arguments.
-    """
-    if isinstance(source, tf.keras.utils.Sequence):
-        name = f"the Sequence '{type(source).__name__}'"
-        return Rereadable(name, lambda: (source[n] for n in range(len(source))), batched=True)
-    if isinstance(source, Iterator):
-        raise DataError(
-            "data must be readable again in each epoch",
-            received=f"a {type(source).__name__} object, which can be read only once",
-            mend="Give the function that makes it, strategy.dataset(read), where it says "
-            "strategy.dataset(read()), or arrays, or a tf.data.Dataset",
-        )
-    if inspect.isclass(source) or isinstance(source, (tf.Module, tf.distribute.DistributedDataset)):
-        return None
-    if callable(source):
-        return _from_function(source)
-    plain_types = (str, bytes, tuple, list, set, frozenset, Mapping)
-    if (
-        isinstance(source, plain_types)
-        or hasattr(source, "shape")
-        or not hasattr(source, "__iter__")
-    ):
-        return None
-    return Rereadable(f"the {type(source).__name__}", lambda: source)
-
-
-def _from_function(function: Callable) -> Rereadable | tf.data.Dataset | None:
-    name = getattr(function, "__name__", type(function).__name__)
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):
-        raise DataError(
-            "a function that gives data must be called without arguments",
-            received=f"'{name}', which needs some",
-            mend=f"Write strategy.dataset(lambda: {name}(...))",
-        ) from None
-    made = function()
-    if isinstance(made, tf.data.Dataset):
-        return made
-    if isinstance(made, tf.keras.utils.Sequence):
-        return rereadable(made)
-    is_plain = isinstance(made, (str, bytes, tuple, list, Mapping)) or hasattr(made, "shape")
-    if is_plain or not isinstance(made, Iterable):
-        raise DataError(
-            "a function that gives data must yield it, or return a tf.data.Dataset",
-            received=f"'{name}', which returns a {type(made).__name__}",
-            mend=f"Give what it returns: strategy.dataset({name}())",
-        )
-    return Rereadable(f"the generator '{name}'", function)
-
-
-def _check_can_be_read_again(source: Rereadable) -> None:
+def _check_can_be_read_again(source: Source) -> None:
     for _ in source.read():
         return
     raise DataError(
@@ -112,7 +34,7 @@ def _check_can_be_read_again(source: Rereadable) -> None:
     )
 
 
-def records_of(source: Rereadable, batched: bool | None) -> SingleRecords:
+def records_of(source: Source, batched: bool | None) -> SingleRecords:
     """Returns the records of a source as a tf.data.Dataset. Reads all of it once.
 
     Raises:
@@ -121,15 +43,13 @@ def records_of(source: Rereadable, batched: bool | None) -> SingleRecords:
     batched = source.batched if batched is None else batched
     found = _surveyed(source)
     _check_can_be_read_again(source)
-    shapes = [tf.TensorShape(shape) for shape in found.shapes]
     if batched is None:
-        batched = _told_by_sizes(found) if told_by_shapes(shapes) is None else False
+        batched = told_by_shapes(found.different_shapes)
+    if batched is None:
+        raise cannot_be_told(source.name, found.shapes)
     signature = tf.nest.pack_sequence_as(
-        found.structure,
-        [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, found.dtypes, strict=True)],
+        found.structure, list(map(tf.TensorSpec, found.shapes, found.dtypes))
     )
-    if batched is None:
-        raise cannot_be_told(source.name, shapes_of(signature))
     dataset = tf.data.Dataset.from_generator(
         lambda: (element_of(given) for given in source.read()), output_signature=signature
     )
@@ -146,17 +66,17 @@ class _Survey:
         count: elements.
         structure: the first element.
         shapes: of each part of an element, None for a dimension that differs among them.
-        rows: the different first dimensions, of elements whose parts have all the same.
+        different_shapes: those that the parts of an element had.
     """
 
     count: int
     structure: Any
     shapes: list[tuple[int | None, ...]]
     dtypes: list[tf.DType]
-    rows: set[int | None]
+    different_shapes: set[tuple[tuple[int, ...], ...]]
 
 
-def _surveyed(source: Rereadable) -> _Survey:
+def _surveyed(source: Source) -> _Survey:
     found, seen = None, set()
     told_at = time.monotonic()
     for given in source.read():
@@ -171,9 +91,8 @@ def _surveyed(source: Rereadable) -> _Survey:
             tuple(size if size == other else None for size, other in zip(a, b.shape, strict=True))
             for a, b in zip(found.shapes, leaves, strict=True)
         ]
-        rows = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-        found.rows.add(rows.pop() if len(rows) == 1 else None)
-        seen.add(hash(tuple(_content(leaf) for leaf in leaves)))
+        found.different_shapes.add(tuple(leaf.shape for leaf in leaves))
+        seen.add(fingerprint(leaves))
         if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
                 f"{source.name} must end, since tfdist repeats it each epoch",
@@ -187,15 +106,6 @@ def _surveyed(source: Rereadable) -> _Survey:
     if found is None:
         raise DataError("data must have at least one record", received=f"none in {source.name}")
     return found
-
-
-def _content(leaf: np.ndarray) -> Any:
-    return leaf.tobytes() if leaf.dtype.kind != "O" else tuple(leaf.ravel().tolist())
-
-
-def _told_by_sizes(found: _Survey) -> bool | None:
-    """Parts that all have one first dimension, and not the same in each element, are batches."""
-    return True if len(found.rows) > 1 and None not in found.rows else None
 
 
 def _check_alike(name: str, found: _Survey, element: Any, leaves: list[np.ndarray]) -> None:

@@ -25,7 +25,7 @@ from tfdist.records.reading.numbered import NumberedRecords
 from tfdist.records.reading.padding import entry_counts
 from tfdist.records.reading.parsing import parsed_values
 from tfdist.records.reading.record_decoder import make_record_decoder
-from tfdist.records.reading.source import Source, buffer_records, shuffled_by
+from tfdist.records.reading.source import OrderedRecords, buffer_records, shuffled_by
 
 _READ_BUFFER_BYTES = 1 << 20
 # Read at once where records are read by their numbers: more would only make the first batch wait.
@@ -37,7 +37,7 @@ _MAX_INTERLEAVED = 4
 _COUNTED_RECORDS = 1024
 
 
-class ShardSource(Source):
+class ShardSource(OrderedRecords):
     """One split of shards, all in one folder.
 
     Args:
@@ -45,7 +45,7 @@ class ShardSource(Source):
         is_apart: whether the manifest lies elsewhere.
         any_size: whether images may be read in the sizes they have, as something else makes them
             one.
-        readers: see ``Source``.
+        readers: see ``OrderedRecords``.
 
     Raises:
         DataError: images of several sizes, which make no batch.

@@ -1,11 +1,11 @@
-"""What can be read gives ordered batches of any part of it: ``Source``, arrays and datasets."""
+"""What can be read gives ordered batches of any part of it: arrays, datasets, and what may come."""
 
 from __future__ import annotations
 
 import abc
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.reading.batched import DENSE, SingleRecords
-from tfdist.records.reading.dataframes import plain
+from tfdist.records.reading.batched import SingleRecords, check_dense
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
+from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import check_parts
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -46,7 +47,7 @@ def order_seed(seed: int, epoch: Any, part: int = 0) -> tf.Tensor:
     return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64) + of_part])
 
 
-class Source(abc.ABC):
+class OrderedRecords(abc.ABC):
     """Records in a fixed global order.
 
     Attributes:
@@ -159,7 +160,7 @@ class Source(abc.ABC):
         return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
 
-class ArraySource(Source):
+class ArraySource(OrderedRecords):
     """Arrays in memory: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Attributes:
@@ -169,11 +170,7 @@ class ArraySource(Source):
     in_memory = True
 
     def __init__(self, arrays: tuple[Any, ...]):
-        if not 1 <= len(arrays) <= 3:
-            raise DataError(
-                "arrays must be (x, y) or (x, y, sample_weight)",
-                received=f"a tuple of {len(arrays)}",
-            )
+        check_parts("arrays", arrays)
         arrays = tf.nest.map_structure(_to_array, tuple(_as_parts(item) for item in arrays))
         lengths = [len(array) for array in tf.nest.flatten(arrays)]
         if len(set(lengths)) != 1:
@@ -188,10 +185,8 @@ class ArraySource(Source):
         self.arrays = arrays
         self.num_records = lengths[0]
         some = np.linspace(0, self.num_records - 1, _COMPARED_ROWS).astype(np.int64)
-        self.fingerprint = fingerprint(array[some] for array in tf.nest.flatten(arrays))
-        self.spec = tf.nest.map_structure(
-            lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
-        )
+        self.fingerprint = fingerprint([array[some] for array in tf.nest.flatten(arrays)])
+        self.spec = spec_of_rows(arrays)
 
     def load(self, start: int, stop: int) -> Any:
         return tf.nest.map_structure(
@@ -205,6 +200,13 @@ class ArraySource(Source):
 
     def numbers(self, start: int, stop: int, order: tf.Tensor | None) -> tf.data.Dataset:
         raise AssertionError("arrays are always read from memory")
+
+
+def spec_of_rows(arrays: Any) -> Any:
+    """Returns the tf.TensorSpec of a batch of any number of rows of a structure of arrays."""
+    return tf.nest.map_structure(
+        lambda array: tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype)), arrays
+    )
 
 
 def _as_parts(item: Any) -> Any:
@@ -253,7 +255,7 @@ def _to_weights(labels: Any, weights: Any) -> Any:
     return tf.nest.map_structure(lambda array: array.astype(np.float32), weights)
 
 
-class DatasetSource(Source):
+class DatasetSource(OrderedRecords):
     """A tf.data.Dataset of records ``(x, y)`` or ``(x, y, sample_weight)``."""
 
     def __init__(self, records: SingleRecords):
@@ -261,13 +263,8 @@ class DatasetSource(Source):
         element = dataset.element_spec
         if not isinstance(element, tuple):
             element, dataset = (element,), dataset.map(lambda x: (x,))
-        if not 1 <= len(element) <= 3:
-            raise DataError(
-                "a dataset must give (x, y) or (x, y, sample_weight)",
-                received=f"tuples of {len(element)}",
-            )
-        if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(element)):
-            raise DataError("a dataset must give dense tensors", received=str(element), mend=DENSE)
+        check_parts("an element of a dataset", element)
+        check_dense(element)
         if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
             raise DataError(
                 "a dataset must give tensors of known numbers of dimensions",
@@ -337,10 +334,11 @@ def _first_records(dataset: tf.data.Dataset) -> str:
     return fingerprint(once)
 
 
-def fingerprint(arrays: Iterable[np.ndarray]) -> str:
+def fingerprint(arrays: Any) -> str:
     """Returns what tells arrays from others, on any process: 16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
-    for array in arrays:
+    for array in map(np.asarray, tf.nest.flatten(arrays)):
+        # Text may be an array of objects, whose bytes are addresses.
         content = repr(array.tolist()).encode() if array.dtype.kind in "OSU" else array.tobytes()
         digest.update(f"{array.dtype.kind}{array.shape}".encode() + content)
     return digest.hexdigest()

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
-from tfdist.records.reading.dataframes import plain
+from tfdist.records.sources.dataframes import plain
+from tfdist.records.sources.elements import check_parts
+from tfdist.records.sources.recognise import recognise, refuse_batched
 from tfdist.records.writing.array_files import (
     from_npy,
     from_npy_folder,
@@ -25,7 +27,7 @@ from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES as TABLES
 from tfdist.records.writing.tables.files import SPREADSHEETS, from_table_file, kind_of_file
-from tfdist.records.writing.tables.frames import from_dataframe, is_dataframe
+from tfdist.records.writing.tables.frames import from_dataframe
 from tfdist.records.writing.tables.json_lines import AS_JSON_LINES
 from tfdist.records.writing.text_folders import from_text_folders, holds_texts
 
@@ -64,15 +66,10 @@ def read_raw(
     images = ImageOptions() if images is None else images
     client = asked.client
     _check_asked(source, asked, images)
-    if batched is not None:
-        raise OptionError(
-            "batched must be said of a tf.data.Dataset or a generator alone",
-            received=f"batched={batched} beside a {type(source).__name__}",
-            mend="Leave it out",
-        )
+    refuse_batched(batched, source)
     if isinstance(source, (str, Path)):
         columns = _open_named(source, asked, images)
-    elif is_dataframe(source):
+    elif recognise(source).kind == "table":
         from tfdist.records.writing.tables.records import columns_of_table
 
         # Whoever has a DataFrame can name its label; that of a file is the last by custom.
@@ -92,7 +89,8 @@ def owned_columns(columns: Columns, client: str | None) -> Columns:
 def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
     """Raises an error for what is asked that this source has not."""
     is_path = isinstance(source, (str, Path)) and source != DIGITS
-    is_table = is_dataframe(source) or (is_path and kind_of_file(Path(source)) is not None)
+    of_file = kind_of_file(Path(source)) if is_path else None
+    is_table = of_file is not None or recognise(source).kind == "table"
     is_archive = is_path and _is_archive(Path(source))
     if not (is_path and Path(source).is_dir()):
         (replace(images, skip_bad=False) if is_table else images).check_unused(source)
@@ -172,10 +170,7 @@ def _from_digits() -> Columns:
 
 def _from_structure(kind: str, source: Any, client: str | None) -> Columns:
     parts = source if isinstance(source, tuple) else (source,)
-    if not 1 <= len(parts) <= 3:
-        raise DataError(
-            "arrays must be x, (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(parts)}"
-        )
+    check_parts("arrays", parts)
     # Those of pandas, too.
     x, y, weight = (plain(part) for part in (*parts, None, None)[:3])
     return owned(

@@ -22,6 +22,7 @@ from rich.progress import track
 from tfdist.errors import ModelError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.reading.reader import Records
+from tfdist.records.reading.source import spec_of_rows
 from tfdist.strategies.pipeline import kept_outputs
 from tfdist.strategies.pipeline.frozen import Frozen, bytes_of, same
 from tfdist.training.feed.feed import Feed
@@ -103,7 +104,7 @@ class KeptRecords:
         """Returns what ``Records.batches`` does, with kept outputs as features."""
         with tf.init_scope():  # Out of a tf.data function that is being traced.
             structure, arrays = self._table()
-        specs = [tf.TensorSpec([None, *a.shape[1:]], tf.as_dtype(a.dtype)) for a in arrays]
+        specs = spec_of_rows(arrays)
 
         def rows(numbers: np.ndarray) -> list[np.ndarray]:
             return [np.ascontiguousarray(array[numbers]) for array in arrays]

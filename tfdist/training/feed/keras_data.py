@@ -17,8 +17,11 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import DataError, OptionError
-from tfdist.records.reading.batched import DENSE, is_endless, without_shuffle
+from tfdist.records.reading.batched import check_dense, is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
+from tfdist.records.reading.source import spec_of_rows
+from tfdist.records.sources.elements import check_parts
+from tfdist.records.sources.recognise import recognise
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.feed.keras_feed import (
@@ -38,9 +41,7 @@ _OF_ARRAYS = ("y", "batch_size", "sample_weight", "validation_split")
 
 def is_given_in_batches(x: Any) -> bool:
     """Whether ``x`` gives batches as Keras takes them."""
-    if isinstance(x, tf.distribute.DistributedDataset):
-        return False
-    return isinstance(x, (tf.data.Dataset, tf.keras.utils.Sequence, Iterator))
+    return recognise(x).kind in ("dataset", "sequence", "iterator")
 
 
 def is_bare_in_keras(x: Any, batch: tuple[Any, ...]) -> bool:
@@ -236,18 +237,9 @@ def _refuse_beside(options: dict[str, Any], x: Any) -> None:
 
 def _check_batches(spec: Any) -> None:
     """Raises DataError for elements that cannot be divided into rows."""
-    leaves = tf.nest.flatten(spec)
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise DataError(
-            "batches must be dense tensors",
-            received=str(spec),
-            mend=DENSE,
-        )
-    if len(spec) > 3:
-        raise DataError(
-            "a batch must be (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(spec)}"
-        )
-    if any(not leaf.shape.rank for leaf in leaves):
+    check_dense(spec)
+    check_parts("a batch", spec)
+    if any(not leaf.shape.rank for leaf in tf.nest.flatten(spec)):
         raise DataError(
             "batches must have a first dimension of rows",
             received=str(spec),
@@ -268,14 +260,12 @@ def peeked(x: Any) -> tuple[Any, Any]:
     if isinstance(x, tf.data.Dataset):
         spec = x.element_spec
         return x, spec if isinstance(spec, tuple) else (spec,)
-    if isinstance(x, tf.keras.utils.Sequence):
+    if recognise(x).kind == "sequence":
         first = x[0]
     else:
         first = _first_of(x)
         x = itertools.chain([first], x)
-    return x, tf.nest.map_structure(
-        lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), _batch_of(first)
-    )
+    return x, spec_of_rows(_batch_of(first))
 
 
 # Kinds of data -----------------------------------------------------------------------------------
@@ -293,9 +283,10 @@ def _opened(
 ) -> Given:
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
-    if isinstance(x, tf.data.Dataset):
+    kind = recognise(x).kind
+    if kind == "dataset":
         return _of_dataset(x, steps, option, tell if counts else None)
-    if isinstance(x, tf.keras.utils.Sequence):
+    if kind == "sequence":
         if ahead.use_multiprocessing:
             tell("tfdist: threads read the batches of a Sequence, not processes")
         return _of_sequence(x, steps, order() if order is not None else None, ahead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.records.reading.source import fingerprint
 from tfdist.training.engine.collective import Collective
-
-
-def checksum(arrays: Any) -> int:
-    """Returns what tells arrays from others, on any process."""
-    found = 0
-    for leaf in tf.nest.flatten(arrays):
-        array = np.asarray(leaf)
-        # Text is an array of objects, whose bytes are addresses.
-        data = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-        found = zlib.crc32(data, found)
-    return found
 
 
 class Seen:
@@ -33,7 +22,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self._checksums: list[int] = []
+        self._fingerprints: list[str] = []
         self._checked = 0
 
     def watched(self, batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -41,7 +30,7 @@ class Seen:
 
         def note(*leaves: np.ndarray) -> np.int64:
             self.rows.append(len(leaves[0]))
-            self._checksums.append(checksum(leaves))
+            self._fingerprints.append(fingerprint(leaves))
             return np.int64(0)
 
         def noted(*batch: Any) -> Any:
@@ -60,7 +49,7 @@ class Seen:
         Raises:
             DataError: they have not.
         """
-        read = gather(self._checksums[self._checked :])
+        read = gather(self._fingerprints[self._checked :])
         both = min(map(len, read))  # Some may have read further ahead.
         for rank, found in enumerate(read):
             if found[:both] != read[0][:both]:

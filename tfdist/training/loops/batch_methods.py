@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.records.reading.source import fingerprint
 from tfdist.training.engine.binding import Binding, metric_names
 from tfdist.training.feed.feed import Feed
-from tfdist.training.feed.rank_agreement import checksum
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.data_errors import check_given_labels, check_labels
 from tfdist.training.loops.fit import Runs, by_name
@@ -94,8 +94,8 @@ class RunsAndBatches(Runs):
         size = max(rows, self._collective.num_replicas)
         feed = self._opening.dataset(arrays, global_batch_size=size, training=False)
         with self._reader.steps(feed):
-            found = self._collective.gather(checksum(arrays))
-        others = [rank for rank, checksum in enumerate(found) if checksum != found[0]]
+            found = self._collective.gather(fingerprint(arrays))
+        others = [rank for rank, own in enumerate(found) if own != found[0]]
         if others:
             raise DataError(
                 f"all ranks must give the same batch to {method}, which divides its rows",

@@ -281,18 +281,13 @@ class Runs:
         )
 
     def _validation_feed(self, data: Any) -> Feed:
-        if isinstance(data, Feed):
-            feed = data.in_record_order()
-        elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
-            x, *rest = data
-            options = dict(zip(("y", "sample_weight"), rest, strict=False))
-            feed = self._opening.as_feed(x, options)
-        else:
+        if not isinstance(data, Feed):
             raise DataError(
                 "validation_data beside a dataset of this strategy must come from it too",
                 received=f"data of type {type(data).__name__}",
                 mend="Write strategy.dataset(data, global_batch_size=..., training=False)",
             )
+        feed = data.in_record_order()
         if not self._binding.takes_body:
             check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)

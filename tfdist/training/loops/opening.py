@@ -90,8 +90,8 @@ class Opening:
         if isinstance(data, Feed):
             own["validation_batch_size"] = rows
         _refuse_settled(own, tuple(own))
-        rows = rows or batch_size
-        if isinstance(data, (tuple, list)) and len(data) in (2, 3) and rows:
+        rows = rows or batch_size or None
+        if isinstance(data, (tuple, list)) and len(data) in (2, 3):
             x, *rest = data
             own = dict(zip(("y", "sample_weight"), rest, strict=False)) | {"batch_size": rows}
             options["validation_data"] = self.as_feed(x, own)

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
 from tfdist.training.engine.binding import Binding
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import peeked
 from tfdist.training.feed.keras_feed import GivenFeed
-from tfdist.training.feed.rank_agreement import checksum
 from tfdist.training.layers import eager_variables
 from tfdist.training.loops.batch_reader import BatchReader
 from tfdist.training.loops.membership import ElasticMembership, FixedMembership
@@ -92,9 +92,7 @@ class Preparation:
         spec = None
         with contextlib.suppress(Exception):  # Keras takes more kinds than these.
             arrays = tf.nest.map_structure(np.asarray, self._opening.arrays(x, dict(options)))
-            spec = tf.nest.map_structure(
-                lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
-            )
+            spec = spec_of_rows(arrays)
         if spec is not None:
             self._try_rows(
                 spec, lambda count: tf.nest.map_structure(lambda array: array[:count], arrays)
@@ -126,7 +124,7 @@ class Preparation:
             with contextlib.suppress(Exception):  # Reading tells what is wrong with data.
                 rows = filled_up(first_rows(ROWS))
             # With other rows, a rank could do without what others need it for.
-            sums = self._reader.gather(None if rows is None else checksum(rows))
+            sums = self._reader.gather(None if rows is None else fingerprint(rows))
             rows = rows if sums == [sums[0]] * len(sums) else None
             found = [
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
+from tfdist.records.reading.source import spec_of_rows
 from tfdist.training.engine.binding import LOOPS
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_data import as_array, is_given_in_batches, peeked
@@ -76,12 +77,8 @@ def _inputs_of(x: Any) -> tuple[Any, Any]:
         x, spec = peeked(x)
         return x, spec[0]
     given = as_array(x)
-    return x, tf.nest.map_structure(_spec_of_rows, tuple(given) if type(given) is list else given)
-
-
-def _spec_of_rows(array: Any) -> tf.TensorSpec:
-    array = np.asarray(array)
-    return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+    given = tuple(given) if type(given) is list else given
+    return x, spec_of_rows(tf.nest.map_structure(np.asarray, given))
 
 
 def _make_weights(model: tf.keras.Model, spec: Any) -> None:

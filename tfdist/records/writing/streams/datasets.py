@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.records.reading.batched import is_batched, refuse_endless, single_records
+from tfdist.records.reading.batched import single_records
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, are_batches, in_chunks
+from tfdist.records.writing.streams.stream import Stream, Structure
 
 _CHUNK_BYTES = 1 << 20
-_SEEN = 8
 
 
 def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None) -> Stream:
@@ -22,12 +21,6 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
     Raises:
         DataError: it never ends, or cannot be told to be of records or of batches.
     """
-    refuse_endless(dataset)
-    if batched is None:
-        batched = is_batched(dataset)
-    if batched is None and _tells_nothing(dataset):
-        seen = list(dataset.take(_SEEN).as_numpy_iterator())
-        batched = are_batches(seen, "dataset") if seen else None
     records = single_records(dataset, batched)
     if records.note is not None:
         print(f"tfdist: {records.note}", flush=True)
@@ -37,12 +30,9 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
         total = known if known >= 0 else None
     structure = Structure.of(records.dataset.element_spec, asked, "dataset")
     _check_tensors(structure.named(0, records.dataset.element_spec))
-    if _has_one_shape(records.dataset):
-        chunks = _in_batches(records.dataset, structure)
-    else:
-        every = enumerate(as_numpy(records.dataset))
-        chunks = in_chunks((structure.named(n, each) for n, each in every), structure.names)
-    return structure.stream("dataset", chunks, total)
+    batched = _has_one_shape(records.dataset)
+    elements = _in_batches(records.dataset) if batched else records.dataset
+    return structure.stream("dataset", [(None, as_numpy(elements))], batched=batched, total=total)
 
 
 def _check_tensors(specs: Mapping[str, Any]) -> None:
@@ -62,14 +52,6 @@ def _check_tensors(specs: Mapping[str, Any]) -> None:
             )
 
 
-def _tells_nothing(dataset: tf.data.Dataset) -> bool:
-    """Whether no shape is known, as of a generator with output_types alone."""
-    return any(
-        getattr(leaf, "shape", None) is not None and leaf.shape.rank is None
-        for leaf in tf.nest.flatten(dataset.element_spec)
-    )
-
-
 def _has_one_shape(dataset: tf.data.Dataset) -> bool:
     return all(
         isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
@@ -77,12 +59,10 @@ def _has_one_shape(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def _in_batches(dataset: tf.data.Dataset, structure: Structure) -> Iterator[Chunk]:
+def _in_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
     leaves = tf.nest.flatten(dataset.element_spec)
     record_bytes = sum(leaf.shape.num_elements() * max(1, leaf.dtype.size) for leaf in leaves)
-    size = max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes)))
-    for number, batch in enumerate(as_numpy(dataset.batch(size))):
-        yield structure.named(number, batch)
+    return dataset.batch(max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes))))
 
 
 def as_numpy(dataset: tf.data.Dataset) -> Iterator[Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.sources.elements import cannot_be_told, check_parts, told_by_shapes
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -68,15 +69,17 @@ def of_elements(
 ) -> Stream:
     """Returns the records of elements that Python gives one by one, each a record or a batch."""
     elements = iter(elements)
-    first = list(islice(elements, _SEEN))
+    first = list(itertools.islice(elements, _SEEN))
     if not first:
         raise DataError("a source must have at least one record", received="none")
     if batched is None:
-        batched = are_batches(first, type(first[0]).__name__)
+        shapes = [list(map(_shape, _leaves(element))) for element in first]
+        batched = told_by_shapes(shapes)
+        if batched is not False:  # Records may differ in length, as batches do.
+            raise cannot_be_told("the source", shapes[0])
     structure = Structure.of(first[0], asked, kind)
-    named = (structure.named(n, each) for n, each in enumerate(chain(first, elements)))
-    chunks = in_chunks(named, structure.names) if not batched else _checked_batches(named)
-    return structure.stream(kind, chunks, total)
+    parts = [(None, itertools.chain(first, elements))]
+    return structure.stream(kind, parts, batched=batched, total=total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,7 @@ class Structure:
                 mend="Leave it out, or give each record as a dict {name: value}",
             )
         parts = element if isinstance(element, tuple) else (element,)
-        _check_parts(parts, 0)
+        check_parts("a record", parts)
         keys = tuple(tuple(part) if isinstance(part, Mapping) else None for part in parts)
         _, y, weight = (*parts, None, None)[:3]
         inputs = keys[0] or ("x",)
@@ -143,18 +146,40 @@ class Structure:
             keys=keys,
         )
 
-    def stream(self, kind: str, chunks: Iterable[Chunk], total: int | None) -> Stream:
-        """Returns the stream of chunks of such records, which are of no split yet."""
+    def stream(
+        self,
+        kind: str,
+        parts: Iterable[tuple[str | None, Iterable[Any]]],
+        *,
+        batched: bool = False,
+        **known: Any,
+    ) -> Stream:
+        """Returns the stream of such elements.
+
+        Args:
+            parts: (split, elements) of each split; None where they are of none yet.
+            batched: whether an element is a batch of records.
+            known: the other attributes of the stream.
+        """
         return Stream(
             kind=kind,
-            chunks=((None, chunk) for chunk in chunks),
+            chunks=self._chunks(parts, batched),
             inputs=self.inputs,
             labels=self.labels,
             weights=self.weights,
-            total=total,
             client=self.client,
             roles=self.roles,
+            **known,
         )
+
+    def _chunks(
+        self, parts: Iterable[tuple[str | None, Iterable[Any]]], batched: bool
+    ) -> Iterator[tuple[str | None, Chunk]]:
+        numbers = itertools.count()
+        for split, elements in parts:
+            named = (self.named(next(numbers), element) for element in elements)
+            for chunk in _checked_batches(named) if batched else _in_chunks(named, self.names):
+                yield split, chunk
 
     def named(self, number: int, element: Any) -> dict[str, Any]:
         """Returns the values of an element by name."""
@@ -191,30 +216,6 @@ def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
     return assign(place, "value", names, asked)
 
 
-def are_batches(elements: Sequence[Any], what: str) -> bool:
-    """Returns whether elements are batches, as their shapes tell: those of records differ.
-
-    Raises:
-        DataError: they may be either.
-    """
-    shapes = []
-    for element in elements:
-        sizes = set()
-        for leaf in _leaves(element):
-            shape = _shape(leaf)
-            if not shape:
-                return False
-            sizes.add(shape[0])
-        if len(sizes) > 1:
-            return False
-        shapes.append([_shape(leaf) for leaf in _leaves(element)])
-    raise DataError(
-        f"elements of a {what} must show whether each is one record or a batch of them",
-        received=f"elements of shapes {', '.join(map(str, shapes[0]))}, which may be either",
-        mend="Say batched=True or batched=False beside it",
-    )
-
-
 def image_like(value: Any) -> bool:
     """Whether a value is the bytes of a JPEG or PNG file, or an image of Pillow's."""
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -222,7 +223,7 @@ def image_like(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
 
 
-def in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
+def _in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
     """Yields the values of records together, some at a time."""
     chunk: dict[str, list[Any]] = {name: [] for name in names}
     size = count = 0
@@ -261,14 +262,6 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
             )
         if next(iter(lengths.values())):
             yield values
-
-
-def _check_parts(parts: Sequence[Any], number: int) -> None:
-    if not 1 <= len(parts) <= 3:
-        raise DataError(
-            "a record must be x, (x, y) or (x, y, sample_weight)",
-            received=f"a tuple of {len(parts)} in record {number}",
-        )
 
 
 def _unlike(number: int, expected: str, received: str) -> DataError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.sources.dataframes import series_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -19,22 +19,13 @@ from tfdist.records.writing.tables.table import (
 )
 
 
-def is_dataframe(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
-
-
 def from_dataframe(frame: Any) -> Table:
     """Returns the rows of a DataFrame, without its index.
 
     Raises:
         DataError: two columns have one name, or there are no rows.
     """
-    names = [str(name) for name in frame.columns]
-    if len(set(names)) != len(names):
-        raise DataError(
-            "each column of a DataFrame must have a name of its own", received=", ".join(names)
-        )
+    columns = series_of(frame)
     if not len(frame):
         raise DataError("a source must have at least one record", received="an empty DataFrame")
     is_plain = type(frame.index).__name__ == "RangeIndex"
@@ -42,7 +33,7 @@ def from_dataframe(frame: Any) -> Table:
         kind="dataframe",
         place="the DataFrame",
         unit="row",
-        columns={name: _column(frame.iloc[:, number]) for number, name in enumerate(names)},
+        columns={name: _column(series) for name, series in columns},
         lines=np.arange(len(frame), dtype=np.int64),
         notes=() if is_plain else ("the index of the DataFrame is left out",),
     )

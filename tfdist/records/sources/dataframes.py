@@ -31,12 +31,7 @@ def plain(value: Any) -> Any:
         return value
     if value.ndim == 1:
         return _column(value.name, value)
-    names = [str(name) for name in value.columns]
-    if len(set(names)) != len(names):
-        raise DataError(
-            "each column of a DataFrame must have a name of its own", received=", ".join(names)
-        )
-    columns = {name: _column(name, value.iloc[:, n]) for n, name in enumerate(names)}
+    columns = {name: _column(name, series) for name, series in series_of(value)}
     if columns and all(column.dtype.kind in "biuf" for column in columns.values()):
         array = np.stack(list(columns.values()), axis=-1)
         for name, column in columns.items():
@@ -44,6 +39,16 @@ def plain(value: Any) -> Any:
                 check_kept(name, column, column.astype(array.dtype))
         return array
     return columns
+
+
+def series_of(frame: Any) -> list[tuple[str, Any]]:
+    """Returns the columns of a DataFrame with their names. Raises DataError for one name of two."""
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) != len(names):
+        raise DataError(
+            "each column of a DataFrame must have a name of its own", received=", ".join(names)
+        )
+    return [(name, frame.iloc[:, number]) for number, name in enumerate(names)]
 
 
 def _column(name: Any, series: Any) -> np.ndarray:

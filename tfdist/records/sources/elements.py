@@ -1,0 +1,54 @@
+"""The elements of data: their parts, and whether they are records or batches of them.
+
+What nothing tells is for the user to say: to guess wrongly would train wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tfdist.errors import DataError
+
+# Of a part of an element; a size, or their number, is None where it is not known.
+Shape = tuple[int | None, ...] | None
+
+
+def check_parts(what: str, parts: Sequence[object]) -> None:
+    """Raises DataError unless they are x, (x, y) or (x, y, sample_weight)."""
+    if not 1 <= len(parts) <= 3:
+        raise DataError(
+            f"{what} must be x, (x, y) or (x, y, sample_weight)",
+            received=f"a tuple of {len(parts)}",
+        )
+
+
+def told_by_shapes(elements: Iterable[Sequence[Shape]]) -> bool | None:
+    """Returns whether elements are batches; None when they may be either.
+
+    They are none where a part has no rows, or another number of rows than the others have. They are
+    where all have the same, and not the same in each element: unless records differ in length.
+
+    Args:
+        elements: of each, the shapes of its parts.
+    """
+    rows: set[int] = set()
+    for shapes in elements:
+        known = [shape for shape in shapes if shape is not None]
+        sizes = {shape[0] for shape in known if shape} - {None}
+        if () in known or len(sizes) > 1:
+            return False
+        rows |= sizes
+    return True if len(rows) > 1 else None
+
+
+def cannot_be_told(what: str, shapes: Sequence[Shape]) -> DataError:
+    return DataError(
+        f"{what} must show whether an element is one record or a batch of them",
+        received=f"elements of {in_words(shapes)}, which may be either",
+        mend="Say batched=True or batched=False beside it",
+    )
+
+
+def in_words(shapes: Sequence[Shape]) -> str:
+    listed = ", ".join("<unknown>" if shape is None else str(shape) for shape in shapes)
+    return f"shape{'s' if len(shapes) > 1 else ''} {listed}"
