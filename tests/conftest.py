@@ -29,8 +29,10 @@ _ROOT = _TESTS.parent
 _AND_ALL_IN = ("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies")
 _STARTED_COLD = (
     *("conformance/test_conformance.py::single", "conformance/test_conformance.py::horovod"),
-    *("training/test_fit.py::single", "training/test_fit.py::horovod", "runs/test_folder.py"),
+    *("training/test_fit.py::single", "runs/test_folder.py"),
 )
+#: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
+_STARTED = "TFDIST_TESTS_STARTED"
 #: Folder of the server from which programs start warm.
 _WARM = pytest.StashKey[str]()
 
@@ -66,11 +68,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        number, os.environ[_STARTED] = tempfile.mkstemp(prefix="started-")
+        os.close(number)
     if not (config.option.cold_starts or config.option.collectonly or _is_controller(config)):
         folder = tempfile.mkdtemp(prefix="zygote-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         config.stash[_WARM] = folder
         zygote.Start(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A test may have ended a run of pytest in this process, and its file with it."""
+    with contextlib.suppress(OSError):
+        count = os.path.getsize(os.environ[_STARTED])
+        terminalreporter.write_line(f"{count} processes of Python were started")
 
 
 def _is_controller(config: pytest.Config) -> bool:

@@ -132,9 +132,10 @@ def _resume(side: Side, model: str) -> Observed:
 
 def _save(side: Side, model: str) -> Observed:
     trained = side.model(model, cases.optimizer_of(model))
-    x, y = cases.arrays(model, 48)
-    side.fit(trained, (x, y))
-    return side.save(trained, x)
+    # As those of ``_resume``: the step that it has traced is used again.
+    data = cases.arrays(model, *cases.DATA["weights"])
+    side.fit(trained, data)
+    return side.save(trained, data[0])
 
 
 def _weights(model: Any) -> Observed:

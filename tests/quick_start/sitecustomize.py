@@ -79,6 +79,11 @@ sys.meta_path.insert(0, _Finder)
 # 700 new ones takes a sixth of a tiny training.
 gc.set_threshold(50_000, 20, 20)
 
+# How many are started, which the end of a run tells.
+if (_started := os.environ.get("TFDIST_TESTS_STARTED")) and os.path.isfile(_started):
+    with open(_started, "ab") as _file:
+        _file.write(b".")
+
 # Last: the program that this process would be may run in another one, see zygote.
 if "TFDIST_TESTS_ZYGOTE" in os.environ:
     import zygote

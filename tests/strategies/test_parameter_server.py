@@ -23,7 +23,7 @@ from tfdist.launch.tf_cluster import _free_ports
 from tfdist.topology import tf_config
 
 # Trainings that are struck wait twice for what comes, on a machine that may be busy.
-pytestmark = [pytest.mark.honest_start, pytest.mark.timeout(580)]
+pytestmark = pytest.mark.timeout(580)
 SCENARIOS = "parameter_server_scenarios.py"
 JOBS = {
     "parameter_server": Job(
@@ -122,6 +122,7 @@ def _environ(config: str | None = None) -> dict[str, str]:
     return env if config is None else env | {"TF_CONFIG": config}
 
 
+@pytest.mark.honest_start
 def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):
     with training(tmp_path, 20) as running:
         running.wait_for("step 5\n")
@@ -135,6 +136,7 @@ def test_a_lost_worker_is_survived_and_a_stopped_one_is_named(tmp_path):
     assert " silent for" in running.output
 
 
+@pytest.mark.honest_start
 def test_a_lost_server_ends_the_job_and_a_restart_goes_on(tmp_path):
     with training(tmp_path, 4, "--max-restarts", "1") as running:
         running.wait_for("step 15\n")
@@ -148,6 +150,7 @@ def test_a_lost_server_ends_the_job_and_a_restart_goes_on(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.honest_start
 def test_tasks_end_with_a_chief_that_is_killed_without_a_launcher(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(_TASKS))]
     tasks = list(zip(_TASKS, addresses, strict=True))

@@ -27,8 +27,9 @@ pytestmark = pytest.mark.timeout(_TIMEOUT_S + 20)
 def results(request, tmp_path_factory):
     """Runs the scenarios in one process: it needs logical CPUs, which this one may not have."""
     out = tmp_path_factory.mktemp("mesh") / "results.json"
+    wanted = [*selected(request, "model_on_mesh"), *selected(request, "mixed_on_mesh")]
     done = subprocess.run(
-        [sys.executable, str(_SCRIPT), str(out), *selected(request, "model_on_mesh")],
+        [sys.executable, str(_SCRIPT), str(out), *wanted],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -115,15 +116,15 @@ def test_rows_drop_out_whole_where_the_noise_has_that_shape(results):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "prediction", "weights"),
+    ("mixed_on_mesh", "dtype", "prediction", "weights"),
     [
-        ("mixed_bfloat16 mixed_tokens", "bfloat16", 2e-2, 1e-2),
+        *long(("mixed_bfloat16 mixed_tokens", "bfloat16", 2e-2, 1e-2)),
         ("mixed_float16 mixed_images", "float16", 1e-2, 2e-3),
     ],
 )
-def test_mixed_precision_is_that_of_keras(case, dtype, prediction, weights, results):
+def test_mixed_precision_is_that_of_keras(mixed_on_mesh, dtype, prediction, weights, results):
     """Broken off on 1x2 and resumed on 2x2; tolerances are some roundings of the precision."""
-    mixed = of(results, "mixed")[case]
+    mixed = of(results, "mixed")[mixed_on_mesh]
     assert mixed["dtypes"] == [dtype, dtype]
     assert mixed["prediction"] <= prediction
     assert mixed["weights"] <= weights
