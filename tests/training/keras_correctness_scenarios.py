@@ -80,6 +80,20 @@ def dense_layers(strategy, folder):
     compare(strategy, model_fn, *line())
 
 
+@scenario("mirrored")
+def outputs_of_rank_1(strategy, folder):
+    """Keras gives one number for all rows of them; of the last row, a replica has none."""
+
+    def model_fn():
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, layers.Reshape(())(layers.Dense(1)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse", ["mae"])
+        return model
+
+    x, y = line()
+    equals_one_device(strategy, model_fn, (x[:17], y[:17, 0]), global_batch_size=GLOBAL_BATCH_SIZE)
+
+
 @scenario(long=True)
 def dense_layers_in_a_class(strategy, folder):
     class Own(keras.Model):

@@ -369,7 +369,9 @@ def the_body_of_a_hand_written_loop(strategy, folder):
     feed = strategy.dataset((rows(), labels()), global_batch_size=BATCH, seed=2)
     reference, told = by_hand(feed, epochs=2)
     model = strategy.build(plain)
-    history = strategy.run(Body(model), feed, model=model, epochs=2, verbose=0).history
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        history = strategy.run(Body(model), feed, model=model, epochs=2, verbose=0).history
+    assert "warning" not in said.getvalue()
     last = [told[feed.steps_per_epoch - 1], told[-1]]
     assert history["rows"] == [float(one["rows"]) for one in last] == [1.0, 1.0]
     expected = [float(one["loss"]) for one in last]
@@ -454,6 +456,38 @@ def numbers_that_stay_a_replicas_own_are_named(strategy, folder):
     sizes = np.diff([*range(0, ROWS, BATCH), ROWS])
     means = np.array([means for _, means in shown[-len(sizes) :]])
     np.testing.assert_allclose(sizes @ means / ROWS, rows().mean(0), atol=1e-6)
+
+
+class Extremes(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(y_pred - tf.cast(y, tf.float32)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        found = {"loss": loss, "of_gradient": tf.linalg.global_norm(gradients)}
+        return found | {
+            "sum": tf.reduce_sum(tf.square(y_pred)),
+            "sums": tf.reduce_sum(x, 0),
+            "highest": tf.reduce_max(y_pred),
+            "lowest": tf.reduce_min(y_pred),
+        }
+
+
+@scenario
+def sums_and_extremes_are_those_of_the_batch(strategy, folder):
+    def model_fn():
+        inputs = keras.Input((5,))
+        model = Extremes(inputs, layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        data = rows(), labels()[:, None]
+        equals_one_device(strategy, model_fn, data, skip=("of_gradient",))
+    line = "warning: what train_step returns as 'of_gradient' is no mean over the rows"
+    assert said.getvalue().count(line) == strategy.topology.is_chief, said.getvalue()
 
 
 @scenario

@@ -174,6 +174,21 @@ def test_what_a_layer_adds(what, reduce, found):
     assert coupled(model("mse", Adding(reduce, what)), _SPEC) == found
 
 
+class Switched(layers.Layer):
+    """Its rows go to one of two experts; adds the loss that balances them (Switch)."""
+
+    def call(self, x):
+        likely = tf.nn.softmax(tf.stack([tf.reduce_sum(x, -1), tf.zeros(tf.shape(x)[:1])], 1))
+        chosen = tf.one_hot(tf.argmax(likely, -1), 2)
+        self.add_loss(tf.reduce_sum(tf.reduce_mean(chosen, 0) * tf.reduce_mean(likely, 0)))
+        return x
+
+
+def test_rows_that_a_router_parts():
+    built = model("mse", Switched(name="router"))
+    assert coupled(built, _SPEC) == ["add_loss of layer 'router'"]
+
+
 def test_what_a_model_adds():
     built = model("mse")
     built.add_metric(tf.reduce_sum(built.output), name="size")

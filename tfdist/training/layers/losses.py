@@ -69,7 +69,7 @@ def as_on_one_device(binding: Binding) -> None:
         if is_told_numbers and id(metric) not in compiled:
             _count_by_step(binding, metric)
     for metric in keras.losses.compiled_metrics(model):
-        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper) and not is_keras_own(metric):
+        if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
             _count_number_by_step(binding, metric)
 
 
@@ -94,7 +94,10 @@ def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
 
 
 def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper) -> None:
-    """Has a user's function that returns one number a batch, as a mean, count it by its rows."""
+    """Has a function that returns one number a batch, as a mean, count it by its rows.
+
+    A user's own may; Keras' own do of outputs of rank 1.
+    """
     given = metric.update_state
     if getattr(given, "counts_by_step", False):
         return
@@ -102,7 +105,8 @@ def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricW
     @tf.autograph.experimental.do_not_convert
     def update_state(y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         part = step_context.current().part
-        if part is not None and sample_weight is None:
+        may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
+        if part is not None and sample_weight is None and may_be_one:
             value = tf.convert_to_tensor(keras.losses.function_of(metric)(y, y_pred))
             sample_weight = part if value.shape.rank == 0 else None
         return given(y, y_pred, sample_weight=sample_weight)

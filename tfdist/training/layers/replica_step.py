@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,14 @@ import tensorflow as tf
 from tfdist.keras import step_context
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers.gradients import identity, with_gradient
+
+#: How numbers of replicas make up that of the global batch where it is not their mean by rows:
+#: name -> function of all of them and an axis, and the number that changes nothing.
+JOINS: dict[str, tuple[Callable[..., Any], float]] = {
+    "sum": (tf.reduce_sum, 0.0),
+    "maximum": (tf.reduce_max, -math.inf),
+    "minimum": (tf.reduce_min, math.inf),
+}
 
 
 @dataclass
@@ -58,15 +67,29 @@ class RunningStep:
     def rows_around(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of the global batch before and after those of this replica, int32 []."""
         if self._around is None:
-            context = tf.distribute.get_replica_context()
-            counts_all = context.num_replicas_in_sync == self.collective.num_replicas
-            place = context.replica_id_in_sync_group if counts_all else self.collective.process
-            place = tf.cast(place, tf.int32)
-            own = tf.cast(self.share[0], tf.float32)
-            mine = tf.one_hot(place, self.collective.num_replicas, on_value=own)
-            counts = tf.cast(tf.round(self._sum(mine, self.name("rows"))), tf.int32)
+            rows, place = self._of_each(tf.cast(self.share[0], tf.float32), "rows"), self._place()
+            counts = tf.cast(tf.round(rows), tf.int32)
             self._around = (tf.reduce_sum(counts[:place]), tf.reduce_sum(counts[place + 1 :]))
         return self._around
+
+    def joined(self, number: tf.Tensor, join: str) -> tf.Tensor:
+        """Returns what the numbers of all replicas make up, each in one shape, as JOINS says."""
+        of_all, nothing = JOINS[join]
+        own = tf.where(self.share[0] > 0, number, tf.constant(nothing, number.dtype))
+        return of_all(self._of_each(own, join), 0)
+
+    def _place(self) -> tf.Tensor:
+        """Returns the number of this replica among all, int32 []."""
+        context = tf.distribute.get_replica_context()
+        counts_all = context.num_replicas_in_sync == self.collective.num_replicas
+        place = context.replica_id_in_sync_group if counts_all else self.collective.process
+        return tf.cast(place, tf.int32)
+
+    def _of_each(self, number: tf.Tensor, what: str) -> tf.Tensor:
+        """Returns the numbers of all replicas, [num_replicas, ...]."""
+        mine = tf.range(self.collective.num_replicas) == self._place()
+        mine = tf.reshape(mine, [-1, *[1] * number.shape.rank])
+        return self._sum(tf.where(mine, number, tf.zeros_like(number)), self.name(what))
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Adds up weighted ``gradients`` over the replicas; ``optimizer`` updates ``variables``."""

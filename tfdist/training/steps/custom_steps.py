@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tfdist.training.engine.options import StepOptions
 from tfdist.training.layers import losses, randomness
 from tfdist.training.layers.average_loss import take_as_meant
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
-from tfdist.training.layers.replica_step import RunningStep, running_step
+from tfdist.training.layers.replica_step import JOINS, RunningStep, running_step
 from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
 
@@ -82,6 +82,9 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
+        #: A step of the user's own, and how often the model was compiled then -> what it gives of
+        #: rows, of ``row_probe.step_tried``.
+        self.tried: dict[tuple[Callable[[Any], Any], int], Any] = {}
         self._draws = ToldOnce()
         self._numbers = ToldOnce()
         take_as_meant()
@@ -98,13 +101,21 @@ class OwnSteps:
         for name, value in taken.items():
             self._binding.put(model, name, value)
 
+    def key(self, step: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], int]:
+        """Returns where ``tried`` has what is known of ``step``."""
+        return getattr(step, "__wrapped__", step), self._binding.times_compiled
+
+    def note_results(self) -> None:
+        """Has a step know which of the numbers that it returns are results of metrics."""
+        for metric in _metrics(self._model):
+            _note_results(self._binding, metric)
+
     def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
         """Returns what ``compute``, a compute_metrics of the user's own, does.
 
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
-        for metric in _metrics(self._model):
-            _note_results(self._binding, metric)
+        self.note_results()
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
@@ -138,7 +149,7 @@ class OwnSteps:
             step_context.within(replica=self._replica),
             self._told_of_draws(),
         ):
-            results = self._counted(_meeting(step), batch, share, self._binding.moved)
+            results = self._counted(step, batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
@@ -179,15 +190,14 @@ class OwnSteps:
         """
         model = self._model
         losses.as_on_one_device(self._binding)
-        for metric in _metrics(model):
-            _note_results(self._binding, metric)
+        self.note_results()
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
             step_context.within(results_are_local=True, own_step=running),
         ):
-            results = step(batch)
+            results = _meeting(step)(batch)
         layer_state.merge(
             moved, running.part, lambda own, name: running.sum(own, running.name(name))
         )
@@ -197,8 +207,13 @@ class OwnSteps:
         if not isinstance(results, dict):
             return results
         self._note(running, results)
-        self._tell_of_own(results)
-        return {name: self._of_all(running, name, value) for name, value in results.items()}
+        tried = self.tried.get(self.key(step))
+        joins = {} if tried is None else tried.joins
+        self._tell_of_own(results, joins)
+        return {
+            name: self._of_all(running, name, value, joins.get(name))
+            for name, value in results.items()
+        }
 
     def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
         self._metric_of |= {
@@ -207,10 +222,13 @@ class OwnSteps:
             if id(value) in running.results
         }
 
-    def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
+    def _of_all(self, running: RunningStep, name: str, value: Any, join: str | None) -> Any:
         """Returns a number of this replica's rows as that of the global batch.
 
         Integers are those of the first replica that has rows: all processes must see the same.
+
+        Args:
+            join: one of ``replica_step.JOINS``; otherwise it is their mean by rows.
 
         Raises:
             ModelError: its shape is not known, as that of a number for each row.
@@ -225,7 +243,9 @@ class OwnSteps:
                 received=f"'{name}' {list(value.shape)}",
                 mend="Return a mean over the rows, or the result of a metric",
             )
-        if _can_be_mean(value):
+        if join in JOINS:
+            return running.joined(value, join)
+        if can_be_mean(value):
             own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
         elif value.dtype.is_integer:
             # Known in the step alone: TensorFlow would compute an exchange of constants before it.
@@ -236,22 +256,36 @@ class OwnSteps:
             return value
         return tf.cast(running.sum(own, running.name(name)), value.dtype)
 
-    def _tell_of_own(self, results: dict[str, Any]) -> None:
-        """Tells once of what a step returns that stays each replica's own."""
+    def _tell_of_own(self, results: dict[str, Any], tried: Container[str]) -> None:
+        """Tells once of what a step returns that stays each replica's own, or may be no mean."""
         if self._collective.num_replicas == 1 or not self._collective.is_chief:
             return
-        own = [
-            f"'{name}' ({value.dtype.name} {list(value.shape)})"
+        values = {
+            name: value
             for name, value in zip(results, keras.tensors.all_raw(results.values()), strict=True)
             if tf.is_tensor(value)
             and not isinstance(value, tf.Variable)  # As a count of steps.
             and name not in self._metric_of
-            and not _can_be_mean(value)
+        }
+        own = [name for name, value in values.items() if not can_be_mean(value)]
+        each = [name for name, value in values.items() if name not in own and value.shape.rank]
+        each = [name for name in each if name not in tried]
+        found = {
+            "is shown as the first replica has it, of its rows alone": own,
+            "is shown as a mean over replicas, which is none of a number for each row": each,
+        }
+        lines = [
+            ", ".join(
+                f"'{name}' ({values[name].dtype.name} {list(values[name].shape)})" for name in names
+            )
+            + f" of a step of one's own {what}"
+            for what, names in found.items()
+            if names
         ]
-        if own:
+        if lines:
             self._numbers.failed(
-                f"{', '.join(own)} of a step of one's own is shown as the first replica has it, of "
-                "its rows alone. Return a float that is a mean over rows, or the result of a metric"
+                f"{'; '.join(lines)}. Return a float that is a mean over rows, or the result of a "
+                "metric"
             )
 
     def _merged(self, logs: Any) -> Any:
@@ -273,7 +307,7 @@ class OwnSteps:
         }
 
 
-def _can_be_mean(value: Any) -> bool:
+def can_be_mean(value: Any) -> bool:
     """Whether numbers of replicas can be those of the global batch, by their parts."""
     return tf.is_tensor(value) and value.shape.is_fully_defined() and value.dtype.is_floating
 
@@ -307,6 +341,7 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
     def step(data: Any) -> Any:
         return taken(given, data)
 
+    step.given = given
     return step
 
 

@@ -104,6 +104,8 @@ def found(model: tf.keras.Model, x: Any, parts: Sequence[slice]) -> list[Moved]:
             ref = variable.ref()
             if ref not in whole or np.array_equal(whole[ref], before[ref]):
                 continue
+            if not np.isfinite(whole[ref]).all():
+                continue  # Of rows that are none for it, as negative ones for a logarithm.
             draws = not np.array_equal(whole[ref], again[ref])
             each = [part[ref] - before[ref] for part in of_parts]
             change = whole[ref] - before[ref]

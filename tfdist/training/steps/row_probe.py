@@ -81,29 +81,52 @@ def coupled(
                 with contextlib.suppress(Exception):
                     found += _metrics(model, y, y_pred)
     with contextlib.suppress(Exception):
-        found += _added(model, element_spec)
+        for spread in (False, True):
+            found += _added(model, made_up(element_spec[0], spread=spread))
     return list(dict.fromkeys(found))
 
 
 def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
     """Returns the names of the user's own layers in ``model`` that look at several rows."""
+    found: dict[str, None] = {}
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
-        x = made_up(element_spec[0])
-        found = row_probe_layers.parted(model, x, SLICES, row_probe_layers.own_layers(model))
-        return [layer.name for layer in found]
-    return []
+        own = row_probe_layers.own_layers(model)
+        for spread in (False, True):
+            x = made_up(element_spec[0], spread=spread)
+            seeing = row_probe_layers.parted(model, x, SLICES, own)
+            found |= {layer.name: None for layer in seeing}
+    return list(found)
 
 
-def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
-    """Returns a clause where a train_step of the user's own couples rows.
+def step_tried(
+    model: tf.keras.Model, step: Callable[[Any], Any], batch_spec: Any
+) -> row_probe_steps.Tried | None:
+    """Returns what a step of the user's own gives of rows; None where it cannot be tried.
 
     Args:
-        model: as of ``coupled``, but that its metrics move: the step runs.
+        batch_spec: of what the step takes.
     """
     with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
-        if row_probe_steps.parted(model, made_up(element_spec), SLICES):
-            return [no_mean("the gradient of train_step")]
-    return []
+        batches = [made_up(batch_spec, seed=seed) for seed in range(DRAWS)]
+        return row_probe_steps.tried(model, step, batches, SLICES)
+    return None
+
+
+def step_explained(step: str, tried: row_probe_steps.Tried | None) -> list[str]:
+    """Returns a clause for each thing that couples rows in ``step``, of what it was tried on."""
+    if tried is None:
+        return []
+    found = [no_mean(f"the gradient of {step}")] if tried.is_parted else []
+    unlike = [f"'{name}'" for name, join in tried.joins.items() if join is None]
+    if unlike:
+        found.append(no_mean(f"what {step} returns as {', '.join(unlike)}"))
+    if tried.unknown:
+        names = ", ".join(f"'{name}'" for name in tried.unknown)
+        found.append(
+            f"what {step} returns as {names} is 0, or no number, on the rows that are tried, so it "
+            "is taken for a mean over the rows of a batch"
+        )
+    return found
 
 
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
@@ -111,7 +134,8 @@ def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer
     found: dict[Any, layer_state.Moved] = {}
     with contextlib.suppress(Exception):  # Whatever a user's layer does with made-up rows.
         for seed in range(DRAWS):  # Of some, parts may move a state alike by chance.
-            for moved in layer_state.found(model, made_up(element_spec[0], seed=seed), SLICES):
+            x = made_up(element_spec[0], seed=seed, spread=seed >= DRAWS // 2)
+            for moved in layer_state.found(model, x, SLICES):
                 ref = moved.variable.ref()
                 found[ref] = moved.beside(found.get(ref, moved))
     return list(found.values())
@@ -261,12 +285,11 @@ def _pairs(model: tf.keras.Model, y: Any, y_pred: Any) -> Iterator[tuple[Any, An
             yield loss, labels[name], outputs[name]
 
 
-def _added(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+def _added(model: tf.keras.Model, x: Any) -> list[str]:
     """Returns what layers add by ``add_loss`` and ``add_metric``."""
     adding = [layer for layer in layers_in(model) if _adds(layer)]
     if not adding:
         return []
-    x = made_up(element_spec[0])
     metrics = {id(m): m for layer in adding for m in layer.metrics}.values()
     told: dict[str, Any] = {}
 

@@ -56,9 +56,7 @@ def clauses_of(
     """
     if "train_step" in custom_steps.own_steps(model):
         return []
-    stilled = [i for layer in randomness.drawing_layers(model) for i in layers_in(layer)]
-    stilled += [i for i in layers_in(model) if isinstance(i, tf.keras.layers.BatchNormalization)]
-    loud = [layer for layer in called_in(model) if all(layer is not i for i in stilled)]
+    loud = loud_layers(model)
     most = row_probe_layers.tolerance_of(model)
     for in_training in (loud, []):
         forward = _Forward(model, in_training, (x, y, sample_weight), gradients)
@@ -91,6 +89,13 @@ def clauses_of(
     if off > most * np.max(np.abs(gradients[0]), initial=1e-6):
         return [no_mean("the gradient of the losses")]
     return []
+
+
+def loud_layers(model: tf.keras.Model) -> list[Any]:
+    """Returns what ``model`` calls but for layers that draw, and for BatchNormalization."""
+    stilled = [i for layer in randomness.drawing_layers(model) for i in layers_in(layer)]
+    stilled += [i for i in layers_in(model) if isinstance(i, tf.keras.layers.BatchNormalization)]
+    return [layer for layer in called_in(model) if all(layer is not i for i in stilled)]
 
 
 def _part(wholes: Sequence[Any], of_parts: Sequence[Any], rows: slice, most: float) -> bool:

@@ -103,8 +103,13 @@ def _is_signed(leaf: Any) -> bool:
     return leaf.dtype.is_integer and not leaf.dtype.is_unsigned and leaf.dtype.size > 1
 
 
-def made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
-    """Returns rows of any values of a structure of specs [batch, ...]."""
+def made_up(spec: Any, *, probabilities: bool = False, spread: bool = False, seed: int = 0) -> Any:
+    """Returns rows of any values of a structure of specs [batch, ...].
+
+    Args:
+        probabilities: whether the last dimension adds up to 1.
+        spread: whether rows are unlike, of both signs: a router sends all others to one expert.
+    """
     rng = np.random.default_rng(seed)
 
     def rows(leaf: Any) -> tf.Tensor:
@@ -115,6 +120,8 @@ def made_up(spec: Any, *, probabilities: bool = False, seed: int = 0) -> Any:
             return tf.strings.as_string(numbers) if dtype == tf.string else tf.cast(numbers, dtype)
         # What counts by a threshold looks the same on values that are all on one side of it.
         values = rng.choice([0.05, 0.95], shape) if seed % 2 else rng.uniform(0.1, 0.9, shape)
+        if spread:
+            values = rng.normal(size=shape)
         if probabilities and len(shape) > 1 and shape[-1] > 1:
             values /= values.sum(-1, keepdims=True)
         return tf.cast(values, leaf.dtype)

@@ -152,6 +152,7 @@ class SharedSteps:
         model = self._model
         with step_context.within(results_are_local=True):
             own_kinds = _are_keras_own(keras.losses.compiled_metrics(model), model.compute_metrics)
+            own_kinds &= not _gives_one_number(y_pred)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
             if own_results and self._binding.own_steps is not None:
                 return self._binding.own_steps.results_of(
@@ -200,6 +201,7 @@ class SharedSteps:
 
         compiled = tf.nest.flatten(keras.losses.compiled_losses(model))
         needs_rows = any(losses.name_of(part) in _NEED_ROWS for part in compiled)
+        needs_rows |= _gives_one_number(y_pred)
         if not is_own and not needs_rows and _are_keras_own(compiled, model.compute_loss):
             return loss()
         eager_variables.make_loss(model, y_pred)  # Variables cannot be made within a branch.
@@ -260,6 +262,11 @@ def _refuse_masks(model: tf.keras.Model, y_pred: Any) -> None:
             received=f"model '{model.name}' whose output carries a mask",
             mend="End the mask before the output (pool, flatten or slice), or give sample weights",
         )
+
+
+def _gives_one_number(y_pred: Any) -> bool:
+    """Whether Keras' own losses and metrics give one number for all rows, and NaN of none."""
+    return any(output.shape.rank == 1 for output in tf.nest.flatten(y_pred))
 
 
 def _dtype_of(y_pred: Any) -> tf.DType:
