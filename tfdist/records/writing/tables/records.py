@@ -13,7 +13,7 @@ from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, assign, named
 from tfdist.records.writing.tables.complaints import complaints_of, refuse
 from tfdist.records.writing.tables.delimited import UNNAMED
-from tfdist.records.writing.tables.kinds import find_kind
+from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
 from tfdist.records.writing.tables.table import (
@@ -118,7 +118,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     )
     if roles.client is None:
         return columns
-    owners = find_kind(table.columns[roles.client], is_text=True).values[kept]
+    owners = infer(table.columns[roles.client], is_text=True).values[kept]
     return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
 
 
@@ -132,7 +132,7 @@ def _index_columns(table: Table, asked: Asked, said: Mapping[str, Sequence[str]]
     found = []
     for name, column in table.columns.items():
         if name.lower() in _INDEX_NAMES and name not in mentioned:
-            cells = find_kind(column)
+            cells = infer(column)
             is_whole = cells.kind == INTEGER and not cells.missing.any() and not cells.bad
             if is_whole and len(np.unique(cells.values)) == len(cells):
                 found.append(name)
@@ -145,7 +145,7 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
     others = [name for name in (roles.weight, roles.client) if name is not None]
     for name in dict.fromkeys((*roles.inputs, *roles.labels, *others)):
         try:
-            cells[name] = find_kind(table.columns[name], is_text=name in words)
+            cells[name] = infer(table.columns[name], is_text=name in words)
         except DataError as error:
             raise DataError(
                 f"column '{name}' of {table.place}: {error.rule}",
@@ -156,9 +156,9 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
         if found.kind == NUMBER:
             cells[name] = found = _bad_beyond_float32(found)
         if name == roles.client and name not in roles.labels:
-            cells[name] = replace(find_kind(column, is_text=True), missing=found.missing)
+            cells[name] = replace(infer(column, is_text=True), missing=found.missing)
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
-            as_written = find_kind(column, is_text=True)
+            as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
     for name in (*roles.labels, *others):
         if cells[name].kind == EMPTY or cells[name].missing.all():

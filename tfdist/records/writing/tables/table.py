@@ -12,10 +12,6 @@ INTEGER, NUMBER, BOOLEAN, DATE = "integer", "number", "boolean", "date"
 TEXT, LISTS, EMPTY = "text", "lists", "empty"
 #: Kinds that are packed into one input of float32.
 NUMERIC = (INTEGER, NUMBER, BOOLEAN)
-#: Of a column of one kind, at least this share of the values is of it: the others are mistakes.
-ENOUGH = 0.95
-#: Letters of a bad value that are shown.
-SHOWN = 30
 
 
 @dataclass(frozen=True)
