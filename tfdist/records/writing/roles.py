@@ -104,6 +104,7 @@ def assign(
     asked: Asked,
     *,
     last_is_label: bool = False,
+    are_labels: bool = False,
     doubtful: Collection[str] = (),
 ) -> Roles:
     """Returns what each column is.
@@ -113,6 +114,8 @@ def assign(
         what: "column" or "array", for messages.
         names: all of them, each once.
         last_is_label: whether the last one is the label where none is called so.
+        are_labels: whether none is an input, as beside images: without one that is named, all are
+            labels.
         doubtful: what may be a label by its content, whatever its name.
 
     Raises:
@@ -134,13 +137,15 @@ def assign(
         weight = None
     free = [name for name in names if name not in (*drop, client, weight, *(inputs or ()))]
     guess = None
-    if labels is None:
+    if are_labels:
+        labels, inputs = tuple(free) if labels is None else labels, ()
+    elif labels is None:
         labels, guess = _guess(place, what, free, last_is_label)
     left = [name for name in free if name not in labels]
     if inputs is None:
         _check_none_is_a_label(place, what, left, labels, doubtful)
         inputs = tuple(left)
-    if not inputs:
+    if not inputs and not are_labels:
         raise DataError(
             f"{place} must have an input {what} beside the label",
             received=f"{what}s {', '.join(names)}",
@@ -178,6 +183,14 @@ def named(
     if len(set(given)) != len(given):
         raise DataError(f"{option} must name each {what} once", received=", ".join(given))
     return tuple(given)
+
+
+def mentioned(place: str, what: str, names: Sequence[str], asked: Asked) -> set[str | None]:
+    """Returns the columns of which a user says anything. Raises as ``named`` does."""
+    said = {asked.client, asked.weight}
+    for option in ("label", "inputs", "drop", "text", "categories"):
+        said |= {*(named(place, what, f"--{option}", getattr(asked, option), names) or ())}
+    return said
 
 
 def _missing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -131,26 +132,25 @@ class _Faults:
         }
         self._why = dict.fromkeys(self._of_image, "unreadable image")
         self._headers = headers
-        self._others: list[str] = []
-        self._alone: dict[str, int] = {}
+        # By what they are and what they lack.
+        self._alone: dict[tuple[str, str], list[str]] = {}
         self._needed = []
 
     def of_table(self, table: Any) -> None:
         self._needed.append("row")
         for number, reason in table.faults(self._headers):
             self._add(number, reason, "image without a whole row")
-        if table.astray:
-            self._alone["row without an image"] = len(table.astray)
-        self._others.extend(f"{row}, which is no image here" for row in table.astray)
+        self._alone["row", "without an image"] = table.astray
+        self._alone["row", "without whole values"] = table.bad
 
     def of_masks(self, masks: image_masks.FoundMasks) -> None:
         self._needed.append("mask")
         for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
             if reason := image_masks.fault(image, mask):
                 self._add(number, reason, "image without a mask that fits")
-        if masks.alone:
-            self._alone["mask without an image"] = len(masks.alone)
-        self._others.extend(f"the mask {name}, which has no image" for name in masks.alone)
+        self._alone["mask", "without an image"] = [
+            f"the mask {name}, which has no image" for name in masks.alone
+        ]
 
     def _add(self, number: int, reason: str, why: str) -> None:
         self._of_image.setdefault(number, reason)
@@ -158,7 +158,8 @@ class _Faults:
 
     def left_out(self) -> dict[str, int]:
         """Returns how many images, rows and masks are bad, by what is wrong with them."""
-        return {**Counter(self._why.values()), **self._alone}
+        alone = {f"{what} {why}": len(names) for (what, why), names in self._alone.items() if names}
+        return {**Counter(self._why.values()), **alone}
 
     def kept(self) -> list[int]:
         """Returns the numbers of the good images. Raises DataError unless bad ones may be left out.
@@ -166,7 +167,7 @@ class _Faults:
         Raises it too when there are no others.
         """
         kept = [number for number in range(len(self._images)) if number not in self._of_image]
-        count = len(self._of_image) + len(self._others)
+        count = len(self._of_image) + sum(map(len, self._alone.values()))
         if count and not (self._options.skip_bad and kept):
             belongs = " and its ".join(self._needed)
             rule = "every image must be one that can be read" + (
@@ -189,13 +190,13 @@ class _Faults:
             yield left_out(
                 count, "image", "as bad", self._named(whole=count < _WHOLE_PATHS), of=total
             )
-        if self._others:
-            count = len(self._others)
-            what = " or ".join(self._needed)
-            yield left_out(count, what, "without an image", self._others)
+        for (what, why), names in self._alone.items():
+            if names:
+                yield left_out(len(names), what, why, names)
 
     def _listed(self, count: int) -> str:
-        return listed([*self._named(whole=count <= _WHOLE_PATHS), *self._others], _BAD_SHOWN)
+        named = self._named(whole=count <= _WHOLE_PATHS)
+        return listed(chain(named, *self._alone.values()), _BAD_SHOWN)
 
     def _named(self, *, whole: bool) -> list[str]:
         return [
@@ -245,7 +246,7 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
             continue
         if options.fit != "stretch":
             raise refuse_boxes(name, options.fit)
-        most = max((float(boxes.max()) for boxes in column if len(boxes)), default=0.0)
+        most = float(column.flat.max(initial=0))
         if most > MOST_RELATIVE:
             raise DataError(
                 f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "

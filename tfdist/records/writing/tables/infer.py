@@ -20,6 +20,7 @@ from tfdist.records.writing.tables.table import (
     LISTS,
     NUMBER,
     TEXT,
+    WORDS,
     Cells,
     Values,
     Written,
@@ -46,7 +47,6 @@ _NOTHING = {
     TEXT: "",
     LISTS: [],
 }
-_WORDS = {NUMBER: "numbers", DATE: "dates"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
 
@@ -146,10 +146,10 @@ def _of_texts(column: Written) -> Cells:
                 kind, values, more = _whole_or_not(np.array(values), [present[n] for n in good])
                 found += more
             return _placed(kind, values, [rows[n] for n in good], missing, bad, found)
-        if share >= _NEARLY and kind in _WORDS:
+        if share >= _NEARLY and kind in (NUMBER, DATE):
             odd = present[values.index(None)]
             note = (
-                f"is text, though {share:.0%} of its values are {_WORDS[kind]}: "
+                f"is text, though {share:.0%} of its values are {WORDS[kind]}: "
                 f"one is '{odd:.{_SHOWN}}'",
             )
         elif kind == DATE and values.count(None) == len(values):

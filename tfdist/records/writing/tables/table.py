@@ -12,6 +12,8 @@ INTEGER, NUMBER, BOOLEAN, DATE = "integer", "number", "boolean", "date"
 TEXT, LISTS, EMPTY = "text", "lists", "empty"
 #: Kinds that are packed into one input of float32.
 NUMERIC = (INTEGER, NUMBER, BOOLEAN)
+#: What values of a kind are called; those of others as the kind.
+WORDS = {NUMBER: "numbers", INTEGER: "numbers", BOOLEAN: "truth values", DATE: "dates"}
 
 
 @dataclass(frozen=True)
