@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,13 @@ SPLIT_WORDS = {
 def split_of_word(word: str) -> str | None:
     """Returns which of ``SPLITS`` a word such as "Val" stands for; None for any other."""
     return SPLIT_WORDS.get(word.lower())
+
+
+def rows_of_splits(names: Sequence[str | None]) -> dict[str, np.ndarray] | None:
+    """Returns the numbers of the records of each split, int64 [n]; None where nothing divides."""
+    array = np.array([name or "" for name in names])
+    rows = {split: np.flatnonzero(array == split) for split in SPLITS}
+    return {split: found for split, found in rows.items() if len(found)} or None
 
 
 def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:

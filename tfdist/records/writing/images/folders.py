@@ -15,7 +15,8 @@ from tfdist.errors import DataError
 from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
-from tfdist.records.format.splits import SPLITS
+from tfdist.records.format.splits import rows_of_splits
+from tfdist.records.format.text_and_ragged import as_classes
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
@@ -110,7 +111,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         {name: column for name, (_, column) in found.items()},
         owners=None if table is None else table.owners(kept),
         roles=() if table is None else table.roles(),
-        splits=_rows_of_splits(names),
+        splits=rows_of_splits(names),
         notes=notes,
         left_out=faults.left_out(),
     )
@@ -258,21 +259,8 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
 
 def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
     """Returns the numbers of the class folders, sorted by name over all splits."""
-    classes = sorted({image.class_name for image in images})
-    ids = {name: number for number, name in enumerate(classes)}
+    classes, ids = as_classes([image.class_name for image in images])
     feature = Feature(
-        name="label",
-        dtype="int64",
-        shape=(),
-        encoding="int64",
-        role="label",
-        classes=tuple(classes),
+        name="label", dtype="int64", shape=(), encoding="int64", role="label", classes=classes
     )
-    return feature, np.array([ids[image.class_name] for image in images], np.int64)
-
-
-def _rows_of_splits(names: Sequence[str | None]) -> dict[str, np.ndarray] | None:
-    """Returns the numbers of the records of each split, int64 [n]; None where nothing divides."""
-    array = np.array([name or "" for name in names])
-    rows = {split: np.flatnonzero(array == split) for split in SPLITS}
-    return {split: found for split, found in rows.items() if len(found)} or None
+    return feature, ids

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.tables.packing import Packed
-from tfdist.records.writing.tables.table import LISTS, Cells, objects
+from tfdist.records.writing.tables.table import LISTS, Cells
 
 _MOST = 1 << 63
 

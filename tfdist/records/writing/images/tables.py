@@ -12,6 +12,7 @@ from tfdist.errors import DataError
 from tfdist.records.format.columns import Column, from_arrays
 from tfdist.records.format.schema import Feature
 from tfdist.records.format.splits import SPLITS
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.images.files import Header
 from tfdist.records.writing.images.label_values import packed_labels
 from tfdist.records.writing.images.labels import match, read_label_rows
@@ -25,7 +26,7 @@ from tfdist.records.writing.tables.records import (
     taken,
     words_of,
 )
-from tfdist.records.writing.tables.table import WORDS, objects
+from tfdist.records.writing.tables.table import WORDS
 
 _SPLIT = "split"
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.tables.dates import dates_of, seconds_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -24,7 +25,6 @@ from tfdist.records.writing.tables.table import (
     Cells,
     Values,
     Written,
-    objects,
 )
 
 # What stands for a value that is missing, where nobody has said that a column is text.

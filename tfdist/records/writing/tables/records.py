@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
 from tfdist.records.writing.tables.complaints import complaints_of, refuse
@@ -27,7 +28,6 @@ from tfdist.records.writing.tables.table import (
     Cells,
     Table,
     Written,
-    objects,
 )
 
 MISSING = "missing"

@@ -96,11 +96,3 @@ class Table:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.columns)
-
-
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """Returns an array of objects, [values], also where those are sequences themselves."""
-    array = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array
