@@ -511,6 +511,19 @@ class TestMasks:
         assert "1 of 3 masks are written with the numbers of their colours" in str(columns.notes)
         assert "1 of 3 masks are written with 0 and 1" in str(columns.notes)
 
+    def test_sixteen_bits_of_the_other_byte_order(self, tmp_path):
+        """Pillow itself makes 255 of all that is more."""
+        numbers = np.array([[1, 300], [65535, 7]], ">u2")
+        for folder in ("photos", "masks"):
+            (tmp_path / folder).mkdir()
+            Image.fromarray(numbers).save(tmp_path / folder / "a.tif")
+        with Image.open(tmp_path / "masks/a.tif") as image:
+            assert image.mode == "I;16B"
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        for feature in columns.schema.features:
+            stored = Image.open(io.BytesIO(values(columns, feature.name)[0]))
+            np.testing.assert_array_equal(np.asarray(stored), numbers)
+
     def test_what_does_not_fit(self, photos, tmp_path):
         masks = tmp_path / "masks"
         save(masks / "1.png", size=(3, 3), mode="L")
