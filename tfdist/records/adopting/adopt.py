@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, parted
+from tfdist.records.writing.shard_files import Counter
 
 FAULTS_SHOWN = 20
 # Enough to see what cannot be guessed before terabytes are read.
@@ -363,8 +363,9 @@ def _scan(
         asked = {*(said.inputs or ()), *(said.label or ()), *filter(None, [said.weight])}
         if asked <= set(described):  # What is not among the first may come later.
             wanted = {*choose(str(files.folder), described, said, told).used}
-    counted = _Counter(files, names, progress)
-    scanned = {item.name: item for item in scan(files.folder, names, wanted, counted.add)}
+    total = 0 if progress is None else sum(_bytes(files.folder, name) for name in names)
+    count = Counter(total, progress).add
+    scanned = {item.name: item for item in scan(files.folder, names, wanted, count)}
     faults = [item.fault for item in scanned.values() if item.fault is not None]
     faults += _wrong_lengths(splits, scanned, told)
     if len({item.is_gzip for item in scanned.values() if item.bytes}) > 1 and not faults:
@@ -380,23 +381,11 @@ def _scan(
     return scanned
 
 
-class _Counter:
-    """Counts the bytes that several threads read."""
-
-    def __init__(self, files: Files, names: Sequence[str], progress: Progress | None):
-        self._progress, self._lock, self._done = progress, threading.Lock(), 0
-        self._total = 0
-        for name in names if progress is not None else ():
-            try:
-                self._total += os.stat(files.folder / name).st_size
-            except OSError:
-                continue  # What is wrong with it is told where it is read.
-
-    def add(self, num_bytes: int) -> None:
-        if self._progress is not None:
-            with self._lock:
-                self._done += num_bytes
-                self._progress(self._done, self._total)
+def _bytes(folder: Path, name: str) -> int:
+    try:
+        return os.stat(folder / name).st_size
+    except OSError:
+        return 0  # What is wrong with it is told where it is read.
 
 
 def _wrong_lengths(
@@ -532,7 +521,7 @@ def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:
             )
 
 
-def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
+def _check_ids(label: Feature, ids: collections.Counter[int] | None) -> None:
     if not ids:
         return
     smallest, largest = min(ids) - label.reading.offset, max(ids) - label.reading.offset
@@ -553,7 +542,7 @@ def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
 
 def _split(schema: Schema, scanned: Mapping[str, Scanned], names: Sequence[str]) -> SplitInfo:
     label = schema.class_label
-    counts: Counter[int] | None = Counter()
+    counts: collections.Counter[int] | None = collections.Counter()
     for name in names:
         found = None if label is None else scanned[name].found.get(label.name)
         of_file = None if found is None else found.class_counts

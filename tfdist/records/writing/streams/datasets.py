@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.reading.batched import is_batched, refuse_endless, single_records
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, are_batches, in_chunks
+from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, are_batches
 
 _CHUNK_BYTES = 1 << 20
 _SEEN = 8
@@ -40,9 +40,8 @@ def from_tf_dataset(dataset: tf.data.Dataset, asked: Asked, batched: bool | None
     if _has_one_shape(records.dataset):
         chunks = _in_batches(records.dataset, structure)
     else:
-        every = enumerate(as_numpy(records.dataset))
-        chunks = in_chunks((structure.named(n, each) for n, each in every), structure.names)
-    return structure.stream("dataset", chunks, total)
+        chunks = structure.chunks([(None, as_numpy(records.dataset))])
+    return structure.stream("dataset", chunks, total=total)
 
 
 def _check_tensors(specs: Mapping[str, Any]) -> None:
@@ -77,12 +76,12 @@ def _has_one_shape(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def _in_batches(dataset: tf.data.Dataset, structure: Structure) -> Iterator[Chunk]:
+def _in_batches(dataset: tf.data.Dataset, structure: Structure) -> Iterator[tuple[None, Chunk]]:
     leaves = tf.nest.flatten(dataset.element_spec)
     record_bytes = sum(leaf.shape.num_elements() * max(1, leaf.dtype.size) for leaf in leaves)
     size = max(1, min(1024, _CHUNK_BYTES // max(1, record_bytes)))
     for number, batch in enumerate(as_numpy(dataset.batch(size))):
-        yield structure.named(number, batch)
+        yield None, structure.named(number, batch)
 
 
 def as_numpy(dataset: tf.data.Dataset) -> Iterator[Any]:

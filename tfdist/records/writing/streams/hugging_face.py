@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, in_chunks
+from tfdist.records.writing.streams.stream import Stream, Structure, image_like
 
 # Names of splits there, and here.
 _SPLITS = {"val": "validation", "valid": "validation"}
@@ -17,7 +17,11 @@ def is_dataset(source: Any) -> bool:
     """Whether it is a Dataset or IterableDataset, or a dict of them by split."""
     if isinstance(source, Mapping) and source:
         return all(is_dataset(each) for each in source.values())
-    return hasattr(source, "features") and hasattr(source, "cast_column") and _iterable(source)
+    return (
+        hasattr(source, "features")
+        and hasattr(source, "cast_column")
+        and hasattr(source, "__iter__")
+    )
 
 
 def open_dataset(source: Any, asked: Asked) -> Stream:
@@ -36,12 +40,9 @@ def open_dataset(source: Any, asked: Asked) -> Stream:
     features = first.features or dict.fromkeys(next(iter(first), {}))
     structure = Structure.of(dict.fromkeys(features), asked, "dataset")
     lengths = [len(each) if hasattr(each, "__len__") else None for each in parts.values()]
-    return Stream(
-        kind="huggingface",
-        chunks=_chunks(parts, structure),
-        inputs=structure.inputs,
-        labels=structure.labels,
-        weights=structure.weights,
+    return structure.stream(
+        "huggingface",
+        structure.chunks((split, _records(part, structure)) for split, part in parts.items()),
         classes={
             name: tuple(feature.names)
             for name, feature in features.items()
@@ -50,25 +51,14 @@ def open_dataset(source: Any, asked: Asked) -> Stream:
         dtypes={name: dtype for name in features if (dtype := _dtype(features[name]))},
         total=None if None in lengths else sum(lengths),
         splits=tuple(parts) if isinstance(source, Mapping) else None,
-        client=asked.client,
-        roles=structure.roles,
     )
 
 
-def _chunks(parts: Mapping[str | None, Any], structure: Structure) -> Iterator[Any]:
-    number = 0
-
-    def records(part: Any) -> Iterator[Mapping[str, Any]]:
-        nonlocal number
-        for record in part:
-            found = structure.named(number, record)
-            number += 1
-            yield {name: _image_bytes(value) for name, value in found.items()}
-
-    for split, part in parts.items():
-        chunk: Chunk
-        for chunk in in_chunks(records(part), structure.names):
-            yield split, chunk
+def _records(part: Any, structure: Structure) -> Iterator[Mapping[str, Any]]:
+    """Yields the records of a split, with the bytes of the images that are wanted."""
+    for record in part:
+        wanted = [name for name in structure.names if name in record]
+        yield {**record, **{name: _image_bytes(record[name]) for name in wanted}}
 
 
 def _with_bytes(dataset: Any) -> Any:
@@ -87,8 +77,6 @@ def _image_bytes(value: Any) -> Any:
             data = file.read()
     else:
         data = value["bytes"]
-    from tfdist.records.writing.streams.stream import image_like
-
     if data is None or image_like(data):
         return data
     import io
@@ -107,7 +95,3 @@ def _dtype(feature: Any) -> str | None:
     dtype = getattr(feature, "dtype", None)
     is_number = isinstance(dtype, str) and dtype.rstrip("0123456789") in _NUMBERS
     return dtype if is_number else None
-
-
-def _iterable(source: Any) -> bool:
-    return hasattr(source, "__iter__")

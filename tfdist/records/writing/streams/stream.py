@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.exif import IMAGE_BEGINNINGS
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -74,9 +75,13 @@ def of_elements(
     if batched is None:
         batched = are_batches(first, type(first[0]).__name__)
     structure = Structure.of(first[0], asked, kind)
-    named = (structure.named(n, each) for n, each in enumerate(chain(first, elements)))
-    chunks = in_chunks(named, structure.names) if not batched else _checked_batches(named)
-    return structure.stream(kind, chunks, total)
+    every = chain(first, elements)
+    if batched:
+        named = (structure.named(number, each) for number, each in enumerate(every))
+        chunks = ((None, batch) for batch in _checked_batches(named))
+    else:
+        chunks = structure.chunks([(None, every)])
+    return structure.stream(kind, chunks, total=total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +148,28 @@ class Structure:
             keys=keys,
         )
 
-    def stream(self, kind: str, chunks: Iterable[Chunk], total: int | None) -> Stream:
-        """Returns the stream of chunks of such records, which are of no split yet."""
+    def stream(self, kind: str, chunks: Iterator[tuple[str | None, Chunk]], **more: Any) -> Stream:
+        """Returns the stream of chunks of such records; ``more`` are further attributes."""
         return Stream(
             kind=kind,
-            chunks=((None, chunk) for chunk in chunks),
+            chunks=chunks,
             inputs=self.inputs,
             labels=self.labels,
             weights=self.weights,
-            total=total,
             client=self.client,
             roles=self.roles,
+            **more,
         )
+
+    def chunks(
+        self, parts: Iterable[tuple[str | None, Iterable[Any]]]
+    ) -> Iterator[tuple[str | None, Chunk]]:
+        """Yields the records of each part, some at a time, with the split that the part is."""
+        numbers = count()
+        for split, elements in parts:
+            named = (self.named(next(numbers), element) for element in elements)
+            for chunk in _in_chunks(named, self.names):
+                yield split, chunk
 
     def named(self, number: int, element: Any) -> dict[str, Any]:
         """Returns the values of an element by name."""
@@ -218,24 +233,24 @@ def are_batches(elements: Sequence[Any], what: str) -> bool:
 def image_like(value: Any) -> bool:
     """Whether a value is the bytes of a JPEG or PNG file, or an image of Pillow's."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value[:3]) == b"\xff\xd8\xff" or bytes(value[:8]) == b"\x89PNG\r\n\x1a\n"
+        return bytes(value[:8]).startswith(IMAGE_BEGINNINGS)
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
 
 
-def in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
+def _in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
     """Yields the values of records together, some at a time."""
     chunk: dict[str, list[Any]] = {name: [] for name in names}
-    size = count = 0
+    size = length = 0
     for record in records:
         for name in names:
             value = _plain(record[name])
             chunk[name].append(value)
             size += _size(value)
-        count += 1
-        if count == _CHUNK_RECORDS or size > _CHUNK_BYTES:
+        length += 1
+        if length == _CHUNK_RECORDS or size > _CHUNK_BYTES:
             yield chunk
-            chunk, size, count = {name: [] for name in names}, 0, 0
-    if count:
+            chunk, size, length = {name: [] for name in names}, 0, 0
+    if length:
         yield chunk
 
 

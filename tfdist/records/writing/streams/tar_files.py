@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.records.wording import left_out
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Stream, Structure, in_chunks
+from tfdist.records.writing.streams.stream import Stream, Structure
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _END_BYTES = 1024
@@ -70,9 +70,8 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
     structure = Structure.of(first, asked, path.name)
 
     def every() -> Iterator[Mapping[str, Any]]:
-        yield structure.named(0, first)
-        for number, record in enumerate(records, 1):
-            yield structure.named(number, record)
+        yield first
+        yield from records
         if skipped:
             kinds = [f"{count:,} .{kind}" for kind, count in skipped.most_common()]
             notes.append(left_out(skipped.total(), "file", "as of kinds that are not read", kinds))
@@ -80,16 +79,8 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
         if not _has_its_end(path):
             notes.append(f"{path} lacks the mark that ends an archive: it may have been cut")
 
-    return Stream(
-        kind="tar",
-        chunks=((None, chunk) for chunk in in_chunks(every(), structure.names)),
-        inputs=structure.inputs,
-        labels=structure.labels,
-        weights=structure.weights,
-        client=asked.client,
-        roles=structure.roles,
-        notes=notes,
-        left_out=bad.left_out,
+    return structure.stream(
+        "tar", structure.chunks([(None, every())]), notes=notes, left_out=bad.left_out
     )
 
 

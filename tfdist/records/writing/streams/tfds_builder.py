@@ -10,7 +10,7 @@ from typing import Any
 from tfdist.errors import DataError
 from tfdist.records.format.splits import split_of_word
 from tfdist.records.writing.roles import Asked
-from tfdist.records.writing.streams.stream import Chunk, Stream, Structure, in_chunks
+from tfdist.records.writing.streams.stream import Stream, Structure
 
 
 def is_builder(source: Any) -> bool:
@@ -40,21 +40,17 @@ def open_builder(builder: Any, asked: Asked) -> Stream:
     if not asked.names_columns:
         asked = replace(asked, **_supervised(builder.info.supervised_keys, features))
     structure = Structure.of(dict.fromkeys(features), asked, builder.info.name)
-    return Stream(
-        kind="tfds",
-        chunks=_chunks(builder, tuple(splits), structure),
-        inputs=structure.inputs,
-        labels=structure.labels,
-        weights=structure.weights,
+    names = {name: split_of_word(name) or name for name in splits}
+    return structure.stream(
+        "tfds",
+        structure.chunks((names[name], _records(builder, name)) for name in splits),
         classes={
             name: tuple(features[name].names)
             for name in structure.labels
             if type(features[name]).__name__ == "ClassLabel" and features[name].names
         },
         total=sum(splits.values()),
-        splits=tuple(split_of_word(name) or name for name in splits),
-        client=asked.client,
-        roles=structure.roles,
+        splits=tuple(names.values()),
     )
 
 
@@ -65,25 +61,14 @@ def _supervised(keys: Any, features: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(("inputs", "label", "weight"), keys, strict=False))
 
 
-def _chunks(
-    builder: Any, names: tuple[str, ...], structure: Structure
-) -> Iterator[tuple[str, Chunk]]:
+def _records(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
     from tfdist.records.writing.streams.datasets import as_numpy
 
-    number = 0
-
-    def records(split: str) -> Iterator[Mapping[str, Any]]:
-        nonlocal number
-        dataset = builder.as_dataset(
-            split=split, shuffle_files=False, decoders=_decoders(builder.info.features)
-        )
-        for element in as_numpy(dataset):
-            yield structure.named(number, dict(_flat("", element)))
-            number += 1
-
-    for name in names:
-        for chunk in in_chunks(records(name), structure.names):
-            yield split_of_word(name) or name, chunk
+    dataset = builder.as_dataset(
+        split=split, shuffle_files=False, decoders=_decoders(builder.info.features)
+    )
+    for element in as_numpy(dataset):
+        yield dict(_flat("", element))
 
 
 def _decoders(features: Mapping[str, Any]) -> dict[str, Any] | None:
