@@ -104,12 +104,26 @@ def assign(
     assigned = {name: order[split_of == number] for number, name in enumerate(shares)}
     for name, rows in assigned.items():
         if not len(rows):
-            raise DataError(
-                f"split '{name}' must have at least one record",
-                received=f"none of {num_records} in all",
-                mend="Give it a larger share, or write one split alone: --split train=1",
-            )
+            raise empty_split(name, f"none of {num_records} in all")
     return assigned
+
+
+def empty_split(name: str, received: str) -> DataError:
+    return DataError(
+        f"split '{name}' must have at least one record",
+        received=received,
+        mend="Give it a larger share, or write one split alone: --split train=1",
+    )
+
+
+def check_enough(name: str, num_records: int, num_shards: int) -> None:
+    """Raises DataError for a split with fewer records than the shards that are asked for."""
+    if num_records < num_shards:
+        raise DataError(
+            f"split '{name}' must have at least one record for each shard",
+            received=f"{num_records} records for {num_shards} shards",
+            mend="Choose fewer shards (--num-shards)",
+        )
 
 
 def apportion(count: int, shares: list[float], owed: np.ndarray | None = None) -> np.ndarray:

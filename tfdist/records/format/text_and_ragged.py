@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,12 @@ def as_label(name: str, text: str | bytes) -> str:
         ) from None
 
 
-def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+def as_classes(
+    texts: Sequence[str], in_order: Callable[[set[str]], list[str]] = sorted
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different texts, sorted, and the number of each text there, int64 [texts]."""
     # NumPy's own text would lose the NULs that one ends with, and two classes would become one.
-    classes = tuple(sorted(set(texts)))
+    classes = tuple(in_order(set(texts)))
     ids = {name: number for number, name in enumerate(classes)}
     return classes, np.array([ids[text] for text in texts], np.int64)
 
