@@ -175,6 +175,7 @@ class _Faults:
                 f", with its {belongs}, and each of those must have its image" if belongs else ""
             )
             look = "; --no-decode looks at no pixels" if self._options.decode else ""
+            look += "; name columns of words with --text" if "row" in self._needed else ""
             place = "" if count <= _WHOLE_PATHS else f" in {self._folder}"
             raise DataError(
                 rule,

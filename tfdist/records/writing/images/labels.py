@@ -14,7 +14,7 @@ from tfdist.errors import DataError, read_json
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
 from tfdist.records.writing.tables.complaints import refuse
-from tfdist.records.writing.tables.files import read_table
+from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.table import Cells, Table, Values, Written
 
@@ -91,7 +91,7 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
         return _of_coco(path, files)
     if not path.is_file():
         raise DataError(
-            "labels must name a CSV or JSON lines file, or COCO's annotations",
+            f"labels must name {NAMES}, or COCO's annotations",
             received=f"{path}, which is no file",
         )
     if _holds_coco(path):

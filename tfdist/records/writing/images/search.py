@@ -21,7 +21,7 @@ _SUFFIXES = frozenset(
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE"
 _MEND = (
     "Give a folder that holds a folder for each class; or say what the images are, with --labels "
-    "FILE (a CSV or JSON lines file with a row for each) or --masks FOLDER"
+    "FILE (a table, such as .csv, with a row for each) or --masks FOLDER"
 )
 
 
