@@ -128,15 +128,16 @@ def assign(
             can say what they are.
     """
     client = asked.client
+    weight = None if asked.weight is None else str(asked.weight)  # pandas' may be a number.
     check_there(place, what, client, names)
-    check_there(place, what, asked.weight, names, "--weight")
+    check_there(place, what, weight, names, "--weight")
     labels = named(place, what, "--label", asked.label, names)
     inputs = named(place, what, "--inputs", asked.inputs, names)
     drop = named(place, what, "--drop", asked.drop, names) or ()
-    check_apart(place, what, labels, inputs, drop, filter(None, [asked.weight]))
+    check_apart(place, what, labels, inputs, drop, filter(None, [weight]))
     # A label that names the clients stays a label; an input would be learnt by heart.
     check_apart(place, what, filter(None, [client]), (*(inputs or ()), *drop))
-    weight = asked.weight or (WEIGHT if WEIGHT in names else None)
+    weight = weight or (WEIGHT if WEIGHT in names else None)
     if weight in (*(labels or ()), *(inputs or ()), *drop, client):
         weight = None
     free = [name for name in names if name not in (*drop, client, weight, *(inputs or ()))]

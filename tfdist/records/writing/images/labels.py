@@ -107,11 +107,9 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
 
 def _as_written(column: Cells | Written | Values) -> Cells | Written | Values:
     """Returns a column of JSON's text as one of a text file: "3" is a number in both."""
-    if isinstance(column, Values) and all(
-        type(value) in (str, NoneType) for value in column.values
-    ):
-        return Written([value or "" for value in column.values])
-    return column
+    values = column.values if isinstance(column, Values) else [0]
+    are_texts = all(type(value) in (str, NoneType) for value in values)
+    return Written([value or "" for value in values]) if are_texts else column
 
 
 def _holds_coco(path: Path) -> bool:
