@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from tfdist.records.format.exif import IMAGE_BEGINNINGS, UPRIGHT, is_sideways, orientation_of_jpeg
+from tfdist.records.format.exif import UPRIGHT, is_sideways, orientation_of_jpeg
 
+_PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _OTHERS = {
     b"GIF8": "GIF",
@@ -36,11 +37,11 @@ class Head(NamedTuple):
 def head_of(data: bytes, start: int = 0, stop: int | None = None) -> Head | None:
     """Returns what the head of an image says; None where it is no JPEG or PNG, or a broken one."""
     stop = len(data) if stop is None else stop
-    first, (jpeg, png) = data[start : start + 8], IMAGE_BEGINNINGS
+    first = data[start : start + 8]
     try:
-        if first.startswith(jpeg):
+        if first[:3] == b"\xff\xd8\xff":
             return _upright(_jpeg(data, start + 2, stop), orientation_of_jpeg(data, start, stop))
-        if first == png and stop - start >= 33:
+        if first == _PNG and stop - start >= 33:
             width, height, bits, color = struct.unpack_from(">IIBB", data, start + 16)
             return Head("png", height, width, _PNG_CHANNELS[color], bits)
     except (IndexError, KeyError, struct.error):
