@@ -137,7 +137,7 @@ def _joined(_ctx: object, _option: object, given: tuple[str, ...]) -> str | None
 @click.option(
     "--labels",
     metavar="FILE",
-    help="A .csv or .jsonl with a row for each image of the folder SOURCE, or COCO's "
+    help="A table with a row for each image of the folder SOURCE, or COCO's "
     "instances_*.json, or the folder with these.  [default: SOURCE/annotations, where they are]",
 )
 @click.option(

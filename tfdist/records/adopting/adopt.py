@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 from tfdist import __version__
 from tfdist.errors import CorruptShardError, DataError, OptionError, spelt
-from tfdist.records.adopting import choose as roles
-from tfdist.records.adopting.choose import Chosen, Said
+from tfdist.records.adopting.choose import check_roles, choose
 from tfdist.records.adopting.describe import Described, describe
 from tfdist.records.adopting.found import Found
 from tfdist.records.adopting.in_bucket import in_a_bucket_too
@@ -36,6 +34,8 @@ from tfdist.records.format.offsets import OFFSETS_NAME, write_offsets
 from tfdist.records.format.readings import notes_of_boxes
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.wording import left_out, listed
+from tfdist.records.writing.roles import Asked, Roles, parted
+from tfdist.records.writing.shard_files import Counter
 
 FAULTS_SHOWN = 20
 # Enough to see what cannot be guessed before terabytes are read.
@@ -133,8 +133,8 @@ def adopt(
     """
     tell = tell or (lambda text: None)
     reading = _Reading(resize=resize, fit=fit, color=color, max_length=max_length)
-    said = Said(inputs=roles.named(inputs), labels=roles.named(labels), weight=weight)
-    roles.check_apart(said)
+    x, y = (None if names is None else [*filter(None, parted(names))] for names in (inputs, labels))
+    said = Asked(inputs=x, label=y, weight=weight)
     if first_class is not None and type(first_class) is not int:
         raise OptionError("first_class must be a whole number", received=repr(first_class))
     names = _class_names(classes)
@@ -143,7 +143,7 @@ def adopt(
         possible(place)
     home = _home(source, out)
     before = _manifest_of(home) if home is not None else None
-    is_new = any(item is not None for item in (*vars(said).values(), split, names, first_class))
+    is_new = said.names_columns or any(it is not None for it in (split, names, first_class))
     if before is not None and not is_new:
         return _read_otherwise(home, before, reading, tell)
     if before is not None:
@@ -193,8 +193,8 @@ def adopt(
         for name, item in sorted(found.items())
     }
     place = str(files.folder)
-    chosen = roles.choose(place, described, said, told)
-    roles.check_roles(place, chosen, described)
+    chosen = choose(place, described, said, told)
+    check_roles(place, chosen, described)
     if chosen.weight is not None:
         _check_weights(chosen.weight, scanned)
     schema, more = _schema(chosen, described, names, first_class, before)
@@ -282,17 +282,16 @@ def _read_otherwise(home: Path, before: Manifest, reading: _Reading, tell: Tell)
     return manifest
 
 
-def _as_before(said: Said, before: Manifest) -> Said:
+def _as_before(said: Asked, before: Manifest) -> Asked:
     """Returns what is said now, and where nothing is, what was taken before."""
 
-    def names(role: str) -> tuple[str, ...]:
-        taken = {*(said.inputs or ()), *(said.labels or ()), said.weight}
-        return tuple(f.name for f in before.schema.of_role(role) if f.name not in taken)
-
-    return Said(
-        inputs=said.inputs or names("input") or None,
-        labels=said.labels if said.labels is not None else names("label"),
-        weight=said.weight or next(iter(names("weight")), None),
+    taken = {*(said.inputs or ()), *(said.label or ()), said.weight}
+    left = [feature for feature in before.schema.features if feature.name not in taken]
+    x, y, weights = ([f.name for f in left if f.role == r] for r in ("input", "label", "weight"))
+    return Asked(
+        inputs=said.inputs or x or None,
+        label=said.label if said.label is not None else y,
+        weight=said.weight or next(iter(weights), None),
     )
 
 
@@ -348,7 +347,7 @@ def _from(folder: Path, shards: Path) -> str:
 def _scan(
     files: Files,
     splits: Mapping[str, list[str]],
-    said: Said,
+    said: Asked,
     told: Folder,
     progress: Progress | None,
 ) -> dict[str, Scanned]:
@@ -361,13 +360,12 @@ def _scan(
             name: describe(name, item, most, told.features.get(name))
             for name, item in sorted(peeked.items())
         }
-        asked = (*(said.inputs or ()), *(said.labels or ()), *filter(None, [said.weight]))
-        absent = [name for name in asked if name not in described]
-        if not absent:  # What is not among the first may come later.
-            chosen = roles.choose(str(files.folder), described, said, told)
-            wanted = {*chosen.names, *((said.weight,) if said.weight else ())}
-    counted = _Counter(files, names, progress)
-    scanned = {item.name: item for item in scan(files.folder, names, wanted, counted.add)}
+        asked = {*(said.inputs or ()), *(said.label or ()), *filter(None, [said.weight])}
+        if asked <= set(described):  # What is not among the first may come later.
+            wanted = {*choose(str(files.folder), described, said, told).used}
+    total = 0 if progress is None else sum(_bytes(files.folder, name) for name in names)
+    count = Counter(total, progress).add
+    scanned = {item.name: item for item in scan(files.folder, names, wanted, count)}
     faults = [item.fault for item in scanned.values() if item.fault is not None]
     faults += _wrong_lengths(splits, scanned, told)
     if len({item.is_gzip for item in scanned.values() if item.bytes}) > 1 and not faults:
@@ -383,23 +381,11 @@ def _scan(
     return scanned
 
 
-class _Counter:
-    """Counts the bytes that several threads read."""
-
-    def __init__(self, files: Files, names: Sequence[str], progress: Progress | None):
-        self._progress, self._lock, self._done = progress, threading.Lock(), 0
-        self._total = 0
-        for name in names if progress is not None else ():
-            try:
-                self._total += os.stat(files.folder / name).st_size
-            except OSError:
-                continue  # What is wrong with it is told where it is read.
-
-    def add(self, num_bytes: int) -> None:
-        if self._progress is not None:
-            with self._lock:
-                self._done += num_bytes
-                self._progress(self._done, self._total)
+def _bytes(folder: Path, name: str) -> int:
+    try:
+        return os.stat(folder / name).st_size
+    except OSError:
+        return 0  # What is wrong with it is told where it is read.
 
 
 def _wrong_lengths(
@@ -458,7 +444,7 @@ def _merged(scanned: Mapping[str, Scanned]) -> dict[str, Found]:
 
 
 def _schema(
-    chosen: Chosen,
+    chosen: Roles,
     described: Mapping[str, Described],
     classes: tuple[str, ...] | None,
     first_class: int | None,
@@ -474,7 +460,7 @@ def _schema(
         )
     elif not chosen.labels:
         notes.append(f"no label is read; name one with {spelt('labels', flag='--label')}")
-    weights = (chosen.weight,) if chosen.weight else ()
+    weights = filter(None, [chosen.weight])
     named = (("input", chosen.inputs), ("label", chosen.labels), ("weight", weights))
     features = []
     for role, names in named:
@@ -537,7 +523,7 @@ def _check_weights(weight: str, scanned: Mapping[str, Scanned]) -> None:
             )
 
 
-def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
+def _check_ids(label: Feature, ids: collections.Counter[int] | None) -> None:
     if not ids:
         return
     smallest, largest = min(ids) - label.reading.offset, max(ids) - label.reading.offset
@@ -558,7 +544,7 @@ def _check_ids(label: Feature, ids: Counter[int] | None) -> None:
 
 def _split(schema: Schema, scanned: Mapping[str, Scanned], names: Sequence[str]) -> SplitInfo:
     label = schema.class_label
-    counts: Counter[int] | None = Counter()
+    counts: collections.Counter[int] | None = collections.Counter()
     for name in names:
         found = None if label is None else scanned[name].found.get(label.name)
         of_file = None if found is None else found.class_counts

@@ -6,14 +6,20 @@ number that is called a label.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.adopting.describe import Described
 from tfdist.records.adopting.tfds import Folder
-from tfdist.records.writing.roles import WEIGHT, looks_like_label
+from tfdist.records.writing.roles import (
+    WEIGHT,
+    Asked,
+    Roles,
+    check_apart,
+    check_there,
+    looks_like_label,
+    named,
+)
 
 _NAMED = 30
 
@@ -28,69 +34,26 @@ class UnclearError(DataError):
     described: tuple[Described, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What the user says; None where nothing is said."""
-
-    inputs: tuple[str, ...] | None = None
-    labels: tuple[str, ...] | None = None
-    weight: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """The keys that are read.
-
-    Attributes:
-        guess: how they were found, where the user did not say; else None.
-    """
-
-    inputs: tuple[str, ...]
-    labels: tuple[str, ...]
-    weight: str | None
-    guess: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
-
-
-def named(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Returns the names of "a,b", of a list, or of a list of such texts."""
-    if given is None:
-        return None
-    parts = given.split(",") if isinstance(given, str) else given
-    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
-
-
-def check_apart(said: Said) -> None:
-    """Raises DataError when a name has two roles."""
-    weight = (said.weight,) if said.weight else ()
-    names = [*(said.inputs or ()), *(said.labels or ()), *weight]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError("each feature must have one role", received=f"two for {', '.join(twice)}")
-
-
-def choose(place: str, described: Mapping[str, Described], said: Said, told: Folder) -> Chosen:
+def choose(place: str, described: Mapping[str, Described], said: Asked, told: Folder) -> Roles:
     """Returns what is read.
 
     Raises:
         UnclearError: only the user can say.
-        DataError: a name that is not there, or cannot be what it is to be.
+        DataError: a name that is not there or has two roles, or cannot be what it is to be.
     """
-    for name in (*(said.inputs or ()), *(said.labels or ()), said.weight):
-        if name is not None and name not in described:
-            raise _missing(place, name, described)
+    names, what = tuple(described), ("the records of " + place, "feature")
+    inputs = named(*what, "--input", said.inputs, names)
+    labels = named(*what, "--label", said.label, names)
+    check_there(*what, said.weight, names, "--weight")
+    check_apart(*what, inputs, labels, filter(None, [said.weight]))
     good = {name: item for name, item in described.items() if item.problem is None}
-    taken = {*(said.inputs or ()), *(said.labels or ()), said.weight}
+    taken = {*(inputs or ()), *(labels or ()), said.weight}
     free = {name: item for name, item in good.items() if name not in taken}
     weight = said.weight
     if weight is None and WEIGHT in free and free[WEIGHT].shape == ():
         weight = WEIGHT
         free.pop(WEIGHT)
     guesses = []
-    labels = said.labels
     if labels is None and told.labels and told.labels[0] in free:
         labels = told.labels
         guesses.append("the dataset calls the label so")
@@ -99,14 +62,13 @@ def choose(place: str, described: Mapping[str, Described], said: Said, told: Fol
         if len(like) == 1:
             labels = (like[0],)
             guesses.append("the label by its name")
-        elif said.inputs is None or like:
+        elif inputs is None or like:
             raise _unclear(
                 place, described, f"{len(like) or 'no'} features that are called a label"
             )
         else:
             labels = ()
     free = {name: item for name, item in free.items() if name not in labels}
-    inputs = said.inputs
     if inputs is None and told.inputs and told.inputs[0] in free:
         inputs = told.inputs
         guesses.append("the dataset calls the input so")
@@ -121,19 +83,19 @@ def choose(place: str, described: Mapping[str, Described], said: Said, told: Fol
         else:
             several = f"{len(images)} images" if images else f"{len(free)} features for the input"
             raise _unclear(place, described, several)
-    return Chosen(
+    return Roles(
         inputs=inputs,
         labels=labels,
         weight=weight,
+        client=None,
+        dropped=(),
         guess=" and ".join(reversed(guesses)) or None,
     )
 
 
-def check_roles(place: str, chosen: Chosen, described: Mapping[str, Described]) -> None:
+def check_roles(place: str, chosen: Roles, described: Mapping[str, Described]) -> None:
     """Raises DataError for a feature that cannot be what it is to be."""
-    for name in chosen.names:
-        if name not in described:
-            raise _missing(place, name, described)
+    for name in chosen.used:
         if (problem := described[name].problem) is not None:
             raise DataError(
                 f"'{name}' of {place} must be a feature that can be read",
@@ -188,12 +150,3 @@ def _command(described: Mapping[str, Described]) -> str:
     others.sort(key=lambda item: (not item.is_image, item.encoding == "bytes", item.is_whole))
     inputs = others[0].name if others else "NAME"
     return f"tfdist adopt ... --input {inputs} --label {label}"
-
-
-def _missing(place: str, name: str, described: Mapping[str, Described]) -> DataError:
-    near = difflib.get_close_matches(name, list(described), n=1)
-    return DataError(
-        f"the records of {place} must have the feature '{name}'",
-        received=f"features {', '.join(described) or 'none'}",
-        mend=f"Write '{near[0]}', if that is what you mean" if near else None,
-    )

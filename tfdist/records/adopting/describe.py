@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tfdist.records.adopting.found import Found
 from tfdist.records.adopting.tfds import Told
-from tfdist.records.format.schema import RAW_DTYPES, STRING, Feature, Reading
+from tfdist.records.format.schema import IMAGE_ENCODINGS, RAW_DTYPES, STRING, Feature, Reading
 
 _NAMES = {"int64": "whole numbers", "float": "numbers", "bytes": "text"}
 
@@ -41,7 +42,7 @@ class Described:
 
     @property
     def is_image(self) -> bool:
-        return self.encoding in ("jpeg", "png", "image")
+        return self.encoding in IMAGE_ENCODINGS
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +98,7 @@ def describe(name: str, found: Found, records: int, told: Told | None) -> Descri
             problem = f"{found.other} images, where JPEG and PNG are read"
             return _of(name, kind, found, kind=f"{found.other} images", problem=problem)
         note = f"'{name}' holds bytes that are no text: they are read as strings, not decoded"
-        described = _replaced(described, kind="bytes", notes=(*described.notes, note))
+        described = replace(described, kind="bytes", notes=(*described.notes, note))
     return described
 
 
@@ -202,19 +203,6 @@ def _raw(name: str, found: Found, missing: int, told: Told) -> Described:
     )
 
 
-def _of(name: str, stored: str, found: Found, **rest: object) -> Described:
-    return Described(
-        **{
-            "name": name,
-            "kind": _NAMES[stored],
-            "dtype": "int64",
-            "encoding": stored,
-            "shape": (),
-            "found": found,
-            **rest,
-        }
-    )
-
-
-def _replaced(described: Described, **changes: object) -> Described:
-    return Described(**{**described.__dict__, **changes})
+def _of(name: str, stored: str, found: Found, **rest: Any) -> Described:
+    usual = {"kind": _NAMES[stored], "dtype": "int64", "encoding": stored, "shape": ()}
+    return Described(name=name, found=found, **{**usual, **rest})

@@ -133,31 +133,13 @@ def from_arrays(
                 raise DataError(
                     "each array must have a name of its own", received=f"'{name}' twice"
                 )
-            feature, array = _column(
-                name, role, values, (classes or {}).get(name), (columns or {}).get(name), notes
-            )
+            of = (columns or {}).get(name)
+            feature, array = column_of(name, role, values, (classes or {}).get(name), notes, of)
             features.append(feature)
             arrays[name] = array
     schema = Schema(tuple(features))
     check_lengths({name: len(array) for name, array in arrays.items()})
-    for feature in schema.of_role("label"):
-        if feature.is_class_id:
-            _check_class_ids(feature, arrays[feature.name])
     return Columns(kind, schema, arrays, notes=notes)
-
-
-def column_of(
-    name: str, role: str, values: Any, classes: Sequence[str] | None, notes: list[str]
-) -> tuple[Feature, Column]:
-    """Returns one of the features of ``from_arrays``, and its column. Raises as that does.
-
-    Args:
-        notes: what is to be told of the values is added here.
-    """
-    feature, column = _column(name, role, values, classes, None, notes)
-    if feature.is_class_id:
-        _check_class_ids(feature, column)
-    return feature, column
 
 
 def count_classes(ids: np.ndarray) -> dict[int, int]:
@@ -175,14 +157,20 @@ def check_lengths(lengths: Mapping[str, int]) -> None:
         raise DataError("a source must have at least one record", received="none")
 
 
-def _column(
+def column_of(
     name: str,
     role: str,
     values: Any,
     classes: Sequence[str] | None,
-    columns: Sequence[str] | None,
     notes: list[str],
+    columns: Sequence[str] | None = None,
 ) -> tuple[Feature, Column]:
+    """Returns one of the features of ``from_arrays``, and its column. Raises as that does.
+
+    Args:
+        notes: what is to be told of the values is added here.
+        columns: of an array packed from the columns of a table, the names of those.
+    """
     array = large(values)
     array = as_column(name, values) if array is None else array
     if isinstance(array, TextColumn):
@@ -236,6 +224,8 @@ def _column(
     )
     if encoding == "int64":
         numbers = numbers.astype(np.int64, copy=False)
+    if feature.is_class_id:
+        _check_class_ids(feature, numbers)
     return feature, RaggedColumn(numbers, array.ends) if feature.is_ragged else numbers
 
 
@@ -290,9 +280,7 @@ def not_finite(name: str, value: Any, record: int) -> DataError:
 def _check_weights(name: str, weights: np.ndarray) -> None:
     """Raises DataError for a sample weight below 0."""
     for first, chunk in chunks(weights):
-        negative = np.flatnonzero(chunk < 0)
-        if len(negative):
-            record = int(negative[0])
+        for record in np.flatnonzero(chunk < 0)[:1]:
             raise DataError(
                 "a sample weight must be 0 or more",
                 received=f"{chunk[record]} in array '{name}', record {first + record}",
@@ -322,13 +310,9 @@ def _plain(
 
 def _check_int64(name: str, array: np.ndarray) -> None:
     """Raises DataError for a whole number that int64 would make another of."""
-    wrong = np.flatnonzero(array > np.iinfo(np.int64).max) if array.dtype == np.uint64 else ()
-    if len(wrong):
-        raise DataError(
-            f"integer labels must be class ids, 0 to {np.iinfo(np.int64).max}",
-            received=f"{array[wrong[0]]} in '{name}', record {wrong[0]}",
-            mend="Number the classes from 0, or store targets of a regression as floats",
-        )
+    most = np.iinfo(np.int64).max
+    if array.dtype == np.uint64:
+        _refuse_ids(name, array, array > most, f"0 to {most}")
 
 
 def _check_float32(name: str, array: np.ndarray) -> None:
@@ -357,11 +341,14 @@ def _storage(array: np.ndarray, *, is_scalar: bool) -> tuple[str, str]:
 def _check_class_ids(feature: Feature, ids: np.ndarray) -> None:
     classes = feature.classes
     limit = np.inf if classes is None else len(classes)
-    wrong = np.flatnonzero((ids < 0) | (ids >= limit))
-    if len(wrong):
-        known = "0 or more" if classes is None else f"in 0 to {len(classes) - 1}"
+    known = "0 or more" if classes is None else f"in 0 to {len(classes) - 1}"
+    _refuse_ids(feature.name, ids, (ids < 0) | (ids >= limit), known)
+
+
+def _refuse_ids(name: str, ids: np.ndarray, is_wrong: np.ndarray, known: str) -> None:
+    for record in np.flatnonzero(is_wrong)[:1]:
         raise DataError(
             f"integer labels must be class ids, {known}",
-            received=f"{ids[wrong[0]]} in '{feature.name}', record {wrong[0]}",
+            received=f"{ids[record]} in '{name}', record {record}",
             mend="Number the classes from 0, or store targets of a regression as floats",
         )

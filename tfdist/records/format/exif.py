@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 
+#: How the files of JPEG and PNG images begin.
+IMAGE_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 UPRIGHT = 1
 TAG = 0x0112
 SHORT = 3

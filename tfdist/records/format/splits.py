@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,13 @@ SPLIT_WORDS = {
 def split_of_word(word: str) -> str | None:
     """Returns which of ``SPLITS`` a word such as "Val" stands for; None for any other."""
     return SPLIT_WORDS.get(word.lower())
+
+
+def rows_of_splits(names: Sequence[str | None]) -> dict[str, np.ndarray] | None:
+    """Returns the numbers of the records of each split, int64 [n]; None where nothing divides."""
+    array = np.array([name or "" for name in names])
+    rows = {split: np.flatnonzero(array == split) for split in SPLITS}
+    return {split: found for split, found in rows.items() if len(found)} or None
 
 
 def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
@@ -97,13 +104,26 @@ def assign(
     assigned = {name: order[split_of == number] for number, name in enumerate(shares)}
     for name, rows in assigned.items():
         if not len(rows):
-            raise DataError(
-                f"split '{name}' must have at least one record",
-                received=f"none of {num_records} in all",
-                mend="Give it a larger share, or write one split alone: "
-                + spelt("split", "train=1"),
-            )
+            raise empty_split(name, f"none of {num_records} in all")
     return assigned
+
+
+def empty_split(name: str, received: str) -> DataError:
+    return DataError(
+        f"split '{name}' must have at least one record",
+        received=received,
+        mend="Give it a larger share, or write one split alone: " + spelt("split", "train=1"),
+    )
+
+
+def check_enough(name: str, num_records: int, num_shards: int) -> None:
+    """Raises DataError for a split with fewer records than the shards that are asked for."""
+    if num_records < num_shards:
+        raise DataError(
+            f"split '{name}' must have at least one record for each shard",
+            received=f"{num_records} records for {num_shards} shards",
+            mend=f"Choose fewer shards ({spelt('num_shards')})",
+        )
 
 
 def apportion(count: int, shares: list[float], owed: np.ndarray | None = None) -> np.ndarray:

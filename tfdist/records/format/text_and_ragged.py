@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +62,14 @@ class RaggedColumn:
         return max(1, int(np.diff(self.ends, prepend=0).max(initial=0)))
 
 
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """Returns an array of objects, [values], also where those are sequences themselves."""
+    array = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
 def as_bytes(text: Any) -> bytes:
     """Returns text as it is stored. Raises DataError for text that UTF-8 has no bytes for."""
     try:
@@ -87,10 +94,12 @@ def as_label(name: str, text: str | bytes) -> str:
         ) from None
 
 
-def as_classes(texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+def as_classes(
+    texts: Sequence[str], in_order: Callable[[set[str]], list[str]] = sorted
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the different texts, sorted, and the number of each text there, int64 [texts]."""
     # NumPy's own text would lose the NULs that one ends with, and two classes would become one.
-    classes = tuple(sorted(set(texts)))
+    classes = tuple(in_order(set(texts)))
     ids = {name: number for number, name in enumerate(classes)}
     return classes, np.array([ids[text] for text in texts], np.int64)
 
@@ -112,8 +121,7 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
     try:
         array = np.asarray(values)
     except ValueError:  # Lists of unequal lengths.
-        array = np.empty(len(values), object)
-        array[:] = list(values)
+        array = objects(values)
     if array.dtype.kind in "SU" and hasattr(values, "dtype"):
         return TextColumn(array)
     if array.dtype.kind in "SU":  # NumPy makes text of numbers beside text.
@@ -179,9 +187,7 @@ def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
             if part.dtype.kind in "iu":
                 check_kept(name, part, part.astype(flat.dtype), record)
     if flat.dtype.kind in _TEXT_KINDS:
-        texts = list(itertools.chain.from_iterable(part.tolist() for part in filled))
-        flat = np.empty(len(texts), object)
-        flat[:] = [as_bytes(text) for text in texts]
+        flat = objects([as_bytes(text) for part in filled for text in part.tolist()])
     return RaggedColumn(flat, np.cumsum([len(part) for part in parts], dtype=np.int64))
 
 

@@ -19,7 +19,7 @@ from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
 from tfdist.records.format.splits import SPLIT_WORDS
 from tfdist.records.writing.object_arrays import RefusedError, read_objects
-from tfdist.records.writing.roles import Asked, Roles, assign
+from tfdist.records.writing.roles import Asked, Roles, assign, parted
 
 # A member of an archive up to this size is read into memory.
 _SMALL_BYTES = 64 << 20
@@ -87,7 +87,8 @@ def from_named(kind: str, place: str, arrays: Mapping[str, Any], asked: Asked) -
     Raises:
         DataError: arrays of which only the user can say what they are, or that cannot be written.
     """
-    names_parts = asked.names_columns and not set(_asked_names(asked)) & set(arrays)
+    said = {*parted(asked.label), *parted(asked.inputs), *parted(asked.drop)}
+    names_parts = asked.names_columns and not said & set(arrays)
     divided = _divided(arrays) if names_parts or not asked.names_columns else None
     splits = None
     if divided is not None:
@@ -216,13 +217,6 @@ def _like_labels(arrays: Mapping[str, Any]) -> set[str]:
 def _has_rows(array: Any) -> bool:
     """Whether the records of an array of objects are lists or arrays."""
     return array.dtype.kind == "O" and len(array) > 0 and np.ndim(array[0]) > 0
-
-
-def _asked_names(asked: Asked) -> list[str]:
-    names: list[str] = []
-    for given in (asked.label, asked.inputs, asked.drop):
-        names += given.split(",") if isinstance(given, str) else (given or ())
-    return [name.strip() for name in names]
 
 
 def _divided(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:

@@ -22,7 +22,7 @@ from tfdist.records.writing.images.search import all_images
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.roles import WEIGHT, Asked
 from tfdist.records.writing.tables.files import NAMES, kind_of_file, read_table
-from tfdist.records.writing.tables.kinds import find_kind
+from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.records import MISSING, columns_of_table
 from tfdist.records.writing.tables.table import EMPTY, NUMBER
 
@@ -200,7 +200,7 @@ def _of_table(source: Path, inputs: Sequence[Feature]) -> Columns:
 def _with_empty_numbers(columns: Mapping[str, Any], inputs: Sequence[Feature]) -> dict[str, Any]:
     """Returns ``columns``, where those without a value that were numbers are numbers that miss."""
     numbers = {name for f in inputs if f.dtype == "float32" for name in f.columns}
-    found = {name: find_kind(columns[name]) for name in numbers}
+    found = {name: infer(columns[name]) for name in numbers}
     cells = {
         name: replace(own, kind=NUMBER, values=np.zeros(len(own)))
         for name, own in found.items()

@@ -13,13 +13,19 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError, spelt
+from tfdist.errors import DataError
 from tfdist.records.clients.dealing import Partition, deal
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
 from tfdist.records.format.offsets import write_offsets
-from tfdist.records.format.splits import DEFAULT_SPLIT, assign, cut_shards, parse_split
+from tfdist.records.format.splits import (
+    DEFAULT_SPLIT,
+    assign,
+    check_enough,
+    cut_shards,
+    parse_split,
+)
 from tfdist.records.writing.content import content_of
 from tfdist.records.writing.options import WriteOptions, cores
 from tfdist.records.writing.processes import may_fork, run_in_processes
@@ -56,7 +62,8 @@ def write_columns(
         rows = _divide(columns, options.shares, options.seed, by_class)
     if partition is None:
         counts = _num_shards(columns, rows, options.num_shards)
-        _check_enough(rows, next(iter(counts.values())))
+        name, num_shards = next(iter(counts.items()))
+        check_enough(name, len(rows[name]), num_shards)
         plan = _plan(rows, counts, options.compression)
     else:
         owned = _deal(columns, partition, next(iter(rows.values())), options.clients, options.seed)
@@ -160,16 +167,6 @@ def _num_shards(
         name: min(len(split_rows), shards_for(len(split_rows) * size))
         for name, split_rows in rows.items()
     }
-
-
-def _check_enough(rows: Mapping[str, np.ndarray], num_shards: int) -> None:
-    first, first_rows = next(iter(rows.items()))
-    if len(first_rows) < num_shards:
-        raise DataError(
-            f"split '{first}' must have at least one record for each shard",
-            received=f"{len(first_rows)} records for {num_shards} shards",
-            mend=f"Choose fewer shards ({spelt('num_shards')})",
-        )
 
 
 def _deal(

@@ -101,7 +101,8 @@ def _check_asked(source: Any, asked: Asked, images: ImageOptions) -> None:
             mend="Leave it out",
         )
     if not is_table:
-        check_no_table(source, asked)
+        beside = images.labels is not None
+        check_no_table(source, replace(asked, text=None, categories=None) if beside else asked)
 
 
 def check_no_table(source: Any, asked: Asked) -> None:

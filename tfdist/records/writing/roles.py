@@ -71,6 +71,11 @@ class Roles:
     dropped: tuple[str, ...]
     guess: str | None = None
 
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The inputs, the labels and the weight."""
+        return (*self.inputs, *self.labels, *filter(None, [self.weight]))
+
     def listed(
         self, names: Sequence[str], details: Mapping[str, str] | None = None
     ) -> tuple[tuple[str, str], ...]:
@@ -104,6 +109,7 @@ def assign(
     asked: Asked,
     *,
     last_is_label: bool = False,
+    are_labels: bool = False,
     doubtful: Collection[str] = (),
 ) -> Roles:
     """Returns what each column is.
@@ -113,6 +119,8 @@ def assign(
         what: "column" or "array", for messages.
         names: all of them, each once.
         last_is_label: whether the last one is the label where none is called so.
+        are_labels: whether none is an input, as beside images: without one that is named, all are
+            labels.
         doubtful: what may be a label by its content, whatever its name.
 
     Raises:
@@ -120,27 +128,29 @@ def assign(
             can say what they are.
     """
     client = asked.client
-    if client is not None and client not in names:
-        raise _missing(place, what, client, names)
+    weight = None if asked.weight is None else str(asked.weight)  # pandas' may be a number.
+    check_there(place, what, client, names)
+    check_there(place, what, weight, names, spelt("weight"))
     labels = named(place, what, spelt("label"), asked.label, names)
     inputs = named(place, what, spelt("inputs"), asked.inputs, names)
     drop = named(place, what, spelt("drop"), asked.drop, names) or ()
-    weight = WEIGHT if WEIGHT in names else None
-    if asked.weight is not None:
-        (weight,) = named(place, what, spelt("weight"), [asked.weight], names)
-        _check_not_both(place, what, (weight,), (*(labels or ()), *(inputs or ()), *drop))
-    _check_apart(place, what, labels, inputs, drop, client)
+    check_apart(place, what, labels, inputs, drop, filter(None, [weight]))
+    # A label that names the clients stays a label; an input would be learnt by heart.
+    check_apart(place, what, filter(None, [client]), (*(inputs or ()), *drop))
+    weight = weight or (WEIGHT if WEIGHT in names else None)
     if weight in (*(labels or ()), *(inputs or ()), *drop, client):
         weight = None
     free = [name for name in names if name not in (*drop, client, weight, *(inputs or ()))]
     guess = None
-    if labels is None:
+    if are_labels:
+        labels, inputs = tuple(free) if labels is None else labels, ()
+    elif labels is None:
         labels, guess = _guess(place, what, free, last_is_label)
     left = [name for name in free if name not in labels]
     if inputs is None:
         _check_none_is_a_label(place, what, left, labels, doubtful)
         inputs = tuple(left)
-    if not inputs:
+    if not inputs and not are_labels:
         raise DataError(
             f"{place} must have an input {what} beside the label",
             received=f"{what}s {', '.join(names)}",
@@ -166,54 +176,58 @@ def named(
     """
     if given is None:
         return None
-    if isinstance(given, str):
-        # A name may itself hold a comma.
-        given = [given] if given in names else [name.strip() for name in given.split(",")]
-    # pandas numbers the columns that have no name, which are called by the number here.
-    given = [given] if not isinstance(given, Iterable) else given
-    given = [str(name) for name in given]
+    given = parted(given, names)
     for name in given:
-        if name not in names:
-            raise _missing(place, what, name, names, option)
+        check_there(place, what, name, names, option)
     if len(set(given)) != len(given):
         raise DataError(f"{option} must name each {what} once", received=", ".join(given))
     return tuple(given)
 
 
-def _missing(
-    place: str, what: str, name: str, names: Sequence[str], option: str | None = None
-) -> DataError:
+def parted(given: str | Iterable[str] | None, names: Collection[str] = ()) -> list[str]:
+    """Returns the names of "a,b", of a list, or of a list of such texts.
+
+    Args:
+        names: those that there are: one may itself hold a comma.
+    """
+    # pandas numbers the columns that have no name, which are called by the number here.
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    texts = [] if given is None else map(str, [given] if is_one else given)
+    parts = ([text] if text in names else text.split(",") for text in texts)
+    return [name if name in names else name.strip() for part in parts for name in part]
+
+
+def mentioned(place: str, what: str, names: Sequence[str], asked: Asked) -> set[str | None]:
+    """Returns the columns of which a user says anything. Raises as ``named`` does."""
+    said = {asked.client, asked.weight}
+    for option in ("label", "inputs", "drop", "text", "categories"):
+        said |= {*(named(place, what, f"--{option}", getattr(asked, option), names) or ())}
+    return said
+
+
+def check_there(
+    place: str, what: str, name: str | None, names: Sequence[str], option: str | None = None
+) -> None:
+    """Raises DataError for a name, by which option it ever is given, that is none of ``names``."""
     import difflib
 
+    if name is None or name in names:
+        return
     near = difflib.get_close_matches(name, names, n=1)
     mend = f"Write '{near[0]}', if that is what you mean" if near else None
     if mend is None and option is not None:
         mend = f"Name {what}s that are there with {option}"
-    return DataError(
+    raise DataError(
         f"{place} must have the {what} '{name}'",
         received=f"{what}s {', '.join(names) or 'none'}",
         mend=mend,
     )
 
 
-def _check_apart(
-    place: str,
-    what: str,
-    labels: Sequence[str] | None,
-    inputs: Sequence[str] | None,
-    drop: Sequence[str],
-    client: str | None,
-) -> None:
-    inputs = inputs or ()
-    of_client = () if client is None else (client,)
-    for first, second in ((labels or (), inputs), (labels or (), drop), (inputs, drop)):
-        _check_not_both(place, what, first, second)
-    # A label that names the clients stays a label; an input would be learnt by heart.
-    _check_not_both(place, what, of_client, (*inputs, *drop))
-
-
-def _check_not_both(place: str, what: str, some: Sequence[str], others: Sequence[str]) -> None:
-    both = [name for name in some if name in others]
+def check_apart(place: str, what: str, *groups: Iterable[str] | None) -> None:
+    """Raises DataError for a column that is in more than one of the groups."""
+    taken = [name for group in groups for name in dict.fromkeys(group or ())]
+    both = [name for name in dict.fromkeys(taken) if taken.count(name) > 1]
     if both:
         raise DataError(
             f"each {what} of {place} must have one role", received=f"two for {', '.join(both)}"

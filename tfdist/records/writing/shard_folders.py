@@ -17,7 +17,6 @@ from tfdist.records.format.columns import Columns
 from tfdist.records.format.encoding import FOOTER_BYTES, HEADER_BYTES, int64_in
 from tfdist.records.format.files import open_regular
 from tfdist.records.format.manifest import (
-    FRAME_BYTES,
     MANIFEST_NAME,
     Manifest,
     ShardInfo,
@@ -30,7 +29,7 @@ from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_
 from tfdist.records.writing.shard_sizes import shards_for
 from tfdist.records.writing.streams.mixing import BUFFER_BYTES, held_bytes
 from tfdist.records.writing.streams.shards import StreamShards
-from tfdist.records.writing.streams.writer import mixing_note
+from tfdist.records.writing.streams.writer import cut_frames, mixing_note
 
 _READ_BYTES = 1 << 20
 _GZIP_WINDOW_BITS = 31
@@ -171,13 +170,7 @@ def _frames(folder: Path, shard: ShardInfo, manifest: Manifest) -> Iterator[list
             while data := file.read(_READ_BYTES):
                 checksum = crc32c(data, checksum)
                 rest += unzip(data)
-                frames, at = [], 0
-                while len(rest) - at >= HEADER_BYTES:
-                    end = at + int.from_bytes(rest[at : at + 8], "little") + FRAME_BYTES
-                    if end > len(rest):
-                        break
-                    frames.append(rest[at:end])
-                    at = end
+                frames, at = cut_frames(rest)
                 rest = rest[at:]
                 records += len(frames)
                 if records > shard.records:

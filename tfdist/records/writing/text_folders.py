@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.files import walk
-from tfdist.records.format.splits import SPLITS, split_of_word
+from tfdist.records.format.splits import SPLITS, rows_of_splits, split_of_word
+from tfdist.records.format.text_and_ragged import as_classes, objects
 from tfdist.records.wording import left_out
 from tfdist.records.writing.text_files import decoded
 
@@ -81,22 +80,13 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
         )
     if not found.texts:
         raise DataError(f"the class folders of {folder} must hold .txt files", received="none")
-    classes = sorted(set(found.classes))
-    ids = {name: number for number, name in enumerate(classes)}
-    texts = np.empty(len(found.texts), object)
-    texts[:] = found.texts
+    classes, ids = as_classes(found.classes)
     columns = from_arrays(
-        "folder",
-        {"text": texts},
-        {"label": np.array([ids[name] for name in found.classes], np.int64)},
-        classes={"label": classes},
+        "folder", {"text": objects(found.texts)}, {"label": ids}, classes={"label": classes}
     )
-    splits = np.array(found.splits)
-    rows = {name: np.flatnonzero(splits == name) for name in SPLITS}
-    divided = {name: of_split for name, of_split in rows.items() if len(of_split)}
     return replace(
         columns,
-        splits=divided or None,
+        splits=rows_of_splits(found.splits),
         notes=tuple(_notes(folder, found)),
         left_out={"unreadable text": len(found.bad)} if found.bad else {},
     )

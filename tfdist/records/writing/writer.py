@@ -101,7 +101,7 @@ def write(
         inputs: the inputs, likewise; what is neither is left out. None: all that is not a label.
         drop: what to leave out, likewise.
         weight: the sample weight; None: "sample_weight", where there is one.
-        text: columns of a table that are text, whatever they look like.
+        text: columns of a table, or of ``labels``, that are text, whatever they look like.
         categories: columns of a table that become numbers of the sorted values. Of the others,
             text of at most 1,000 different values in fewer than half of the rows does.
         missing: what becomes of missing values of a table: "drop" leaves their rows out, "mean",
@@ -120,7 +120,7 @@ def write(
             ``schema.Reading``.
         color: "rgb" or "gray": what all images are read as; not their masks.
         write_resized: whether images are written anew in that size, instead of read in it.
-        labels: of a folder of images, a CSV or JSON lines file with a row for each, or COCO's
+        labels: of a folder of images, a table in a file with a row for each, or COCO's
             annotations; see ``images.folders``.
         masks: likewise, a folder of masks, which are called as their images are.
         skip_bad: whether rows, texts and images that cannot be read, and images that lack a row or

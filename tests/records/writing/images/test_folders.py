@@ -410,21 +410,40 @@ class TestLabels:
         assert "2 rows are left out without an image: line 4" in note(columns, "without an image")
         assert not any("no images" in text for text in columns.notes)
 
+    def test_they_are_read_as_any_table(self, tmp_path):
+        """One odd value among twenty is a mistake, unless all are said to be text."""
+        for n in range(20):
+            save(tmp_path / f"photos/{n}.png")
+        rows = [f"{n},{n}.png,{n % 3 if n else 'x'},1.5,{n}" for n in range(20)]
+        text = "\n".join([",file,kind,sample_weight,id", *rows])
+        (tmp_path / "l.csv").write_bytes(text.encode("utf-16"))
+        with pytest.raises(DataError, match=r"0\.png: line 2 has 'x' in column 'kind' of numbers"):
+            opened(tmp_path / "photos", labels=tmp_path / "l.csv")
+        columns = opened(tmp_path / "photos", Asked(text="kind"), labels=tmp_path / "l.csv")
+        assert columns.schema.class_label.classes == ("0", "1", "2", "x")
+        assert [feature.role for feature in columns.schema.features] == ["input", "label", "weight"]
+        assert dict(columns.roles)["id"] == "dropped (it numbers the rows)"
+
     @pytest.mark.parametrize(
         ("name", "text", "message"),
         [
             ("l.csv", "file,kind\na.png,x\na.png,y\n", r"1 rows that name one again: a\.png in l"),
-            ("l.csv", "file,kind\na.png\nb.png,x\nc.png\n", "2 that are not: line 2 has 1, line 4"),
+            (
+                "l.csv",
+                "file,kind\na.png\nb.png,x\nc.png\n",
+                "line 2: 1, where.*line 4: 1",
+            ),
             ("l.csv", "file\na.png\n", "a label beside the column 'file'"),
             ("l.csv", "what,kind\nx,y\n", "columns what, kind, none of which names one"),
-            ("l.csv", "", "a row for each image"),
+            ("l.csv", "", "each once, but found an empty line"),
+            ("l.csv", "file,kind\n", "must have rows below its header"),
             ("l.csv", "file,kind,kind\na.png,x,y\n", "each once"),
             (
                 "l.jsonl",
                 "\n".join(f'{{"file": "{n}.png", "b": [[1, NaN]]}}' for n in "abcd"),
                 "'b' holds lists of several kinds",
             ),
-            ("l.jsonl", '{"file": "a.png"\n[]\n', r"2 that are not: line 1 .*line 2 holds list"),
+            ("l.jsonl", '{"file": "a.png"\n[]\n', r"an error .* in line 1; \[\] in line 2"),
             (
                 "l.jsonl",
                 "\n".join(
@@ -432,16 +451,24 @@ class TestLabels:
                     for n, b, c in zip(
                         "abcd",
                         [[[1, 2]], [[1, 2, 3]], [], []],
-                        [1, [2], 3, 4],
+                        [["a"], [2], [], []],
                         strict=True,
                     )
                 ),
-                "'b' holds lists of 2 and 3 numbers, 'c' holds int and list",
+                "'b' holds lists of 2 and 3 numbers, 'c' holds lists of several kinds",
+            ),
+            (
+                "l.jsonl",
+                "\n".join(
+                    json.dumps({"file": f"{n}.png", "c": c})
+                    for n, c in zip("abcd", [1, [2], 3, 4], strict=True)
+                ),
+                r"line 2 has '\[2\]' in column 'c' of numbers",
             ),
             (
                 "l.csv",
                 "file,score\na.png,0.5\nb.png,inf\nc.png,1\nd.png,1\n",
-                "label 'score' must be finite, but found inf",
+                r"line 3 has 'inf, beyond float32' in column 'score' of numbers",
             ),
             ("none.csv", None, r"none\.csv, which is no file"),
         ],
@@ -483,6 +510,19 @@ class TestMasks:
         np.testing.assert_array_equal(stored[2], self.numbers[2] > 2)
         assert "1 of 3 masks are written with the numbers of their colours" in str(columns.notes)
         assert "1 of 3 masks are written with 0 and 1" in str(columns.notes)
+
+    def test_sixteen_bits_of_the_other_byte_order(self, tmp_path):
+        """Pillow itself makes 255 of all that is more."""
+        numbers = np.array([[1, 300], [65535, 7]], ">u2")
+        for folder in ("photos", "masks"):
+            (tmp_path / folder).mkdir()
+            Image.fromarray(numbers).save(tmp_path / folder / "a.tif")
+        with Image.open(tmp_path / "masks/a.tif") as image:
+            assert image.mode == "I;16B"
+        columns = opened(tmp_path / "photos", masks=tmp_path / "masks")
+        for feature in columns.schema.features:
+            stored = Image.open(io.BytesIO(values(columns, feature.name)[0]))
+            np.testing.assert_array_equal(np.asarray(stored), numbers)
 
     def test_what_does_not_fit(self, photos, tmp_path):
         masks = tmp_path / "masks"

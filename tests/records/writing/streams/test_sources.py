@@ -220,12 +220,22 @@ def test_a_record_that_is_not_as_the_first(tmp_path, monkeypatch, record, messag
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_image_that_is_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("odd", [photo(0)[:200], [1], np.zeros(3), "a"])
+def test_an_image_that_is_none(tmp_path, monkeypatch, odd):
     monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
-    source = ({"image": photo(0) if n != 300 else photo(0)[:200]} for n in range(301))
+    source = ({"image": photo(0) if n != 300 else odd} for n in range(301))
     with pytest.raises(DataError, match="record 300"):
         write(source, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("first", [[1, 2], ["a", "b"]])
+@pytest.mark.parametrize("odd", [3, "abc", [[1], [2]]])
+def test_a_list_that_is_none(tmp_path, monkeypatch, first, odd):
+    monkeypatch.setattr(stream_writer, "HEAD_BYTES", 200)
+    source = ({"x": first[: n % 3] if n != 570 else odd, "a": n} for n in range(600))
+    with pytest.raises(DataError, match=r"\[n\].*record 570"):
+        write(source, tmp_path / "data")
 
 
 def test_what_the_source_raises_is_passed_on(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ _CONVERTED = {
     "1": "L",
     "L": "L",
     "I;16": "I;16",
+    "I;16B": "I;16",
     "LA": "RGBA",
     "PA": "RGBA",
     "RGBA": "RGBA",
@@ -134,7 +135,7 @@ def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
             with open_regular(path) as file:  # A link may lead to a device, which never ends.
                 data = file.read() if decode else b""
                 with Image.open(io.BytesIO(data) if decode else file) as image:
-                    header = _mask_header(image) if is_mask else _header(image)
+                    header = _mask_header(image) if is_mask else header_of(image)
     except UnidentifiedImageError:
         return "is no image"
     except OSError as error:
@@ -144,7 +145,8 @@ def _read_header(path: Path, decode: bool, is_mask: bool) -> Header | str:
     return (undecodable(data) if decode else None) or header
 
 
-def _header(image: Image.Image) -> Header | str:
+def header_of(image: Image.Image) -> Header | str:
+    """Returns what an opened image is; for one that cannot be written, why."""
     kept = image.mode in _KEPT.get(_format(image), ())
     mode = image.mode if kept else _CONVERTED.get(image.mode)
     if mode is None:
@@ -154,14 +156,14 @@ def _header(image: Image.Image) -> Header | str:
     orientation = orientation_of(image)
     # Pixels of a PNG are turned when they are written, which loses nothing.
     kept &= _format(image) == "JPEG" or orientation == UPRIGHT
-    return _header_of(image, mode, kept, orientation)
+    return _header(image, mode, kept, orientation)
 
 
 def _mask_header(image: Image.Image) -> Header | str:
     mode = _MASKS.get(image.mode)
     if mode is None or image.format in _LOSSY:
         return f"{image.format} of mode {image.mode} where a mask must be a PNG of one channel"
-    return _header_of(image, mode, image.format == "PNG" and image.mode not in ("1", "P"))
+    return _header(image, mode, image.format == "PNG" and image.mode not in ("1", "P"))
 
 
 def _format(image: Image.Image) -> str:
@@ -169,7 +171,7 @@ def _format(image: Image.Image) -> str:
     return "JPEG" if image.format == "MPO" else image.format or ""
 
 
-def _header_of(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGHT) -> Header:
+def _header(image: Image.Image, mode: str, kept: bool, orientation: int = UPRIGHT) -> Header:
     size = (image.height, image.width)
     height, width = size[::-1] if is_sideways(orientation) else size
     return Header(
@@ -217,22 +219,31 @@ class ImageFiles:
             if header.convert_to is None and self._resizing is None:
                 return path.read_bytes()
             with Image.open(path) as image:
-                return self._rewritten(image, header)
+                return rewritten(image, header, self._resizing, are_masks=self._are_masks)
         except UNREADABLE as error:
             raise DataError("every image must be decodable", received=f"{path}: {error}") from error
 
-    def _rewritten(self, image: Image.Image, header: Header) -> bytes:
-        if self._are_masks and header.mode in ("1", "P"):
-            numbers = np.asarray(image).astype(np.uint8)
-            image = Image.fromarray(numbers)
-        elif header.convert_to is not None:
-            image = image.convert(header.convert_to)
-        image = turned(image, header.orientation)
-        if self._resizing is not None:
-            image = resized(image, self._resizing, is_mask=self._are_masks)
-        file = io.BytesIO()
-        if header.written_format == "JPEG":
-            image.save(file, "JPEG", quality=_JPEG_QUALITY)
-        else:
-            image.save(file, "PNG")
-        return file.getvalue()
+
+def rewritten(
+    image: Image.Image,
+    header: Header,
+    resizing: Resizing | None = None,
+    *,
+    are_masks: bool = False,
+) -> bytes:
+    """Returns the file of an image that is made anew, upright."""
+    if are_masks and header.mode in ("1", "P"):
+        image = Image.fromarray(np.asarray(image).astype(np.uint8))
+    elif header.mode == "I;16B":  # Of which Pillow's own conversion keeps 8 bits.
+        image = Image.fromarray(np.asarray(image).astype(np.uint16))
+    elif header.convert_to is not None:
+        image = image.convert(header.convert_to)
+    image = turned(image, header.orientation)
+    if resizing is not None:
+        image = resized(image, resizing, is_mask=are_masks)
+    file = io.BytesIO()
+    if header.written_format == "JPEG":
+        image.save(file, "JPEG", quality=_JPEG_QUALITY)
+    else:
+        image.save(file, "PNG")
+    return file.getvalue()

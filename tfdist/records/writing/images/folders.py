@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Column, Columns
 from tfdist.records.format.readings import refuse_boxes
 from tfdist.records.format.schema import Feature, Reading, Schema
-from tfdist.records.format.splits import SPLITS
+from tfdist.records.format.splits import rows_of_splits
+from tfdist.records.format.text_and_ragged import as_classes
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.images import masks as image_masks
 from tfdist.records.writing.images.coco import FOLDER as COCO_FOLDER
@@ -109,7 +111,7 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         {name: column for name, (_, column) in found.items()},
         owners=None if table is None else table.owners(kept),
         roles=() if table is None else table.roles(),
-        splits=_rows_of_splits(names),
+        splits=rows_of_splits(names),
         notes=notes,
         left_out=faults.left_out(),
     )
@@ -131,26 +133,25 @@ class _Faults:
         }
         self._why = dict.fromkeys(self._of_image, "unreadable image")
         self._headers = headers
-        self._others: list[str] = []
-        self._alone: dict[str, int] = {}
+        # By what they are and what they lack.
+        self._alone: dict[tuple[str, str], list[str]] = {}
         self._needed = []
 
     def of_table(self, table: Any) -> None:
         self._needed.append("row")
         for number, reason in table.faults(self._headers):
             self._add(number, reason, "image without a whole row")
-        if table.astray:
-            self._alone["row without an image"] = len(table.astray)
-        self._others.extend(f"{row}, which is no image here" for row in table.astray)
+        self._alone["row", "without an image"] = table.astray
+        self._alone["row", "without whole values"] = table.bad
 
     def of_masks(self, masks: image_masks.FoundMasks) -> None:
         self._needed.append("mask")
         for number, (image, mask) in enumerate(zip(self._headers, masks.headers, strict=True)):
             if reason := image_masks.fault(image, mask):
                 self._add(number, reason, "image without a mask that fits")
-        if masks.alone:
-            self._alone["mask without an image"] = len(masks.alone)
-        self._others.extend(f"the mask {name}, which has no image" for name in masks.alone)
+        self._alone["mask", "without an image"] = [
+            f"the mask {name}, which has no image" for name in masks.alone
+        ]
 
     def _add(self, number: int, reason: str, why: str) -> None:
         self._of_image.setdefault(number, reason)
@@ -158,7 +159,8 @@ class _Faults:
 
     def left_out(self) -> dict[str, int]:
         """Returns how many images, rows and masks are bad, by what is wrong with them."""
-        return {**Counter(self._why.values()), **self._alone}
+        alone = {f"{what} {why}": len(names) for (what, why), names in self._alone.items() if names}
+        return {**Counter(self._why.values()), **alone}
 
     def kept(self) -> list[int]:
         """Returns the numbers of the good images. Raises DataError unless bad ones may be left out.
@@ -166,13 +168,14 @@ class _Faults:
         Raises it too when there are no others.
         """
         kept = [number for number in range(len(self._images)) if number not in self._of_image]
-        count = len(self._of_image) + len(self._others)
+        count = len(self._of_image) + sum(map(len, self._alone.values()))
         if count and not (self._options.skip_bad and kept):
             belongs = " and its ".join(self._needed)
             rule = "every image must be one that can be read" + (
                 f", with its {belongs}, and each of those must have its image" if belongs else ""
             )
             look = f"; {spelt('decode', False)} looks at no pixels" if self._options.decode else ""
+            look += f"; name columns of words with {spelt('text')}" if "row" in self._needed else ""
             place = "" if count <= _WHOLE_PATHS else f" in {self._folder}"
             raise DataError(
                 rule,
@@ -190,13 +193,13 @@ class _Faults:
             yield left_out(
                 count, "image", "as bad", self._named(whole=count < _WHOLE_PATHS), of=total
             )
-        if self._others:
-            count = len(self._others)
-            what = " or ".join(self._needed)
-            yield left_out(count, what, "without an image", self._others)
+        for (what, why), names in self._alone.items():
+            if names:
+                yield left_out(len(names), what, why, names)
 
     def _listed(self, count: int) -> str:
-        return listed([*self._named(whole=count <= _WHOLE_PATHS), *self._others], _BAD_SHOWN)
+        named = self._named(whole=count <= _WHOLE_PATHS)
+        return listed(chain(named, *self._alone.values()), _BAD_SHOWN)
 
     def _named(self, *, whole: bool) -> list[str]:
         return [
@@ -246,7 +249,7 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
             continue
         if options.fit != "stretch":
             raise refuse_boxes(name, options.fit)
-        most = max((float(boxes.max()) for boxes in column if len(boxes)), default=0.0)
+        most = float(column.flat.max(initial=0))
         if most > MOST_RELATIVE:
             raise DataError(
                 f"'{name}' must be relative to height and width, 0 to 1, where images are resized, "
@@ -258,21 +261,8 @@ def _check_boxes(found: Mapping[str, tuple[Feature, Column]], options: ImageOpti
 
 def _class_label(images: Sequence[FoundImage]) -> tuple[Feature, np.ndarray]:
     """Returns the numbers of the class folders, sorted by name over all splits."""
-    classes = sorted({image.class_name for image in images})
-    ids = {name: number for number, name in enumerate(classes)}
+    classes, ids = as_classes([image.class_name for image in images])
     feature = Feature(
-        name="label",
-        dtype="int64",
-        shape=(),
-        encoding="int64",
-        role="label",
-        classes=tuple(classes),
+        name="label", dtype="int64", shape=(), encoding="int64", role="label", classes=classes
     )
-    return feature, np.array([ids[image.class_name] for image in images], np.int64)
-
-
-def _rows_of_splits(names: Sequence[str | None]) -> dict[str, np.ndarray] | None:
-    """Returns the numbers of the records of each split, int64 [n]; None where nothing divides."""
-    array = np.array([name or "" for name in names])
-    rows = {split: np.flatnonzero(array == split) for split in SPLITS}
-    return {split: found for split, found in rows.items() if len(found)} or None
+    return feature, ids

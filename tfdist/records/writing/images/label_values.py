@@ -1,47 +1,27 @@
-"""The values of a labels file as features: numbers, classes, several classes at once, boxes."""
+"""The lists of a labels file as features: several classes at once, boxes, vectors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.format.columns import from_arrays
-from tfdist.records.format.schema import Feature
-from tfdist.records.format.text_and_ragged import as_classes
+from tfdist.records.format.text_and_ragged import objects
+from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.table import LISTS, Cells
 
 _MOST = 1 << 63
-_MISSING = ("", "na", "n/a", "nan", "null", "none")
 
 
-@dataclass(frozen=True)
-class LabelColumn:
-    """A feature of role label and its values, which can be indexed by record numbers."""
+def packed_labels(
+    columns: Mapping[str, Cells], place: str, classes: Mapping[str, Collection[str]]
+) -> Packed:
+    """Returns the labels of a table, of which each record has a value.
 
-    feature: Feature
-    values: np.ndarray
-
-
-def missing(value: Any) -> bool:
-    """Whether a table's value stands for none."""
-    if isinstance(value, float):
-        return math.isnan(value)
-    return value is None or (isinstance(value, str) and value.strip().lower() in _MISSING)
-
-
-def label_columns(
-    columns: Mapping[str, Sequence[Any]],
-    place: str,
-    classes: Mapping[str, Collection[str]] | None = None,
-) -> list[LabelColumn]:
-    """Returns the labels of a table.
-
-    Integers and booleans are class ids, int64; other numbers targets, float32; text is the number
-    of its class, whose names are sorted. A list of texts is several classes at once, float32
+    What is no list is packed as of any table. A list of texts is several classes at once, float32
     [classes] of 0 and 1. A list of lists of k numbers has any length, float32 [None, k], as boxes
     have; a list of numbers is a vector where all are as long, else of any length too. Where there
     are boxes, and each record has as many texts or integers as boxes, those are their classes,
@@ -53,9 +33,10 @@ def label_columns(
         classes: by name, texts that are classes whether a record has them or not.
 
     Raises:
-        DataError: a column of values of several kinds; all such columns are named.
+        DataError: lists that are of several kinds; all such columns are named.
     """
-    kinds = {name: _kind(values) for name, values in columns.items()}
+    lists = {name: cells.values.tolist() for name, cells in columns.items() if cells.kind == LISTS}
+    kinds = {name: _kind_of(values) for name, values in lists.items()}
     wrong = [f"'{name}' {kind[4:]}" for name, kind in kinds.items() if kind.startswith("not ")]
     if wrong:
         raise DataError(
@@ -63,28 +44,29 @@ def label_columns(
             "rows",
             received=f"{', '.join(wrong)}",
         )
-    lengths = [_lengths(columns[name]) for name, kind in kinds.items() if kind == "boxes"]
-    found = []
-    for name, values in columns.items():
+    lengths = [_lengths(lists[name]) for name, kind in kinds.items() if kind == "boxes"]
+    packed = Packed(place)
+    for name, cells in columns.items():
         feature = "label" if len(columns) == 1 else name
-        kind = kinds[name]
+        if name not in lists:
+            packed.add_label(name, feature, cells)
+            continue
+        values, kind = lists[name], kinds[name]
         of_boxes = kind in ("names", "integers") and _lengths(values) in lengths
-        known = (classes or {}).get(name, ())
-        found.append(_column(feature, name, kind, values, of_boxes, known))
-    return found
+        packed.columns[feature] = (name,)
+        if kind == "names":
+            found = sorted({item for value in values for item in value} | {*classes.get(name, ())})
+            packed.classes[feature] = found
+            numbers = {item: number for number, item in enumerate(found)}
+            values = [[numbers[item] for item in value] for value in values]
+            packed.labels[feature] = _ragged(values) if of_boxes else _hot(values, len(found))
+        else:
+            packed.labels[feature] = _numbers(values, kind, of_boxes)
+    return packed
 
 
-def _kind(values: Sequence[Any]) -> str:
-    """Returns what all values are, or "not ..." with what they are instead."""
-    if all(isinstance(value, list) for value in values):
-        return _kind_of_lists(values)
-    if any(isinstance(value, (list, dict)) for value in values):
-        odd = {type(value).__name__ for value in values}
-        return f"not holds {' and '.join(sorted(odd))}"
-    return "scalars"
-
-
-def _kind_of_lists(values: Sequence[list]) -> str:
+def _kind_of(values: Sequence[Sequence[Any]]) -> str:
+    """Returns what all lists hold, or "not ..." with what they are instead."""
     items = [item for value in values for item in value]
     if not items:
         return "not is empty in every row"
@@ -108,94 +90,27 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _lengths(values: Sequence[list]) -> list[int]:
+def _lengths(values: Sequence[Sequence[Any]]) -> list[int]:
     return [len(value) for value in values]
 
 
-def _column(
-    feature: str,
-    name: str,
-    kind: str,
-    values: Sequence[Any],
-    of_boxes: bool,
-    known: Collection[str],
-) -> LabelColumn:
-    if kind == "scalars":
-        return _scalars(feature, name, values)
-    if kind == "names":
-        classes = sorted({item for value in values for item in value} | set(known))
-        numbers = {item: number for number, item in enumerate(classes)}
-        ids = [[numbers[item] for item in value] for value in values]
-        if of_boxes:
-            return _ragged(feature, name, ids, np.int64, (), classes)
-        hot = np.zeros((len(values), len(classes)), np.float32)
-        for row, chosen in enumerate(ids):
-            hot[row, chosen] = 1
-        return _dense(feature, name, hot, classes)
+def _hot(values: Sequence[Sequence[int]], num_classes: int) -> np.ndarray:
+    hot = np.zeros((len(values), num_classes), np.float32)
+    for row, chosen in enumerate(values):
+        hot[row, chosen] = 1
+    return hot
+
+
+def _numbers(values: Sequence[Sequence[Any]], kind: str, of_boxes: bool) -> np.ndarray:
     if kind == "boxes":
         width = next(len(item) for value in values for item in value)
-        return _ragged(feature, name, values, np.float32, (width,))
-    if kind == "integers" and of_boxes:
-        return _ragged(feature, name, values, np.int64, ())
-    if len(set(_lengths(values))) == 1:
-        return _dense(feature, name, np.array(values, np.float32))
-    dtype = np.int64 if kind == "integers" else np.float32
-    return _ragged(feature, name, values, dtype, ())
-
-
-def _scalars(feature: str, name: str, values: Sequence[Any]) -> LabelColumn:
-    texts = [str(value).strip() for value in values]
-    if all(isinstance(value, bool) for value in values):
-        return _dense(feature, name, np.array(values, np.int64))
-    # Python reads 1_000 as a number, and hardly another program does.
-    for dtype, read in ((np.int64, int), (np.float64, float)) if "_" not in "".join(texts) else ():
-        try:
-            numbers = np.array([read(text) for text in texts], dtype)
-        except (ValueError, OverflowError):
-            continue
-        if not np.isfinite(numbers).all():
-            raise DataError(
-                f"each number of label '{name}' must be finite",
-                received=f"{numbers[~np.isfinite(numbers)][0]}",
-            )
-        return _dense(feature, name, numbers)
-    classes, ids = as_classes(texts)
-    return _dense(feature, name, ids, classes)
-
-
-def _dense(
-    feature: str, name: str, values: np.ndarray, classes: Sequence[str] | None = None
-) -> LabelColumn:
-    # An input there must be; what a label may be is checked for all sources alike.
-    columns = from_arrays(
-        "labels",
-        {"": np.zeros(len(values), np.uint8)},
-        {feature: values},
-        classes=None if classes is None else {feature: classes},
-        columns={feature: (name,)},
-    )
-    return LabelColumn(columns.schema.features[1], columns.columns[feature])
+        return _ragged(values, np.float32, (width,))
+    if not of_boxes and len(set(_lengths(values))) == 1:
+        return np.array(values, np.float32)
+    return _ragged(values, np.int64 if kind == "integers" else np.float32)
 
 
 def _ragged(
-    feature: str,
-    name: str,
-    values: Sequence[Sequence[Any]],
-    dtype: type,
-    inner: tuple[int, ...],
-    classes: Sequence[str] | None = None,
-) -> LabelColumn:
-    arrays = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        arrays[row] = np.array(value, dtype).reshape(-1, *inner)
-    described = Feature(
-        name=feature,
-        dtype=np.dtype(dtype).name,
-        shape=(None, *inner),
-        encoding="int64" if dtype is np.int64 else "float",
-        role="label",
-        classes=None if classes is None else tuple(classes),
-        columns=(name,),
-        longest=max(_lengths(values)),
-    )
-    return LabelColumn(described, arrays)
+    values: Sequence[Sequence[Any]], dtype: type = np.int64, inner: tuple[int, ...] = ()
+) -> np.ndarray:
+    return objects([np.array(value, dtype).reshape(-1, *inner) for value in values])

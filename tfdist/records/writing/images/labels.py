@@ -1,18 +1,22 @@
-"""A labels file beside images: a CSV or JSON lines file with a row for each image, or COCO's."""
+"""A labels file beside images: any table with a row for each image, or COCO's annotations."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+
+import numpy as np
 
 from tfdist.errors import DataError, read_json
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
+from tfdist.records.writing.tables.complaints import refuse
+from tfdist.records.writing.tables.files import NAMES, read_table
+from tfdist.records.writing.tables.infer import infer
+from tfdist.records.writing.tables.table import Cells, Table, Values, Written
 
 _FILE_COLUMNS = (
     "file",
@@ -30,7 +34,6 @@ _FILE_COLUMNS = (
     "id",
     "name",
 )
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,24 @@ class LabelRows:
     """The rows of a labels file.
 
     Attributes:
-        names: of its columns, in their order.
-        rows: the values by column, text or what JSON holds; None where a row has none.
+        path: of the file, or of the folder with COCO's.
         places: where each row stands, "line 3".
         sizes: height and width that the image of each row must have; None where nothing says so.
         classes: by column, names that are classes whether a row has them or not.
-        notes: what there is to tell, a sentence each.
         files: those that it was read from.
     """
 
     path: Path
-    names: tuple[str, ...]
-    rows: list[Mapping[str, Any]]
+    table: Table
     places: list[str]
     sizes: list[tuple[int, int]] | None = None
     classes: Mapping[str, Collection[str]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the values of a column as they are written, "" where there is none."""
+        texts = infer(self.table.columns[name], is_text=True).values.tolist()
+        return [text.strip() for text in texts]
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Matched:
     Attributes:
         column: the one that names the files.
         rows: of each image, the number of its row; None where it has none.
-        astray: the rows without an image, "line 3: cat.png".
+        astray: the rows without an image, such as "line 3: cat.png, which is no image here".
     """
 
     column: str
@@ -78,7 +82,7 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
     COCO's annotations are one file, or a folder with several.
 
     Raises:
-        DataError: no such file, or lines that are no rows; all of them are named.
+        DataError: no such file, or one that is no table.
     """
     path = Path(path)
     if not path.exists() and (folder / path).exists():
@@ -87,37 +91,25 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
         return _of_coco(path, files)
     if not path.is_file():
         raise DataError(
-            "labels must name a CSV or JSON lines file, or COCO's annotations",
+            f"labels must name {NAMES}, or COCO's annotations",
             received=f"{path}, which is no file",
         )
     if _holds_coco(path):
         return _of_coco(path, [path])
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} must be UTF-8 text", received=f"an error: {error}") from None
-    is_json = path.suffix.lower() in _JSON_LINES
-    try:
-        names, rows, lines, wrong = (_json_rows if is_json else _csv_rows)(text)
-    except csv.Error as error:
-        raise DataError(
-            f"{path} must be a table of comma-separated values", received=f"an error: {error}"
-        ) from None
-    if "" in names or len(set(names)) != len(names):
-        raise DataError(
-            f"the first line of {path} must name each column, each once",
-            received=", ".join(names) or "an empty line",
-        )
-    if wrong:
-        what = "an object of JSON" if is_json else f"a row of {len(names)} values"
-        raise DataError(
-            f"every line of {path} must be {what}",
-            received=f"{len(wrong):,} that are not: {listed(wrong, 20)}",
-        )
-    if not rows:
-        raise DataError(f"{path} must have a row for each image", received="none")
-    places = [f"line {line}" for line in lines]
-    return LabelRows(path, tuple(names), rows, places, files=(path,))
+    table = read_table(path, "jsonl" if path.suffix.lower() == ".json" else "csv")
+    if not len(table.lines):
+        raise refuse(table, table.bad, {})
+    columns = {name: _as_written(column) for name, column in table.columns.items()}
+    table = replace(table, columns=columns)
+    places = [f"{table.unit} {line}" for line in table.lines.tolist()]
+    return LabelRows(path, table, places, files=(path,))
+
+
+def _as_written(column: Cells | Written | Values) -> Cells | Written | Values:
+    """Returns a column of JSON's text as one of a text file: "3" is a number in both."""
+    values = column.values if isinstance(column, Values) else [0]
+    are_texts = all(type(value) in (str, NoneType) for value in values)
+    return Written([value or "" for value in values]) if are_texts else column
 
 
 def _holds_coco(path: Path) -> bool:
@@ -140,56 +132,20 @@ def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
     ]
     if found.has_masks:
         notes.append("the outlines (segmentation) that COCO has beside its boxes are not read")
-    return LabelRows(
-        path,
-        found.names,
-        found.rows,
-        found.places,
-        sizes=found.sizes,
-        classes={coco.KINDS: found.kinds},
+    table = Table(
+        kind="coco",
+        place=str(path),
+        unit="image",
+        columns={name: Values([row[name] for row in found.rows]) for name in found.names},
+        lines=np.arange(len(found.rows)),
         notes=tuple(notes),
-        files=tuple(files),
+    )
+    return LabelRows(
+        path, table, found.places, found.sizes, {coco.KINDS: found.kinds}, tuple(files)
     )
 
 
-def _csv_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int], list[str]]:
-    header = next(iter(text.splitlines()), "")
-    separator = max(",;\t", key=header.count)
-    # Not lines: a value between quotes may go on in the next one.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    names = [name.strip() for name in next(reader, [])]
-    rows, numbers, wrong = [], [], []
-    for row in reader:
-        if not row:
-            continue
-        if len(row) != len(names):
-            wrong.append(f"line {reader.line_num} has {len(row)}")
-        rows.append(dict(zip(names, (value.strip() for value in row), strict=False)))
-        numbers.append(reader.line_num)
-    return names, rows, numbers, wrong
-
-
-def _json_rows(text: str) -> tuple[list[str], list[Mapping[str, Any]], list[int], list[str]]:
-    names: dict[str, None] = {}
-    rows, numbers, wrong = [], [], []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = read_json(line)
-        except ValueError as error:
-            wrong.append(f"line {number} ({error})")
-            continue
-        if not isinstance(row, dict):
-            wrong.append(f"line {number} holds {type(row).__name__}")
-            continue
-        names.update(dict.fromkeys(row))
-        rows.append(row)
-        numbers.append(number)
-    return list(names), rows, numbers, wrong
-
-
-def match(table: LabelRows, images: Sequence[str]) -> Matched:
+def match(rows: LabelRows, images: Sequence[str]) -> Matched:
     """Returns the row of each image.
 
     A file is named by its path in the folder or by its name, with its suffix or without.
@@ -201,29 +157,28 @@ def match(table: LabelRows, images: Sequence[str]) -> Matched:
         DataError: no column names files, or several rows name the same one.
     """
     known = _by_every_name(images)
-    column = _file_column(table, known)
-    rows: list[int | None] = [None] * len(images)
+    column, texts = _file_column(rows, known)
+    of_images: list[int | None] = [None] * len(images)
     astray, twice = [], []
-    for number, row in enumerate(table.rows):
-        value = row.get(column)
-        image = known.get(_plain(value))
+    for number, text in enumerate(texts):
+        image = known.get(_plain(text))
         if image is None:
-            astray.append(f"{table.places[number]}: {value}")
-        elif rows[image] is not None:
-            twice.append(f"{images[image]} in {table.places[number]}")
+            astray.append(f"{rows.places[number]}: {text}, which is no image here")
+        elif of_images[image] is not None:
+            twice.append(f"{images[image]} in {rows.places[number]}")
         else:
-            rows[image] = number
+            of_images[image] = number
     if twice:
         raise DataError(
-            f"each image must have one row in {table.path}",
+            f"each image must have one row in {rows.path}",
             received=f"{len(twice):,} rows that name one again: {listed(twice, 20)}",
             mend="Put all boxes of an image into one line of JSON, as a list of lists",
         )
-    return Matched(column, rows, astray)
+    return Matched(column, of_images, astray)
 
 
-def _plain(value: Any) -> str:
-    return str(value).strip().replace("\\", "/").removeprefix("./")
+def _plain(text: str) -> str:
+    return text.replace("\\", "/").removeprefix("./")
 
 
 def _by_every_name(images: Sequence[str]) -> dict[str, int]:
@@ -237,23 +192,23 @@ def _by_every_name(images: Sequence[str]) -> dict[str, int]:
     return {**alone, **{path: number for number, path in enumerate(images)}}
 
 
-def _file_column(table: LabelRows, known: Mapping[str, int]) -> str:
-    """Returns the column that names files: one that is called so, else the one that names most."""
-
-    def found(name: str) -> int:
-        return sum(_plain(row.get(name)) in known for row in table.rows)
-
-    called = [name for name in table.names if name.lower() in _FILE_COLUMNS]
+def _file_column(rows: LabelRows, known: Mapping[str, int]) -> tuple[str, list[str]]:
+    """Returns the column that names files, and its texts: one called so, else what names most."""
+    names = rows.table.names
+    called = [name for name in names if name.lower() in _FILE_COLUMNS]
     called.sort(key=lambda name: _FILE_COLUMNS.index(name.lower()))
-    for name in called:
-        if found(name):
-            return name
-    counts = {name: found(name) for name in table.names}
-    best = max(counts, key=counts.get)
-    if not counts[best]:
+    best, most = ("", []), 0
+    for name in (*called, *names):
+        texts = rows.texts(name)
+        count = sum(_plain(text) in known for text in texts)
+        if count and name in called:
+            return name, texts
+        if count > most:
+            best, most = (name, texts), count
+    if not most:
         raise DataError(
-            f"{table.path} must have a column with the names of the image files",
-            received=f"columns {', '.join(table.names)}, none of which names one",
+            f"{rows.path} must have a column with the names of the image files",
+            received=f"columns {', '.join(names)}, none of which names one",
             mend=f"Call it {_FILE_COLUMNS[0]} or {_FILE_COLUMNS[1]}, and name files by their path "
             "in the folder",
         )

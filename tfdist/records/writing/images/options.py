@@ -17,7 +17,7 @@ class ImageOptions:
     """What is said of the images of a folder.
 
     Attributes:
-        labels: a CSV or JSON lines file that has a row for each image; None for class folders.
+        labels: a table, in a file, that has a row for each image; None for class folders.
         masks: a folder of masks, which are called as their images are.
         skip_bad: whether images that cannot be read, or lack a row or a mask, are left out.
         written_size: height and width that images are written in; None keeps their bytes.

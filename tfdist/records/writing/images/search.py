@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.errors import DataError, spelt
+from tfdist.records.format.exif import IMAGE_BEGINNINGS
 from tfdist.records.format.files import open_regular, walk
 from tfdist.records.format.splits import SPLITS, split_of_word
 from tfdist.records.wording import listed
@@ -16,8 +17,6 @@ _SUFFIXES = frozenset(
     for names in ("jpg jpeg jpe jfif png bmp dib gif", "tif tiff webp ppm pgm pbm pnm tga")
     for name in names.split()
 )
-# Of files whose names do not say what they are.
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPLIT/CLASS/IMAGE"
 
@@ -25,7 +24,7 @@ _STRUCTURE = "images must lie in class folders, FOLDER/CLASS/IMAGE or FOLDER/SPL
 def _mend() -> str:
     return (
         "Give a folder that holds a folder for each class; or say what the images are, with "
-        f"{spelt('labels', 'FILE')} (a CSV or JSON lines file with a row for each) or "
+        f"{spelt('labels', 'FILE')} (a table, such as .csv, with a row for each) or "
         f"{spelt('masks', 'FOLDER')}"
     )
 
@@ -155,7 +154,7 @@ def _is_image(path: Path) -> bool:
         return True
     try:
         with open_regular(path) as file:
-            return file.read(8).startswith(_BEGINNINGS)
+            return file.read(8).startswith(IMAGE_BEGINNINGS)
     except OSError:
         return False
 

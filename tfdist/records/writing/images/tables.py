@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.format.columns import Column
+from tfdist.records.format.columns import Column, from_arrays
 from tfdist.records.format.schema import Feature
 from tfdist.records.format.splits import SPLITS
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.images.files import Header
-from tfdist.records.writing.images.label_values import label_columns, missing
+from tfdist.records.writing.images.label_values import packed_labels
 from tfdist.records.writing.images.labels import match, read_label_rows
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.images.search import FoundImage, split_name
-from tfdist.records.writing.roles import Asked
+from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
+from tfdist.records.writing.tables.records import (
+    cells_of,
+    index_columns,
+    notes_of,
+    taken,
+    words_of,
+)
+from tfdist.records.writing.tables.table import WORDS
 
 _SPLIT = "split"
 
@@ -29,114 +38,119 @@ class ImageTable:
         path: of the file, or of the folder with COCO's.
         files: those that it was read from.
         astray: the rows without an image.
+        bad: the rows that are not whole.
 
     Raises:
         DataError: a file that is no such table, or a column that it does not have.
     """
 
     def __init__(self, path: str | Path, folder: Path, images: Sequence[FoundImage], asked: Asked):
-        self._table = read_label_rows(path, folder)
-        self.path, self.files = self._table.path, self._table.files
-        matched = match(self._table, [image.name for image in images])
-        self._column, self._rows = matched.column, matched.rows
-        self.astray = matched.astray
-        self._client = asked.client
-        if asked.client is not None:
-            self._check_there([asked.client])
-        self._is_divided = any(image.split is not None for image in images)
-        self._split = self._split_column(asked)
-        self._labels = self._label_names(asked)
-
-    def faults(self, headers: Sequence[Header | str]) -> Iterator[tuple[int, str]]:
-        """Yields images, by their numbers, that have no row, one with a gap or of another size."""
-        needed = [*self._labels, *filter(None, [self._client])]
-        for image, row in enumerate(self._rows):
-            if row is None:
-                yield image, f"has no row in {self._table.path.name}"
-                continue
-            gaps = [name for name in needed if missing(self._table.rows[row].get(name))]
-            if gaps:
-                yield image, f"{self._table.places[row]} has no {', '.join(gaps)}"
-            elif self._table.sizes is not None and isinstance(headers[image], Header):
-                size, (height, width) = headers[image], self._table.sizes[row]
-                if (size.height, size.width) != (height, width):
-                    yield (
-                        image,
-                        f"{size.width}x{size.height} pixels where {self._table.places[row]} has "
-                        f"{width}x{height}",
-                    )
-
-    def labels(self, kept: Sequence[int]) -> dict[str, tuple[Feature, Column]]:
-        """Returns the labels of some images by name."""
-        columns = {name: self._values(name, kept) for name in self._labels}
-        found = label_columns(columns, str(self._table.path), self._table.classes)
-        return {column.feature.name: (column.feature, column.values) for column in found}
-
-    def owners(self, kept: Sequence[int]) -> np.ndarray | None:
-        if self._client is None:
-            return None
-        return np.array([str(value) for value in self._values(self._client, kept)], object)
-
-    def splits(self, kept: Sequence[int]) -> list[str] | None:
-        """Returns the split of each image where a column names it."""
-        if self._split is None:
-            return None
-        return [split_name(str(value)) for value in self._values(self._split, kept)]
-
-    def roles(self) -> tuple[tuple[str, str], ...]:
-        """Returns (name, what it has become) of each column."""
-        return tuple((name, self._role(name)) for name in self._table.names)
-
-    def _role(self, name: str) -> str:
-        if name in self._labels:
-            return "label and client" if name == self._client else "label"
-        known = {self._column: "name of the file", self._split: "split", self._client: "client"}
-        return known.get(name, "dropped")
-
-    def _values(self, name: str, images: Sequence[int]) -> list[Any]:
-        return [self._table.rows[self._rows[image]].get(name) for image in images]
-
-    def _split_column(self, asked: Asked) -> str | None:
-        """Returns the column called "split", unless folders divide, or it is a label."""
-        named = [name for name in self._table.names if name.lower() == _SPLIT]
-        if not named or self._is_divided or named[0] in (*_names(asked.label), asked.client):
-            return None
-        words = [row.get(named[0]) for row in self._table.rows]
-        are_splits = all(split_name(str(word)) in SPLITS for word in words)
-        return named[0] if are_splits else None
-
-    def _label_names(self, asked: Asked) -> list[str]:
-        free = [
-            name
-            for name in self._table.names
-            if name not in (self._column, self._split, self._client)
-        ]
         if asked.inputs is not None:
             raise DataError(
                 "the inputs of images must be the images", received="inputs beside labels"
             )
-        chosen, drop = _names(asked.label), _names(asked.drop)
-        self._check_there([*chosen, *drop])
-        labels = chosen or [name for name in free if name not in drop]
-        if not labels:
-            raise DataError(
-                f"{self._table.path} must have a label beside the column '{self._column}'",
-                received=f"columns {', '.join(self._table.names)}",
-            )
-        return labels
+        self._found = read_label_rows(path, folder)
+        self.path, self.files, table = self._found.path, self._found.files, self._found.table
+        matched = match(self._found, [image.name for image in images])
+        self._column, self._rows, self.astray = matched.column, matched.rows, matched.astray
+        self.bad = [
+            f"{table.unit} {bad.line}: {bad.what}, where every row must {bad.must}"
+            for bad in table.bad
+        ]
+        is_divided = any(image.split is not None for image in images)
+        self._split = None if is_divided else self._split_column(asked)
+        index = [name for name in index_columns(table, asked) if name != self._column]
+        self._details = dict.fromkeys(index, "it numbers the rows")
+        self._roles = self._assigned(asked)
+        self._cells = cells_of(table, self._roles, words_of(table, asked))
+        self._notes: list[str] = []
 
-    def _check_there(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._table.names:
-                raise DataError(
-                    f"{self._table.path} must have the column '{name}'",
-                    received=f"columns {', '.join(self._table.names)}",
-                )
+    def faults(self, headers: Sequence[Header | str]) -> Iterator[tuple[int, str]]:
+        """Yields images, by their numbers, that have no whole row, or one of another size."""
+        for image, row in enumerate(self._rows):
+            if row is None:
+                yield image, f"has no row in {self.path.name}"
+                continue
+            place = self._found.places[row]
+            gaps = [name for name, cells in self._cells.items() if cells.missing[row]]
+            odd = [
+                f"'{cells.bad[row]}' in column '{name}' of {WORDS.get(cells.kind, cells.kind)}"
+                for name, cells in self._cells.items()
+                if row in cells.bad
+            ]
+            if gaps:
+                yield image, f"{place} has no {', '.join(gaps)}"
+            elif odd:
+                yield image, f"{place} has {', '.join(odd)}"
+            elif self._found.sizes is not None and isinstance(headers[image], Header):
+                size, (height, width) = headers[image], self._found.sizes[row]
+                if (size.height, size.width) != (height, width):
+                    yield (
+                        image,
+                        f"{size.width}x{size.height} pixels where {place} has {width}x{height}",
+                    )
+
+    def labels(self, kept: Sequence[int]) -> dict[str, tuple[Feature, Column]]:
+        """Returns the labels of some images by name, and their weights."""
+        rows, roles = np.array([self._rows[image] for image in kept]), self._roles
+        cells = {name: taken(column, rows) for name, column in self._cells.items()}
+        packed = packed_labels(
+            {name: cells[name] for name in roles.labels}, str(self.path), self._found.classes
+        )
+        # An input there must be; what a label may be is checked for all sources alike.
+        columns = from_arrays(
+            "labels",
+            {"": np.zeros(len(rows), np.uint8)},
+            packed.labels,
+            {} if roles.weight is None else {roles.weight: cells[roles.weight].values},
+            classes=packed.classes,
+            columns=packed.columns,
+        )
+        self._notes = [*columns.notes, *packed.notes, *notes_of(cells)]
+        return {f.name: (f, columns.columns[f.name]) for f in columns.schema.features[1:]}
+
+    def owners(self, kept: Sequence[int]) -> np.ndarray | None:
+        return None if self._roles.client is None else objects(self._of(self._roles.client, kept))
+
+    def splits(self, kept: Sequence[int]) -> list[str] | None:
+        """Returns the split of each image where a column names it."""
+        return None if self._split is None else list(map(split_name, self._of(self._split, kept)))
+
+    def roles(self) -> tuple[tuple[str, str], ...]:
+        """Returns (name, what it has become) of each column."""
+        known = {self._column: "name of the file", self._split: _SPLIT}
+        listed = self._roles.listed(self._found.table.names, self._details)
+        return tuple((name, known.get(name, role)) for name, role in listed)
+
+    def _of(self, name: str, images: Sequence[int]) -> list[str]:
+        texts = self._found.texts(name)
+        return [texts[self._rows[image]] for image in images]
+
+    def _split_column(self, asked: Asked) -> str | None:
+        """Returns the column called "split", unless it is a label, the client or left out."""
+        table = self._found.table
+        called = [name for name in table.names if name.lower() == _SPLIT]
+        if not called or called[0] in mentioned(table.place, "column", table.names, asked):
+            return None
+        are_splits = all(split_name(word) in SPLITS for word in self._found.texts(called[0]))
+        return called[0] if are_splits else None
+
+    def _assigned(self, asked: Asked) -> Roles:
+        place, names = self._found.table.place, self._found.table.names
+        drop = named(place, "column", "--drop", asked.drop, names) or ()
+        aside = dict.fromkeys([*drop, self._column, *filter(None, [self._split]), *self._details])
+        roles = assign(place, "column", names, replace(asked, drop=list(aside)), are_labels=True)
+        if not roles.labels:
+            raise DataError(
+                f"{self.path} must have a label beside the column '{self._column}'",
+                received=f"columns {', '.join(names)}",
+            )
+        return roles
 
     def notes(
         self, found: Mapping[str, tuple[Feature, Column]], options: ImageOptions
     ) -> Iterator[str]:
-        yield from self._table.notes
+        yield from (*self._found.table.notes, *self._notes)
         boxes = [
             feature.name
             for feature, _ in found.values()
@@ -147,9 +161,3 @@ class ImageTable:
         ]
         if boxes and options.is_resized:
             yield f"a resize leaves the numbers of {', '.join(boxes)} as they are"
-
-
-def _names(given: str | Sequence[str] | None) -> list[str]:
-    if isinstance(given, str):
-        return [name.strip() for name in given.split(",")]
-    return list(given or ())

@@ -5,38 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.clients.dealing import take_column
-from tfdist.records.format.columns import Column, Columns, check_lengths, column_of, not_finite
+from tfdist.records.format.columns import Column, Columns, check_lengths, column_of
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema
 from tfdist.records.format.text_and_ragged import (
     RaggedColumn,
     TextColumn,
-    as_bytes,
     as_label,
+    objects,
 )
-from tfdist.records.format.whole_numbers import check_kept, note_rounded
+from tfdist.records.format.whole_numbers import check_kept
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.streams.stream import Chunk, Stream, image_like
+
+if TYPE_CHECKING:
+    from tfdist.records.writing.streams.images import StreamImages
 
 _RECORD = re.compile(r"\brecord (\d+)")
 # A label or a count that is larger than any of the first is no surprise: up to four times as much.
 _ROOM = 4
 _LEAST_WIDTH = 2
-
-
-class _Values(Protocol):
-    """The values of one feature as they come."""
-
-    def take(self, values: Any, first: int) -> Any:
-        """Returns what a framer takes of the values of some records, the first of this number."""
-
-    def feature(self) -> Feature: ...
 
 
 class StreamFeatures:
@@ -49,7 +43,7 @@ class StreamFeatures:
 
     def __init__(self, stream: Stream, head: Sequence[Chunk], images: ImageOptions):
         self._stream = stream
-        self._values: dict[str, _Values] = {}
+        self._values: dict[str, _Values | StreamImages] = {}
         self._columns: dict[str, Column] = {}
         roles = [(name, "input") for name in stream.inputs]
         roles += [(name, "label") for name in stream.labels]
@@ -63,8 +57,7 @@ class StreamFeatures:
         return Schema(tuple(values.feature() for values in self._values.values()))
 
     def notes(self) -> list[str]:
-        found = (getattr(values, "notes", list)() for values in self._values.values())
-        return [note for notes in found for note in notes]
+        return [note for values in self._values.values() for note in values.notes()]
 
     def columns(self) -> Columns:
         """Returns the first records, which are all when the stream has no more."""
@@ -131,7 +124,7 @@ class _InChunkError(Exception):
 
 def _found(
     stream: Stream, head: Sequence[Chunk], name: str, role: str, options: ImageOptions
-) -> tuple[_Values, Column]:
+) -> tuple[_Values | StreamImages, Column]:
     """Returns what takes the values of a name, and those of the first records as a column."""
     if image_like(head[0][name][0]):
         from tfdist.records.writing.streams.images import StreamImages
@@ -140,18 +133,18 @@ def _found(
         files = [value for chunk in head for value in chunk[name]]
         return images, _Files(images.take(files, 0))
     values = _joined(name, [chunk[name] for chunk in head])
-    classes = stream.classes.get(name)
-    if name in stream.dtypes:
-        values = _cast(values, stream.dtypes[name])
+    classes, cast = stream.classes.get(name), stream.dtypes.get(name)
+    if cast is not None:
+        values = _cast(values, cast)
     notes: list[str] = []
     feature, column = column_of(name, role, values, classes, notes)
     if isinstance(column, RaggedColumn):
-        return _Ragged(feature, stream.dtypes.get(name), notes), column
+        return _Ragged(feature, None, cast, notes), column
     if isinstance(column, TextColumn):
-        return _Text(feature), column
+        return _Text(feature, None, None, notes), column
     if feature.classes is not None and classes is None:
         return _TextLabels(feature), column
-    return _Dense(feature, np.asarray(values).dtype, stream.dtypes.get(name), notes), column
+    return _Dense(feature, np.asarray(values).dtype, cast, notes), column
 
 
 class _Files:
@@ -167,10 +160,19 @@ class _Files:
         return [self._files[row] for row in rows.tolist()]
 
 
-class _Dense:
-    """Numbers of one shape and dtype."""
+class _Values:
+    """The values of one feature as they come.
 
-    def __init__(self, feature: Feature, dtype: np.dtype, cast: str | None, notes: list[str]):
+    Args:
+        feature: as the first values are.
+        dtype: of those, where they are numbers of one shape.
+        cast: what Python's numbers are to become.
+        notes: what is to be told of the values.
+    """
+
+    def __init__(
+        self, feature: Feature, dtype: np.dtype | None, cast: str | None, notes: list[str]
+    ):
         self._feature, self._dtype, self._cast, self._notes = feature, dtype, cast, notes
 
     def feature(self) -> Feature:
@@ -179,93 +181,93 @@ class _Dense:
     def notes(self) -> list[str]:
         return self._notes
 
+    def take(self, values: Any, first: int) -> Any:
+        """Returns what a framer takes of the values of some records, the first of this number."""
+        raise NotImplementedError
+
+    def _column(self, values: Any) -> Any:
+        feature = self._feature
+        try:
+            return column_of(feature.name, feature.role, values, feature.classes, self._notes)[1]
+        except DataError as error:
+            raise _InChunkError(error) from None
+
+    def _part(self, value: Any, record: int) -> np.ndarray:
+        """Returns what a record has, text as objects, numbers in the dtype of the first ones."""
+        feature, shape = self._feature, self._feature.shape
+        is_text = feature.dtype == "string"
+        wanted = np.dtype(object if is_text else feature.dtype)
+        try:
+            part = np.asarray(value, wanted if is_text else self._cast)
+        except ValueError:  # Rows of unequal lengths.
+            part = np.empty(())
+        if feature.is_ragged and part.ndim:
+            if not len(part):
+                return np.empty((0, *shape[1:]), wanted)
+            shape = (len(part), *shape[1:])
+        # A label becomes float32 with those of all records.
+        is_label = feature.role == "label" and part.dtype == np.float64 and wanted.kind == "f"
+        if is_text:
+            fits = all(isinstance(text, (str, bytes)) for text in part.flat)
+        else:
+            fits = is_label or np.can_cast(part.dtype, wanted, "safe")
+        if part.shape != shape or not fits:
+            dtype = "text" if is_text else wanted
+            raise _odd_one(feature.name, [value], feature.shape, dtype, record)
+        if wanted.kind == "f":
+            check_kept(feature.name, value, part.astype(np.float64), record)
+        return part if is_label else part.astype(wanted, copy=False)
+
+
+class _Dense(_Values):
+    """Numbers of one shape and dtype."""
+
     def take(self, values: Any, first: int) -> np.ndarray:
+        feature, dtype = self._feature, self._dtype
         if self._cast is not None:
             values = _cast(values, self._cast)
         try:
-            array = _stacked(self._feature.name, values)
-            if array is not None and array.dtype.kind in "iu" and self._dtype.kind == "f":
-                check_kept(self._feature.name, array, array.astype(self._dtype))
+            array = _stacked(feature.name, values)
+            if array is not None and array.dtype.kind in "iu" and dtype.kind == "f":
+                check_kept(feature.name, array, array.astype(dtype))
         except DataError as error:
             raise _InChunkError(error) from None
-        shape = self._feature.shape
-        if (
-            array is None
-            or array.shape[1:] != shape
-            or not np.can_cast(array.dtype, self._dtype, "safe")
-        ):
-            raise _odd_one(self._feature.name, values, shape, self._dtype, first)
-        array = array.astype(self._dtype, copy=False)
-        return _column(self._feature, array, self._notes)
+        is_alike = array is not None and array.shape[1:] == feature.shape
+        if not is_alike or not np.can_cast(array.dtype, dtype, "safe"):
+            raise _odd_one(feature.name, values, feature.shape, dtype, first)
+        return self._column(array.astype(dtype, copy=False))
 
 
-class _Ragged:
+class _Ragged(_Values):
     """Arrays whose first length differs from record to record."""
 
-    def __init__(self, feature: Feature, cast: str | None, notes: list[str]):
-        self._feature, self._cast, self._notes, self._longest = feature, cast, notes, 1
+    _longest = 1
 
     def feature(self) -> Feature:
         return replace(self._feature, longest=max(self._longest, self._feature.longest or 1))
 
-    def notes(self) -> list[str]:
-        return self._notes
-
     def take(self, values: Any, first: int) -> list[Any]:
-        feature, parts = self._feature, []
-        is_text = feature.dtype == "string"
-        for number, value in enumerate(values):
-            if is_text:
-                part = [as_bytes(text) for text in value]
-            else:
-                part = np.asarray(value, self._cast if self._cast and len(value) else None)
-                if not len(part):
-                    part = np.empty((0, *feature.shape[1:]), feature.dtype)
-                wanted = np.dtype(feature.dtype)
-                fits = np.can_cast(part.dtype, wanted, "safe") or (
-                    feature.role == "label" and part.dtype == np.float64
-                )
-                if part.shape[1:] != feature.shape[1:] or part.ndim == 0 or not fits:
-                    shape = (None, *feature.shape[1:])
-                    raise _odd_one(feature.name, [value], shape, wanted, first + number)
-                if wanted.kind == "f":
-                    check_kept(feature.name, value, part.astype(np.float64), first + number)
-                if wanted == np.float32:
-                    note_rounded(feature.name, [part], self._notes)
-                with np.errstate(over="ignore"):
-                    part = part.astype(wanted, copy=False)
-                if wanted.kind == "f" and not np.isfinite(part).all():
-                    odd = part[~np.isfinite(part)][0]
-                    raise not_finite(feature.name, odd, first + number)
-            parts.append(part)
-        self._longest = max(self._longest, *map(len, parts))
-        return parts
+        parts = [self._part(value, first + number) for number, value in enumerate(values)]
+        if not any(map(len, parts)):
+            return parts
+        column = self._column(objects(parts))
+        self._longest = max(self._longest, column.longest)
+        return column[np.arange(len(column))]
 
 
-class _Text:
+class _Text(_Values):
     """Text, a string or as many strings in each record."""
 
-    def __init__(self, feature: Feature):
-        self._feature = feature
-
-    def feature(self) -> Feature:
-        return self._feature
-
     def take(self, values: Any, first: int) -> list[Any]:
-        shape = self._feature.shape
-        for number, value in enumerate(values):
-            item = np.asarray(value, object)
-            texts = item.reshape(-1).tolist()
-            if item.shape != shape or not all(isinstance(text, (str, bytes)) for text in texts):
-                raise _odd_one(self._feature.name, [value], shape, "text", first + number)
-        return _column(self._feature, _objects(values), [])[np.arange(len(values))]
+        parts = [self._part(value, first + number) for number, value in enumerate(values)]
+        return self._column(np.stack(parts))[np.arange(len(parts))]
 
 
-class _TextLabels:
+class _TextLabels(_Values):
     """Labels of text: their classes are numbered as they come, those of the first ones by name."""
 
     def __init__(self, feature: Feature):
-        self._feature = feature
+        super().__init__(feature, None, None, [])
         self._ids = {name: number for number, name in enumerate(feature.classes)}
 
     def feature(self) -> Feature:
@@ -279,13 +281,6 @@ class _TextLabels:
             text = as_label(self._feature.name, value)
             ids[number] = self._ids.setdefault(text, len(self._ids))
         return ids
-
-
-def _column(feature: Feature, values: Any, notes: list[str]) -> Any:
-    try:
-        return column_of(feature.name, feature.role, values, feature.classes, notes)[1]
-    except DataError as error:
-        raise _InChunkError(error) from None
 
 
 def _odd_one(name: str, values: Any, shape: Any, dtype: Any, first: int) -> DataError:
@@ -330,28 +325,14 @@ def _stacked(name: str, values: Any) -> np.ndarray | None:
     """
     if isinstance(values, np.ndarray):
         return values
-    if values and all(isinstance(value, np.ndarray) for value in values):
-        if len({value.shape for value in values}) != 1:
-            return None
-        array = np.stack(values)
-        if len({value.dtype for value in values}) > 1:
-            check_kept(name, values, array)
-        return array
-    if any(isinstance(value, (str, bytes)) for value in values):
-        return None
     try:
         array = np.asarray(values)
     except ValueError:
         return None
-    if array.dtype.kind in "SU":  # Which would lose the NULs that a text ends with.
+    if array.dtype.kind in "OSU":  # Text as NumPy's would lose the NULs that one ends with.
         return None
     check_kept(name, values, array)
     return array
-
-
-def _objects(values: Any) -> np.ndarray:
-    """Returns text as an array of dtype object, which keeps what fixed widths would cut off."""
-    return values if isinstance(values, np.ndarray) else np.array(list(values), object)
 
 
 def _cast(values: Any, dtype: str) -> Any:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from tfdist.errors import DataError, spelt
-from tfdist.records.format.exif import UPRIGHT, is_sideways
-from tfdist.records.format.image_bytes import UNREADABLE, Image, orientation_of, undecodable
+from tfdist.records.format.exif import UPRIGHT
+from tfdist.records.format.image_bytes import UNREADABLE, Image, undecodable
 from tfdist.records.format.schema import Feature, Reading
 from tfdist.records.wording import listed
+from tfdist.records.writing.images.files import header_of, rewritten
 from tfdist.records.writing.images.options import ImageOptions
-from tfdist.records.writing.images.resizing import turned
+from tfdist.records.writing.streams.stream import image_like
 
-# What tf.io decodes to the pixels that Pillow sees, and the channels of each mode.
-_KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB", "RGBA", "I;16", "I;16B", "I")}
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1, "I": 1}
 _BAD_SHOWN = 5
-_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
 
 
 class StreamImages:
@@ -89,29 +87,31 @@ class StreamImages:
 
     def file(self, value: Any, record: int) -> bytes:
         """Returns the bytes of an image file. Raises _BadImageError for what is none."""
+        is_file = isinstance(value, (bytes, bytearray, memoryview))
+        if not is_file and not image_like(value):
+            raise _BadImageError(f"a {type(value).__name__}")
         try:
-            data = bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow warns of huge images.
-                image = value if data is None else Image.open(io.BytesIO(data))
-                kept = data is not None and image.mode in _KEPT.get(image.format or "", ())
-                encoding, mode = (image.format or "").lower(), image.mode
-                orientation = orientation_of(image)
-                kept &= encoding == "jpeg" or orientation == UPRIGHT
-                if not kept:
-                    encoding, (mode, data) = "png", _as_png(turned(image, orientation))
-        except (*UNREADABLE, TypeError) as error:
+                image = Image.open(io.BytesIO(value)) if is_file else value
+                header = header_of(image)
+                if isinstance(header, str):
+                    raise _BadImageError(header)
+                if not is_file:  # Whose file is not at hand; as PNG nothing is lost.
+                    header = replace(header, convert_to=header.convert_to or image.mode)
+                data = bytes(value) if header.convert_to is None else rewritten(image, header)
+        except UNREADABLE as error:
             raise _BadImageError(" ".join(str(error).split())) from None
-        if kept and self._options.decode and (reason := undecodable(data)):
+        is_kept = header.convert_to is None
+        if is_kept and self._options.decode and (reason := undecodable(data)):
             raise _BadImageError(" ".join(str(reason).split()))
-        self._turned += orientation != UPRIGHT
-        self._are_upright &= orientation == UPRIGHT or not kept
-        self._encodings.add(encoding)
-        self._channels.add(_CHANNELS[mode])
-        self._dtypes.add("uint16" if mode.startswith("I") else "uint8")
+        self._turned += header.orientation != UPRIGHT
+        self._are_upright &= not header.turned_when_read
+        self._encodings.add(header.written_format.lower())
+        self._channels.add(header.channels)
+        self._dtypes.add(header.dtype)
         if len(self._sizes) < 2:
-            size = (image.height, image.width)
-            self._sizes.add(size[::-1] if is_sideways(orientation) else size)
+            self._sizes.add((header.height, header.width))
         if len(self._dtypes) > 1:
             raise DataError(
                 f"all images '{self._name}' must have as many bits a channel",
@@ -131,20 +131,3 @@ def fault(file: bytes, *, is_decoded: bool) -> str | None:
     except _BadImageError as error:
         return str(error)
     return None
-
-
-def _as_png(image: Any) -> tuple[str, bytes]:
-    """Returns the mode and the bytes of an image that is written anew, without loss."""
-    if image.mode in _KEPT["PNG"]:
-        mode = image.mode
-    elif image.mode in _WITH_ALPHA or (image.mode == "P" and "transparency" in image.info):
-        mode = "RGBA"
-    elif image.mode == "1":
-        mode = "L"
-    elif image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "RGBX"):
-        mode = "RGB"
-    else:
-        raise ValueError(f"an image of mode {image.mode}, not of 8 or 16 bits a channel")
-    png = io.BytesIO()
-    image.convert(mode).save(png, "PNG")
-    return mode, png.getvalue()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.errors import DataError, spelt
 from tfdist.records.format.manifest import ShardInfo, SplitInfo
+from tfdist.records.format.splits import check_enough, empty_split
 from tfdist.records.writing.shard_files import SUFFIX, ShardFile
 from tfdist.records.writing.streams.mixing import (
     BUFFER_BYTES,
@@ -88,18 +88,9 @@ class StreamShards:
             shards = split.close()
             records = sum(shard.records for shard in shards)
             if not records:
-                raise DataError(
-                    f"split '{name}' must have at least one record",
-                    received="none",
-                    mend="Give it a larger share, or write one split alone: "
-                    + spelt("split", "train=1"),
-                )
-            if is_exact and number == 0 and records < split.num_shards:
-                raise DataError(
-                    f"split '{name}' must have at least one record for each shard",
-                    received=f"{records} records for {split.num_shards} shards",
-                    mend=f"Choose fewer shards ({spelt('num_shards')})",
-                )
+                raise empty_split(name, "none")
+            if is_exact and number == 0:
+                check_enough(name, records, split.num_shards)
             counts = dict(sorted(split.class_counts.items())) if self._are_counted else None
             infos[name] = SplitInfo(shards=tuple(shards), class_counts=counts)
         return infos

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.format.exif import IMAGE_BEGINNINGS
 from tfdist.records.sources.elements import cannot_be_told, check_parts, told_by_shapes
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
@@ -219,24 +220,24 @@ def roles_of(place: str, names: list[str], asked: Asked) -> Roles:
 def image_like(value: Any) -> bool:
     """Whether a value is the bytes of a JPEG or PNG file, or an image of Pillow's."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value[:3]) == b"\xff\xd8\xff" or bytes(value[:8]) == b"\x89PNG\r\n\x1a\n"
+        return bytes(value[:8]).startswith(IMAGE_BEGINNINGS)
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "getbands")
 
 
 def _in_chunks(records: Iterator[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Chunk]:
     """Yields the values of records together, some at a time."""
     chunk: dict[str, list[Any]] = {name: [] for name in names}
-    size = count = 0
+    size = length = 0
     for record in records:
         for name in names:
             value = _plain(record[name])
             chunk[name].append(value)
             size += _size(value)
-        count += 1
-        if count == _CHUNK_RECORDS or size > _CHUNK_BYTES:
+        length += 1
+        if length == _CHUNK_RECORDS or size > _CHUNK_BYTES:
             yield chunk
-            chunk, size, count = {name: [] for name in names}, 0, 0
-    if count:
+            chunk, size, length = {name: [] for name in names}, 0, 0
+    if length:
         yield chunk
 
 

@@ -180,7 +180,7 @@ class _Framer:
         length, step = _length(chunk), self._framer.block_records
         for start in range(0, length, step):
             part = {name: values[start : start + step] for name, values in block.items()}
-            frames = cut_frames(self._framer.frame(part))
+            frames, _ = cut_frames(self._framer.frame(part))
             self._bytes += sum(map(len, frames))
             yield frames, None if label is None else part[label.name]
         self._records += length
@@ -200,15 +200,17 @@ class _Framer:
             self.layout = None
 
 
-def cut_frames(framed: bytes | memoryview) -> list[bytes]:
-    """Returns each of the framed records that follow each other."""
+def cut_frames(framed: bytes | memoryview) -> tuple[list[bytes], int]:
+    """Returns the framed records that are whole, and where the last of them ends."""
     frames, at = [], 0
-    while at < len(framed):
+    while len(framed) - at >= HEADER_BYTES:
         (length,) = struct.unpack_from("<Q", framed, at)
         end = at + HEADER_BYTES + length + FOOTER_BYTES
+        if end > len(framed):
+            break
         frames.append(bytes(framed[at:end]))
         at = end
-    return frames
+    return frames, at
 
 
 def _num_shards(

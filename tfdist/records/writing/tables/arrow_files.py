@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError, package_missing
+from tfdist.records.writing.tables.dates import CUT_OFF
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -83,7 +84,8 @@ def _column(pyarrow: Any, column: Any) -> Cells | Values:
     if types.is_timestamp(kind) or types.is_date(kind):
         whole = column.cast(pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
         micros = whole.cast(pyarrow.int64()).fill_null(0).to_numpy()
-        return Cells(DATE, micros // 1_000_000, missing, notes=_fractions(micros % 1_000_000))
+        notes = CUT_OFF if (micros % 1_000_000).any() else ()
+        return Cells(DATE, micros // 1_000_000, missing, notes=notes)
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
     return Values(column.to_pylist())
@@ -95,7 +97,3 @@ def _fits_int64(pyarrow: Any, column: Any) -> bool:
     except pyarrow.ArrowInvalid:
         return False
     return True
-
-
-def _fractions(rest: np.ndarray) -> tuple[str, ...]:
-    return ("has fractions of seconds, which are cut off",) if rest.any() else ()

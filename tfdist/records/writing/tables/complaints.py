@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfdist.errors import DataError, spelt
-from tfdist.records.writing.tables.table import Cells, Complaint, Table, Written
+from tfdist.records.writing.tables.table import WORDS, Cells, Complaint, Table, Written
 
 _COMPLAINTS_SHOWN = 20
 _PRESENT = "have a value in each column"
@@ -15,10 +15,9 @@ _PRESENT = "have a value in each column"
 
 def complaints_of(table: Table, cells: Mapping[str, Cells]) -> list[Complaint]:
     """Returns what is wrong with the rows of a table, in their order."""
-    words = {"number": "numbers", "integer": "numbers", "boolean": "truth values", "date": "dates"}
     found = list(table.bad)
     for name, column in cells.items():
-        must = f"have {words.get(column.kind, column.kind)} in column '{name}'"
+        must = f"have {WORDS.get(column.kind, column.kind)} in column '{name}'"
         found += [
             Complaint(int(table.lines[row]), f"'{what}'", must, name)
             for row, what in column.bad.items()

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime
 
+#: A note of what is lost where a date becomes whole seconds.
+CUT_OFF = ("has fractions of seconds, which are cut off",)
 _TIME = r"(?:[T ]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s*(Z|UTC|[+-]\d\d:?\d\d)?)?"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -41,7 +43,7 @@ def dates_of(texts: Sequence[str]) -> tuple[list[int | None], tuple[str, ...]]:
     forms = (*_FORMS, (_SLASHES, order))
     known = {text: _seconds(text, forms) for text in different}
     cut = any(found is not None and found != math.floor(found) for found in known.values())
-    notes = ("has fractions of seconds, which are cut off",) if cut else ()
+    notes = CUT_OFF if cut else ()
     whole = {t: None if found is None else math.floor(found) for t, found in known.items()}
     return [whole[text] for text in texts], notes
 

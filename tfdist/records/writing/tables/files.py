@@ -39,9 +39,13 @@ def from_table_file(path: Path, asked: Asked | None = None) -> Columns:
     return columns_of_table(read_table(path), asked or Asked(), last_is_label=True)
 
 
-def read_table(path: Path) -> Table:
-    """Returns the rows of a file that ``kind_of_file`` knows. Raises DataError."""
-    kind = kind_of_file(path)
+def read_table(path: Path, kind: str | None = None) -> Table:
+    """Returns the rows of a file. Raises DataError.
+
+    Args:
+        kind: what it is, where ``kind_of_file`` does not know it.
+    """
+    kind = kind_of_file(path) or kind
     assert kind is not None, path
     if kind in ("csv", "tsv"):
         from tfdist.records.writing.tables.delimited import read_delimited

@@ -8,6 +8,7 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.sources.dataframes import series_of
+from tfdist.records.writing.tables.dates import CUT_OFF
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -45,8 +46,7 @@ def _column(series: Any) -> Cells | Values:
     if kind == "M":
         nanoseconds = series.to_numpy(dtype="datetime64[ns]").view(np.int64)
         nanoseconds = np.where(missing, 0, nanoseconds)
-        cut = (nanoseconds % 1_000_000_000).any()
-        notes = ("has fractions of seconds, which are cut off",) if cut else ()
+        notes = CUT_OFF if (nanoseconds % 1_000_000_000).any() else ()
         return Cells(DATE, nanoseconds // 1_000_000_000, missing, notes=notes)
     if kind == "b":
         return Cells(BOOLEAN, series.fillna(False).to_numpy(dtype=bool), missing)

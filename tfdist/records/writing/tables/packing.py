@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfdist.errors import DataError, spelt
+from tfdist.records.format.text_and_ragged import as_classes
 from tfdist.records.format.whole_numbers import EXACT, ROUNDED
 from tfdist.records.writing.tables.table import BOOLEAN, DATE, LISTS, NUMBER, NUMERIC, TEXT, Cells
 
@@ -60,7 +61,7 @@ class Packed:
             self.inputs[name] = cells.values.tolist()
             self.details[name] = "of variable length"
         elif _is_categories(name, cells, said):
-            self.inputs[name], self.classes[name] = _numbered(cells.values)
+            self.classes[name], self.inputs[name] = _numbered(cells.values)
             self.details[name] = f"{len(self.classes[name]):,} categories"
         else:
             self.details[name] = "text"
@@ -69,7 +70,7 @@ class Packed:
         self.columns[feature] = (name,)
         values = cells.values
         if cells.kind in (TEXT, DATE):
-            self.labels[feature], names = _numbered(values)
+            names, self.labels[feature] = _numbered(values)
             self.classes[feature] = names
             if len(names) > max(_CLASSES_IN_DOUBT, len(values) / 2):
                 self.notes.append(
@@ -125,12 +126,9 @@ def _is_categories(name: str, cells: Cells, said: Mapping[str, Sequence[str]]) -
     return different <= MOST_CATEGORIES and different * 2 < len(cells)
 
 
-def _numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Returns the number of each value in the sorted ones, int64 [rows], and those."""
-    texts = [str(value).strip() for value in values.tolist()]
-    names = _sorted(set(texts))
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[text] for text in texts], np.int64), names
+def _numbered(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the different values, sorted, and the number of each value there, int64 [rows]."""
+    return as_classes([str(value).strip() for value in values.tolist()], _sorted)
 
 
 def _sorted(names: Collection[str]) -> list[str]:

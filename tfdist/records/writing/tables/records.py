@@ -9,11 +9,12 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns, from_arrays
+from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
-from tfdist.records.writing.roles import Asked, Roles, assign, named
+from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
 from tfdist.records.writing.tables.complaints import complaints_of, refuse
 from tfdist.records.writing.tables.delimited import UNNAMED
-from tfdist.records.writing.tables.kinds import find_kind
+from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
 from tfdist.records.writing.tables.table import (
@@ -27,7 +28,6 @@ from tfdist.records.writing.tables.table import (
     Cells,
     Table,
     Written,
-    objects,
 )
 
 MISSING = "missing"
@@ -62,14 +62,11 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     how = parse_missing(asked.missing)
     if not len(table.lines):
         raise refuse(table, table.bad, {})
-    said = {
-        role: named(table.place, "column", f"--{role}", getattr(asked, role), table.names) or ()
-        for role in ("text", "categories")
-    }
-    index = _index_columns(table, asked, said)
+    said = words_of(table, asked)
+    index = index_columns(table, asked)
     names = [name for name in table.names if name not in index]
     roles = assign(table.place, "column", names, asked, last_is_label=last_is_label)
-    cells = _cells(table, roles, (*said["text"], *said["categories"]))
+    cells = cells_of(table, roles, said)
     empty = [name for name in roles.inputs if cells[name].kind == EMPTY]
     cells = {name: column for name, column in cells.items() if name not in empty}
     inputs = [name for name in roles.inputs if name not in empty]
@@ -79,7 +76,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     kept, notes, counts = _kept_rows(
         table, asked, how, cells, [n for n in cells if n not in inputs]
     )
-    cells = {name: _take(column, kept) for name, column in cells.items()}
+    cells = {name: taken(column, kept) for name, column in cells.items()}
     notes = [*table.notes, *notes]
     notes += [f"column '{name}' has no value in any row: it is left out" for name in empty]
     for name in inputs:
@@ -113,39 +110,51 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     columns = replace(
         columns,
         roles=roles.listed(table.names, details),
-        notes=(*columns.notes, *notes, *packed.notes, *_notes_of(cells)),
+        notes=(*columns.notes, *notes, *packed.notes, *notes_of(cells)),
         left_out=counts,
     )
     if roles.client is None:
         return columns
-    owners = find_kind(table.columns[roles.client], is_text=True).values[kept]
+    owners = infer(table.columns[roles.client], is_text=True).values[kept]
     return replace(columns, owners=objects([owner.strip() for owner in owners.tolist()]))
 
 
-def _index_columns(table: Table, asked: Asked, said: Mapping[str, Sequence[str]]) -> list[str]:
+def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
+    """Returns the columns that are "text", and "categories", whatever they look like."""
+    return {
+        role: named(table.place, "column", f"--{role}", getattr(asked, role), table.names) or ()
+        for role in ("text", "categories")
+    }
+
+
+def index_columns(table: Table, asked: Asked) -> list[str]:
     """Returns the columns that number the rows, of which the user says nothing."""
-    mentioned = {asked.client, asked.weight, *said["text"], *said["categories"]}
-    for option in ("label", "inputs", "drop"):
-        mentioned |= set(
-            named(table.place, "column", f"--{option}", getattr(asked, option), table.names) or ()
-        )
+    said = mentioned(table.place, "column", table.names, asked)
     found = []
     for name, column in table.columns.items():
-        if name.lower() in _INDEX_NAMES and name not in mentioned:
-            cells = find_kind(column)
+        if name.lower() in _INDEX_NAMES and name not in said:
+            cells = infer(column)
             is_whole = cells.kind == INTEGER and not cells.missing.any() and not cells.bad
             if is_whole and len(np.unique(cells.values)) == len(cells):
                 found.append(name)
     return found
 
 
-def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]:
-    """Returns the columns that are used, each of its kind."""
+def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> dict[str, Cells]:
+    """Returns the columns that are used, each of its kind.
+
+    Args:
+        said: see ``words_of``.
+
+    Raises:
+        DataError: a label, weight or client without values, or weights that are no numbers.
+    """
     cells = {}
+    words = (*said["text"], *said["categories"])
     others = [name for name in (roles.weight, roles.client) if name is not None]
     for name in dict.fromkeys((*roles.inputs, *roles.labels, *others)):
         try:
-            cells[name] = find_kind(table.columns[name], is_text=name in words)
+            cells[name] = infer(table.columns[name], is_text=name in words)
         except DataError as error:
             raise DataError(
                 f"column '{name}' of {table.place}: {error.rule}",
@@ -156,9 +165,9 @@ def _cells(table: Table, roles: Roles, words: Sequence[str]) -> dict[str, Cells]
         if found.kind == NUMBER:
             cells[name] = found = _bad_beyond_float32(found)
         if name == roles.client and name not in roles.labels:
-            cells[name] = replace(find_kind(column, is_text=True), missing=found.missing)
+            cells[name] = replace(infer(column, is_text=True), missing=found.missing)
         elif name in roles.labels and isinstance(column, Written) and found.kind in _NAMES:
-            as_written = find_kind(column, is_text=True)
+            as_written = infer(column, is_text=True)
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
     for name in (*roles.labels, *others):
         if cells[name].kind == EMPTY or cells[name].missing.all():
@@ -251,11 +260,11 @@ def _kept_rows(
     return np.flatnonzero(is_kept), notes, counts
 
 
-def _take(cells: Cells, rows: np.ndarray) -> Cells:
+def taken(cells: Cells, rows: np.ndarray) -> Cells:
     return replace(cells, values=cells.values[rows], missing=cells.missing[rows], bad={})
 
 
-def _notes_of(cells: Mapping[str, Cells]) -> Iterator[str]:
+def notes_of(cells: Mapping[str, Cells]) -> Iterator[str]:
     """Yields what is to be said of the columns; columns of the same are said together."""
     together: dict[str, list[str]] = {}
     for name, column in cells.items():

@@ -12,10 +12,8 @@ INTEGER, NUMBER, BOOLEAN, DATE = "integer", "number", "boolean", "date"
 TEXT, LISTS, EMPTY = "text", "lists", "empty"
 #: Kinds that are packed into one input of float32.
 NUMERIC = (INTEGER, NUMBER, BOOLEAN)
-#: Of a column of one kind, at least this share of the values is of it: the others are mistakes.
-ENOUGH = 0.95
-#: Letters of a bad value that are shown.
-SHOWN = 30
+#: What values of a kind are called; those of others as the kind.
+WORDS = {NUMBER: "numbers", INTEGER: "numbers", BOOLEAN: "truth values", DATE: "dates"}
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,3 @@ class Table:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.columns)
-
-
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """Returns an array of objects, [values], also where those are sequences themselves."""
-    array = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array

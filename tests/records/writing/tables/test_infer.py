@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tfdist.errors import DataError
-from tfdist.records.writing.tables.kinds import find_kind
+from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.table import Values, Written
 
 
 def kind(*texts, comma=False):
-    cells = find_kind(Written(texts, decimal_comma=comma))
+    cells = infer(Written(texts, decimal_comma=comma))
     return cells.kind, cells.values.tolist()
 
 
@@ -41,10 +41,10 @@ def test_numbers_and_truth_values(texts, expected):
 
 def test_numbers_that_look_like_codes_are_told():
     for texts in (("01234", "7"), ("01234", "7", "")):
-        cells = find_kind(Written(texts))
+        cells = infer(Written(texts))
         assert cells.values.tolist()[:2] == [1234, 7]
         assert "begin with 0, which is lost" in cells.notes[0]
-    assert find_kind(Written(("0", "7"))).notes == find_kind(Written(("0.5", "7"))).notes == ()
+    assert infer(Written(("0", "7"))).notes == infer(Written(("0.5", "7"))).notes == ()
 
 
 def test_decimal_commas():
@@ -68,13 +68,13 @@ def test_dates(texts, seconds):
 
 
 def test_what_is_cut_off_a_date_is_told():
-    cells = find_kind(Written(("1969-12-31 23:59:58.5", "1970-01-01 00:00:00.000")))
+    cells = infer(Written(("1969-12-31 23:59:58.5", "1970-01-01 00:00:00.000")))
     assert cells.values.tolist() == [-2, 0]
     assert cells.notes == ("has fractions of seconds, which are cut off",)
 
 
 def test_days_and_months_that_cannot_be_told_apart_stay_text():
-    cells = find_kind(Written(("01/02/2024", "03/04/2024")))
+    cells = infer(Written(("01/02/2024", "03/04/2024")))
     assert cells.kind == "text"
     assert "cannot be told apart" in cells.notes[0]
 
@@ -86,27 +86,27 @@ def test_no_dates(texts):
 
 def test_a_column_is_of_a_kind_that_95_percent_of_it_have():
     numbers = [str(n) for n in range(19)]
-    cells = find_kind(Written([*numbers, "x"]))
+    cells = infer(Written([*numbers, "x"]))
     assert (cells.kind, cells.bad) == ("integer", {19: "x"})
     # What is missing counts for neither.
-    cells = find_kind(Written([*numbers, "", "x"]))
+    cells = infer(Written([*numbers, "", "x"]))
     assert (cells.kind, cells.bad) == ("integer", {20: "x"})
-    cells = find_kind(Written([*numbers, "x", "y"]))
+    cells = infer(Written([*numbers, "x", "y"]))
     assert (cells.kind, cells.bad) == ("text", {})
     assert cells.notes == ("is text, though 90% of its values are numbers: one is 'x'",)
 
 
 @pytest.mark.parametrize("odd", ["1,234.50", "-12,345", "1.234.567,8", "1 234,5"])
 def test_marks_between_thousands_are_told(odd):
-    (note,) = find_kind(Written([odd, odd, "7"])).notes
+    (note,) = infer(Written([odd, odd, "7"])).notes
     assert note.startswith(f"is text, though values such as '{odd}' are numbers with marks")
-    assert find_kind(Written(["1,2", "192.168.100.200", "1,23,4"])).notes == ()
+    assert infer(Written(["1,2", "192.168.100.200", "1,23,4"])).notes == ()
 
 
 def test_text_by_order_keeps_words_for_nothing():
-    cells = find_kind(Written(("NA", "", "None", "1")), is_text=True)
+    cells = infer(Written(("NA", "", "None", "1")), is_text=True)
     assert (cells.kind, cells.missing.tolist()) == ("text", [False, True, False, False])
-    assert find_kind(Written(("NA", "x", "", "y"))).missing.tolist() == [True, False, True, False]
+    assert infer(Written(("NA", "x", "", "y"))).missing.tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_text_by_order_keeps_words_for_nothing():
     ],
 )
 def test_values_of_python(values, expected):
-    cells = find_kind(Values(values))
+    cells = infer(Values(values))
     assert (cells.kind, cells.values.tolist()) == expected
 
 
@@ -136,10 +136,8 @@ def test_values_of_python(values, expected):
 )
 def test_numbers_alone_are_as_those_of_numpy(values):
     """The quick way has the result of the other, which numbers of NumPy take."""
-    quick = find_kind(Values(values))
-    slow = find_kind(
-        Values([np.float64(v) if isinstance(v, float) else v for v in values] + [None])
-    )
+    quick = infer(Values(values))
+    slow = infer(Values([np.float64(v) if isinstance(v, float) else v for v in values] + [None]))
     assert quick.kind == slow.kind
     assert quick.values.dtype == slow.values.dtype
     assert quick.values.tolist() == slow.values.tolist()[:-1]
@@ -148,5 +146,5 @@ def test_numbers_alone_are_as_those_of_numpy(values):
 
 def test_values_that_are_of_no_kind():
     with pytest.raises(DataError, match="found a dict"):
-        find_kind(Values([{"a": 1}]))
-    assert find_kind(Values([1, "x", None]), is_text=True).values.tolist() == ["1", "x", ""]
+        infer(Values([{"a": 1}]))
+    assert infer(Values([1, "x", None]), is_text=True).values.tolist() == ["1", "x", ""]

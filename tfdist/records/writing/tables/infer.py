@@ -1,0 +1,312 @@
+"""Of which kind the values of a column are: numbers, truth values, dates, text or lists."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import DataError, spelt
+from tfdist.records.format.text_and_ragged import objects
+from tfdist.records.writing.tables.dates import dates_of, seconds_of
+from tfdist.records.writing.tables.table import (
+    BOOLEAN,
+    DATE,
+    EMPTY,
+    INTEGER,
+    LISTS,
+    NUMBER,
+    TEXT,
+    WORDS,
+    Cells,
+    Values,
+    Written,
+)
+
+# What stands for a value that is missing, where nobody has said that a column is text.
+_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
+_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
+# Of a column of one kind, at least this share of the values is of it: the others are mistakes.
+_ENOUGH = 0.95
+_NEARLY = 0.5
+# So many values tell whether a column of text may be of a kind.
+_LOOKED_AT = 1000
+# Letters of a bad value that are shown.
+_SHOWN = 30
+_INT64 = np.iinfo(np.int64)
+# What stands in the rows that have no value of the kind; text and lists are objects.
+_NOTHING = {
+    INTEGER: np.int64(0),
+    NUMBER: np.float64(0),
+    BOOLEAN: np.bool_(False),
+    DATE: np.int64(0),
+    TEXT: "",
+    LISTS: [],
+}
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d*)?|\d{1,3}([. ']\d{3})+,\d*)")
+
+#: What texts are, None for what is not of the kind; and notes of it.
+_Read = tuple[list[Any], tuple[str, ...]]
+
+
+def _like_codes() -> tuple[str, ...]:
+    return (
+        "has numbers that begin with 0, which is lost: if they are codes, say "
+        f"{spelt('text')} or {spelt('categories')}",
+    )
+
+
+def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
+    """Returns the values of a column, of the kind that at least 95 % of them have.
+
+    What is missing counts for no kind. Of Python's own values, text that is a date in every row is
+    dates; text that looks like numbers stays text, as whoever wrote it could have written numbers.
+
+    Args:
+        is_text: whether they are text whatever they look like; only nothing at all is then
+            missing.
+
+    Raises:
+        DataError: values that are neither numbers, text, dates, nor lists.
+    """
+    if isinstance(column, Written):
+        if not is_text:
+            return _of_texts(column)
+        missing = [not text.strip() for text in column.texts]
+        return Cells(TEXT, objects(column.texts), np.array(missing, bool))
+    cells = _of_values(column.values, is_text) if isinstance(column, Values) else column
+    if is_text and cells.kind != TEXT:
+        return _as_text(cells.values.tolist(), cells.missing)
+    return cells
+
+
+def _as_text(values: Iterable[Any], missing: np.ndarray, *notes: str) -> Cells:
+    texts = ["" if gone else str(value) for value, gone in zip(values, missing, strict=True)]
+    return Cells(TEXT, objects(texts), missing, notes=notes)
+
+
+def _placed(
+    kind: str,
+    values: Iterable[Any],
+    rows: Sequence[int],
+    missing: np.ndarray,
+    bad: dict[int, str],
+    notes: tuple[str, ...] = (),
+) -> Cells:
+    """Returns the values in their rows, and what is not of the kind beside them."""
+    nothing = _NOTHING[kind]
+    if isinstance(nothing, np.generic):
+        placed = np.zeros(len(missing), nothing.dtype)
+        placed[rows] = list(values)
+    else:
+        placed = objects([nothing] * len(missing))
+        for row, value in zip(rows, values, strict=True):
+            placed[row] = value
+    return Cells(kind, placed, missing, bad, notes)
+
+
+# Text ------------------------------------------------------------------------------------------
+
+
+def _of_texts(column: Written) -> Cells:
+    texts = column.texts
+    quick = _only_numbers_of(texts)
+    if quick is not None:
+        return quick
+    stripped = [text.strip() for text in texts]
+    missing = np.array([text.lower() in _MISSING for text in stripped], bool)
+    rows = np.flatnonzero(~missing).tolist()
+    present = [stripped[row] for row in rows]
+    if not present:
+        return Cells(EMPTY, objects(texts), missing)
+    readers: dict[str, Callable[[Sequence[str]], _Read]] = {
+        NUMBER: lambda some: _numbers_of(some, column.decimal_comma),
+        BOOLEAN: lambda some: ([_TRUTH.get(text.lower()) for text in some], ()),
+        DATE: dates_of,
+    }
+    note: tuple[str, ...] = ()
+    sample = present[:: max(1, len(present) // _LOOKED_AT)]
+    for kind, read in readers.items():
+        values, found = read(sample)
+        # Else it is not worth reading all; of dates, one can tell what the others are.
+        if found or values.count(None) <= len(values) * _NEARLY:
+            values, found = read(present)
+        share = 1 - values.count(None) / len(values)
+        if share >= _ENOUGH:
+            good = [n for n, value in enumerate(values) if value is not None]
+            bad = {
+                row: f"{text:.{_SHOWN}}"
+                for row, text, value in zip(rows, present, values, strict=True)
+                if value is None
+            }
+            values = [values[n] for n in good]
+            if kind == NUMBER:
+                kind, values, more = _whole_or_not(np.array(values), [present[n] for n in good])
+                found += more
+            return _placed(kind, values, [rows[n] for n in good], missing, bad, found)
+        if share >= _NEARLY and kind in (NUMBER, DATE):
+            odd = present[values.index(None)]
+            note = (
+                f"is text, though {share:.0%} of its values are {WORDS[kind]}: "
+                f"one is '{odd:.{_SHOWN}}'",
+            )
+        elif kind == DATE and values.count(None) == len(values):
+            note += found  # Why they are no dates.
+    marked = [text for text in sample if _THOUSANDS.fullmatch(text)]
+    numbers = sum(_number(text) is not None for text in sample)
+    if not note and marked and len(marked) + numbers >= len(sample) * _NEARLY:
+        note = (
+            f"is text, though values such as '{marked[0]:.{_SHOWN}}' are numbers with marks "
+            "between thousands: take these out to have numbers",
+        )
+    return Cells(TEXT, objects(texts), missing, notes=note)
+
+
+def _only_numbers_of(texts: Sequence[str]) -> Cells | None:
+    """Returns a column that has nothing but numbers; None for any other: the quick way."""
+    try:
+        values = np.array(texts, np.float64)
+    except ValueError:
+        return None
+    if not len(values) or np.isnan(values).any() or "_" in "".join(texts):
+        return None
+    kind, values, notes = _whole_or_not(values, texts)
+    return Cells(kind, values, np.zeros(len(values), bool), notes=notes)
+
+
+def _numbers_of(present: Sequence[str], decimal_comma: bool) -> _Read:
+    numbers: list[Any] = [_number(text) for text in present]
+    if not decimal_comma:
+        return numbers, ()
+    commas = [
+        _number(text.replace(",", ".")) if _DECIMAL_COMMA.fullmatch(text) else found
+        for text, found in zip(present, numbers, strict=True)
+    ]
+    if commas.count(None) == numbers.count(None):
+        return numbers, ()
+    return commas, ("has decimal commas",)
+
+
+def _number(text: str) -> float | None:
+    """Returns the number that a text is; None for any other text."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    # Python reads 1_000 as a number, and hardly another program does.
+    return None if "_" in text or found != found else found
+
+
+def _whole_or_not(
+    values: np.ndarray, texts: Sequence[str]
+) -> tuple[str, np.ndarray, tuple[str, ...]]:
+    """Returns float64 ``values`` as integers where all are written as such; kind and notes too."""
+    with np.errstate(invalid="ignore"):
+        is_whole = bool((values == np.floor(values)).all())
+    if is_whole:
+        try:
+            whole = np.array([int(text) for text in texts], np.int64)
+            are_codes = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
+            return INTEGER, whole, _like_codes() if are_codes else ()
+        except (ValueError, OverflowError):  # 1.0, or beyond int64.
+            pass
+    return NUMBER, values, ()
+
+
+# Values of Python's own, as of JSON and of DataFrames -----------------------------------------
+
+
+def _of_values(values: Sequence[Any], is_text: bool) -> Cells:
+    quick = None if is_text else _only_numbers(values)
+    if quick is not None:
+        return quick
+    missing = np.array([_is_missing(value) for value in values], bool)
+    rows = np.flatnonzero(~missing).tolist()
+    if not rows:
+        return Cells(EMPTY, objects(values), missing)
+    kinds = [_kind_of(values[row]) for row in rows]
+    if None in kinds:
+        odd = values[rows[kinds.index(None)]]
+        raise DataError(
+            "each value must be a number, text, a truth value, a date or a list of such",
+            received=f"a {type(odd).__name__}, {odd!r:.60}",
+            mend=f"Leave the column out with {spelt('drop')}",
+        )
+    if set(kinds) == {INTEGER, NUMBER}:
+        kinds = [NUMBER] * len(kinds)
+    most = max(dict.fromkeys(kinds), key=kinds.count)
+    if is_text:
+        return _as_text(values, missing)
+    if kinds.count(most) < _ENOUGH * len(kinds) and LISTS not in kinds:
+        several = ", ".join(dict.fromkeys(map(str, kinds)))
+        return _as_text(values, missing, f"is text, as it has values of several kinds: {several}")
+    bad = {
+        row: f"{values[row]!s:.{_SHOWN}}"
+        for row, kind in zip(rows, kinds, strict=True)
+        if kind != most
+    }
+    good = [row for row in rows if row not in bad]
+    kind, found, notes = _of_one_kind(str(most), [values[row] for row in good])
+    return _placed(kind, found, good, missing, bad, notes)
+
+
+def _only_numbers(values: Sequence[Any]) -> Cells | None:
+    """Returns a column that has nothing but Python's numbers; None for any other: the quick way."""
+    types = set(map(type, values))
+    if not types or not types <= {int, float}:
+        return None
+    try:
+        numbers = np.array(values, np.int64 if types == {int} else np.float64)
+    except OverflowError:
+        return None
+    missing = np.isnan(numbers)
+    if missing.all():
+        return None
+    numbers[missing] = 0
+    return Cells(INTEGER if types == {int} else NUMBER, numbers, missing)
+
+
+def _of_one_kind(kind: str, values: list[Any]) -> tuple[str, Sequence[Any], tuple[str, ...]]:
+    """Returns what values of one kind are at last, as that, and notes of it."""
+    if kind == TEXT:
+        dates, notes = dates_of([text.strip() for text in values])
+        if None not in dates:
+            return DATE, dates, notes
+        return TEXT, values, notes if dates.count(None) == len(dates) else ()
+    if kind == DATE:
+        return DATE, [seconds_of(value) for value in values], ()
+    if kind == INTEGER and not all(_INT64.min <= value <= _INT64.max for value in values):
+        kind = NUMBER
+    if kind == NUMBER:
+        values = [_as_float(value) for value in values]
+    return kind, values, ()
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # A whole number of hundreds of digits: as text it is infinite, too.
+        return np.inf if value > 0 else -np.inf
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, (float, np.floating)) and value != value)
+
+
+def _kind_of(value: Any) -> str | None:
+    if isinstance(value, (bool, np.bool_)):
+        return BOOLEAN
+    if isinstance(value, (int, np.integer)):
+        return INTEGER
+    if isinstance(value, (float, np.floating, decimal.Decimal)):
+        return NUMBER
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, datetime.date):
+        return DATE
+    return LISTS if isinstance(value, (list, tuple, np.ndarray)) else None
