@@ -42,9 +42,9 @@ def choose(place: str, described: Mapping[str, Described], said: Asked, told: Fo
         DataError: a name that is not there or has two roles, or cannot be what it is to be.
     """
     names, what = tuple(described), ("the records of " + place, "feature")
-    inputs = named(*what, "--input", said.inputs, names)
-    labels = named(*what, "--label", said.label, names)
-    check_there(*what, said.weight, names, "--weight")
+    inputs = named(*what, spelt("inputs", flag="--input"), said.inputs, names)
+    labels = named(*what, spelt("labels", flag="--label"), said.label, names)
+    check_there(*what, said.weight, names, spelt("weight"))
     check_apart(*what, inputs, labels, filter(None, [said.weight]))
     good = {name: item for name, item in described.items() if item.problem is None}
     taken = {*(inputs or ()), *(labels or ()), said.weight}

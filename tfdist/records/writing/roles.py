@@ -201,7 +201,7 @@ def mentioned(place: str, what: str, names: Sequence[str], asked: Asked) -> set[
     """Returns the columns of which a user says anything. Raises as ``named`` does."""
     said = {asked.client, asked.weight}
     for option in ("label", "inputs", "drop", "text", "categories"):
-        said |= {*(named(place, what, f"--{option}", getattr(asked, option), names) or ())}
+        said |= {*(named(place, what, spelt(option), getattr(asked, option), names) or ())}
     return said
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Column, from_arrays
 from tfdist.records.format.schema import Feature
 from tfdist.records.format.splits import SPLITS
@@ -137,7 +137,7 @@ class ImageTable:
 
     def _assigned(self, asked: Asked) -> Roles:
         place, names = self._found.table.place, self._found.table.names
-        drop = named(place, "column", "--drop", asked.drop, names) or ()
+        drop = named(place, "column", spelt("drop"), asked.drop, names) or ()
         aside = dict.fromkeys([*drop, self._column, *filter(None, [self._split]), *self._details])
         roles = assign(place, "column", names, replace(asked, drop=list(aside)), are_labels=True)
         if not roles.labels:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
@@ -122,7 +122,7 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
 def words_of(table: Table, asked: Asked) -> dict[str, tuple[str, ...]]:
     """Returns the columns that are "text", and "categories", whatever they look like."""
     return {
-        role: named(table.place, "column", f"--{role}", getattr(asked, role), table.names) or ()
+        role: named(table.place, "column", spelt(role), getattr(asked, role), table.names) or ()
         for role in ("text", "categories")
     }
 
