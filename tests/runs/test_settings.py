@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from tfdist.errors import OptionError
 from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.predicting import predict
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.training import train
 from tfdist.runs.verifying import Comparing, verify
+from tfdist.training.engine.options import check_values, picked
 
 DOCS = Path(__file__).parents[2] / "docs"
 CALLS = [(train, (Where, Settings, Start)), (predict, (Where,)), (verify, (Where, Comparing))]
@@ -40,6 +42,22 @@ def test_what_is_no_option_of_processes_is_refused(tmp_path):
     (tmp_path / "model.py").touch()
     with pytest.raises(TypeError, match="worker"):
         ranks.asked("tfdist.evaluate", f"{tmp_path}/model.py:f", strategy="single", worker=2)
+
+
+@pytest.mark.parametrize("table", [Where, Settings, Start, Comparing])
+def test_an_option_of_another_type_is_named(table):
+    check_values(table())
+    for each in fields(table):
+        with pytest.raises(OptionError, match=f"^{each.name} must be .*, but found <object"):
+            check_values(replace(table(), **{each.name: object()}))
+
+
+def test_values_of_options():
+    check_values(Settings(lr=1, augment=["flip"], callbacks=list, wandb="", bucket_by_length=[8]))
+    assert picked(Settings, {"tensorboard": Path("logs"), "no": 1}) == {"tensorboard": "logs"}
+    for wrong in ({"epochs": True}, {"lr": True}, {"stop_on_nan": 1}, {"epochs": None}):
+        with pytest.raises(OptionError, match="must be"):
+            check_values(Settings(**wrong))
 
 
 def test_the_documentation_says_what_a_resumed_training_must_share():

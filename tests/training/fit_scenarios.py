@@ -547,6 +547,12 @@ def batches_as_keras_takes_them(strategy, folder):
     with pytest.raises(DataError, match=r"batched=True or batched=False"):
         strategy.dataset(tf.data.Dataset.from_tensors((x, y)), global_batch_size=8)
     equals_one_device(strategy, mlp, InBatches())
+    endless = type("PyDataset", (), {"__module__": "keras", "num_batches": None})()
+    endless.__class__.__getitem__ = InBatches.__getitem__
+    unequal = records.ragged_batch(6).map(lambda x, y: (tf.RaggedTensor.from_tensor(x), y))
+    for source, message in ((endless, "a number of batches"), (unequal, "must give dense")):
+        with pytest.raises(DataError, match=message):
+            model.fit(source, steps_per_epoch=2, verbose=0)
 
 
 @scenario("mirrored", "horovod")

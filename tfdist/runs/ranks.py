@@ -21,7 +21,7 @@ from tfdist.launch.restarts import announce_restart, complain, show
 from tfdist.runs import user_errors
 from tfdist.strategies import check_options
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count, check_deadline
+from tfdist.training.engine.options import check_deadline, check_values
 
 _USER_ERROR = 2
 _ENGINE_ERROR = 1
@@ -60,14 +60,12 @@ def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where
     follow_program(os.environ, model_path.of(model).rpartition(":")[0])
     check_versions()
     where = Where(**given)
+    check_deadline("start_timeout_s", where.start_timeout_s)
+    check_deadline("stall_timeout_s", where.stall_timeout_s)
+    check_values(where)
     name, note = chosen(where.strategy, where.workers)
     where = replace(where, strategy=name, options=dict(where.options or {}))
     check_options(name, where.options)
-    check_deadline("start_timeout_s", where.start_timeout_s)
-    check_deadline("stall_timeout_s", where.stall_timeout_s)
-    for option, count in (("workers", where.workers), ("ps", where.ps)):
-        if count is not None:
-            check_count(option, count)
     jobs.check_keras(name)
     if note is not None and verbose:
         print(note, flush=True)

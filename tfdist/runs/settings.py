@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from tfdist.errors import OptionError
 from tfdist.runs import monitors
 from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count, check_seed, option, picked
+from tfdist.training.engine.options import check_seed, check_values, option, picked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +175,8 @@ class Settings(OfLearning, OfOutput, OfData):
         from tfdist.records.reading.augmentation import parse_presets
         from tfdist.runs.class_weights import class_weights
 
-        for each in fields(Settings):
-            if each.metadata["least"] is not None and getattr(self, each.name) is not None:
-                check_count(each.name, getattr(self, each.name))
         check_seed(self.seed)
+        check_values(self)
         for name in ("tensorboard", "profile"):
             if getattr(self, name) is not None:
                 _check_writable(name, getattr(self, name))

@@ -24,7 +24,7 @@ from tfdist.runs.progress import Progress, Silent
 from tfdist.runs.settings import Settings, Start
 from tfdist.runs.trackers import tracked
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import picked
+from tfdist.training.engine.options import check_values, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -218,6 +218,7 @@ def carry_out(
         start: how it begins.
         tell: is told in one line what became of a training that was to replace another.
     """
+    check_values(start)
     resume, overwrite = start.resume, start.overwrite
     if resume and overwrite:
         raise OptionError("one of --resume and --overwrite must be left out", received="both")

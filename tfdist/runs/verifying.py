@@ -15,7 +15,7 @@ from tfdist.launch.jobs import Where
 from tfdist.runs import ranks
 from tfdist.runs.training import find_splits
 from tfdist.training.engine import model_path
-from tfdist.training.engine.options import check_count, check_seed, option, picked
+from tfdist.training.engine.options import check_seed, check_values, option, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -123,9 +123,8 @@ def carry_out(
         on_event: see ``ranks.run``.
     """
     model_path.check(model)
-    check_count("steps", comparing.steps)
-    check_count("global_batch_size", comparing.global_batch_size)
     check_seed(comparing.seed)
+    check_values(comparing)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
         config = {
             "model": model,

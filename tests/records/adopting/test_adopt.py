@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from records_of_others import example, image, imagenet, sequence_example, tfds, write
 
+from tfdist.cli import voice
 from tfdist.errors import CorruptShardError, DataError, OptionError, TfdistError
 from tfdist.records import adopt, check, load_manifest, read
 from tfdist.records.adopting.choose import UnclearError
@@ -214,7 +215,9 @@ def test_what_is_not_clear_is_asked_for_with_all_that_there_is(tmp_path):
         ("b", "[2]"),
         ("label", "[]"),
     ]
-    assert "--input a --label label" in str(raised.value)
+    assert str(raised.value).endswith("Say it: inputs='a', labels='label'.")
+    with voice.speaking(), pytest.raises(UnclearError, match=r"adopt .* --input a --label label\."):
+        adopt(tmp_path)
     with pytest.raises(DataError, match="Write 'label'"):
         adopt(tmp_path, inputs="a", labels="lable")
     with pytest.raises(DataError, match="one role"):
@@ -284,6 +287,9 @@ def test_shards_of_ones_own_can_only_be_read_otherwise(tmp_path):
     assert batch(tmp_path / "own")[0].shape == (2, 2)
     adopt(tmp_path / "own", max_length="none")
     assert batch(tmp_path / "own")[0].shape == (2, 3)
+    for wrong in ({"max_length": "q"}, {"split": "train=x"}):
+        with pytest.raises(OptionError, match=r"max_length must be a whole|split must be a dict"):
+            adopt(tmp_path / "own", **wrong)
     with pytest.raises(DataError, match="only how the shards of"):
         adopt(tmp_path / "own", inputs="x")
 

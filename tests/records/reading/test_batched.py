@@ -261,6 +261,10 @@ class TestGenerators:
     def test_batches_of_one_size_only_are_asked_for(self):
         with pytest.raises(DataError, match="batched=True or batched=False"):
             open_records(lambda: in_batches(10))
+        # Words of sentences, and their tags.
+        for lengths in ((3, 5, 4, 2), (3, 2, 2), (5, 2, 5), (2, 2, 3)):
+            with pytest.raises(DataError, match="batched=True or batched=False"):
+                open_records(lambda rows=lengths: ((X[:n, 0], Y[:n]) for n in rows))
         assert assert_all_rows(lambda: in_batches(10), batched=True)
 
     @pytest.mark.parametrize(
@@ -272,6 +276,7 @@ class TestGenerators:
             (lambda: (X, Y), "which returns a tuple"),
             (lambda: iter(()), "at least one record"),
             (lambda: ONCE, "in a second pass"),
+            (lambda: iter([None]), "numbers or text, but found a NoneType"),
             (Batches, "a type"),
             ([X, Y], "a list"),
         ],
@@ -338,3 +343,30 @@ def test_batches_are_written_as_records(tmp_path, capsys):
     assert "taken apart into 50 records" in capsys.readouterr().out
     with pytest.raises(DataError, match="batched=True or batched=False"):
         write(TestWhatCannotBeToldIsAsked.CASES[0], tmp_path / "other")
+
+
+UNEQUAL = tf.data.Dataset.from_tensor_slices(
+    (tf.ragged.constant([[1], [3, 4], [5], [7, 8]]), Y[:4])
+)
+EQUAL = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1, 2], [3, 4], [5, 6]]), Y[:3]))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num"),
+    [
+        (EQUAL.batch(2), 3),
+        (EQUAL.map(lambda x, y: x).ragged_batch(2), 3),
+        (UNEQUAL.batch(3), 4),
+        (UNEQUAL.batch(3, drop_remainder=True), 3),
+        (UNEQUAL.batch(2).map(same).prefetch(1), 4),
+        (UNEQUAL.map(lambda x, y: x), 4),
+        (tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1, 2], [3, 4]])), 2),
+    ],
+)
+def test_ragged_batches_are_written_as_records(tmp_path, dataset, num):
+    batched = False if isinstance(dataset.element_spec, tf.TensorSpec) else None
+    manifest = write(dataset, tmp_path / "data", split="train=1", num_shards=1, batched=batched)
+    assert manifest.splits["train"].records == num
+    assert len(manifest.schema.features[0].shape) == 1
+    with pytest.raises(DataError, match="write shards with"):
+        open_records(EQUAL.batch(2))

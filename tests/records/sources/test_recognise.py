@@ -48,6 +48,8 @@ class Loader:
         ({"a": X}, "arrays"),
         ([1, 2], "arrays"),
         (Loader, "unknown"),
+        (b"data", "unknown"),
+        (keras.layers.Dense(1), "unknown"),
         (3, "unknown"),
     ],
 )
@@ -76,3 +78,45 @@ def test_a_function_that_gives_no_records(tmp_path, function, message):
         with pytest.raises(DataError, match=message):
             take(function)
     assert list(tmp_path.iterdir()) == []
+
+
+class WithoutNumber(keras.utils.PyDataset):
+    __getitem__ = OfAnyKeras.__getitem__
+
+
+class OfTwoBatches(WithoutNumber):
+    num_batches = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (WithoutNumber(), "a Sequence must have a number of batches, but found 'WithoutNumber'"),
+        (b"data", "but found a bytes"),
+        (keras.Sequential([keras.layers.Dense(1)]), "but found a Sequential"),
+    ],
+)
+def test_what_is_no_data_is_one_line(tmp_path, given, message):
+    for take in (open_records, lambda source: write(source, tmp_path / "data")):
+        with pytest.raises(DataError, match=message):
+            take(given)
+
+
+def test_batches_that_a_py_dataset_says_otherwise():
+    assert open_records(OfTwoBatches()).num_records == 6
+
+
+def test_a_dict_of_datasets_by_split():
+    data = SimpleNamespace(features=0, cast_column=0, __iter__=0)
+    with pytest.raises(DataError, match=r"Give one of its datasets: data\['train'\]"):
+        open_records({"train": data})
+
+
+def test_a_list_of_arrays_is_x_and_y(tmp_path):
+    def lists():
+        yield from ([x, x[:1]] for x in X)
+
+    (x, y), *_ = open_records(lists, batched=False).batches(0, 6, 6, shuffle=False, seed=0, epoch=0)
+    assert (x.shape, y.shape) == ((6, 2), (6, 1))
+    schema = write(lists, tmp_path / "data", split="all=1", batched=False).schema
+    assert [(each.name, each.shape) for each in schema.features] == [("x", (2,)), ("label", (1,))]

@@ -137,6 +137,12 @@ def adopt(
     said = Asked(inputs=x, label=y, weight=weight)
     if first_class is not None and type(first_class) is not int:
         raise OptionError("first_class must be a whole number", received=repr(first_class))
+    if split is not None and not isinstance(split, Mapping):
+        raise OptionError(
+            "split must be a dict with the pattern of the files of each split",
+            received=repr(split),
+            mend="Write split={'train': 'part-*'}",
+        )
     names = _class_names(classes)
     sources = [source] if isinstance(source, str | os.PathLike) else source
     for place in (*sources, *([] if out is None else [out])):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfdist import errors
 from tfdist.errors import DataError, spelt
 from tfdist.records.adopting.describe import Described
 from tfdist.records.adopting.tfds import Folder
@@ -149,4 +150,6 @@ def _command(described: Mapping[str, Described]) -> str:
     # Text is more often an identity than an input.
     others.sort(key=lambda item: (not item.is_image, item.encoding == "bytes", item.is_whole))
     inputs = others[0].name if others else "NAME"
-    return f"tfdist adopt ... --input {inputs} --label {label}"
+    if errors.in_shell:
+        return f"tfdist adopt ... --input {inputs} --label {label}"
+    return f"inputs={inputs!r}, labels={label!r}"

@@ -51,8 +51,10 @@ def with_readings(
         raise unknown_choice("fit", fit, FITS)
     if color is not None and color not in COLORS:
         raise unknown_choice("color", color, list(COLORS))
-    if max_length is not None and max_length < 1:
-        raise OptionError("max_length must be at least 1", received=max_length)
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        raise OptionError(
+            "max_length must be a whole number of at least 1", received=repr(max_length)
+        )
     of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
     schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)
     check_boxes(schema)

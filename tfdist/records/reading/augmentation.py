@@ -69,7 +69,7 @@ def parse_presets(presets: str | Sequence[str]) -> tuple[str, ...]:
         OptionError: there are none, or one is unknown.
     """
     given = presets.split(",") if isinstance(presets, str) else presets
-    names = [name.strip() for name in given]
+    names = [str(name).strip() for name in given]
     unknown = [name for name in names if name not in _PRESETS]
     if unknown or not names:
         raise OptionError(

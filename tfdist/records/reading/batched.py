@@ -25,6 +25,9 @@ _ENDING = ("Take", "TakeWhile")
 # Elements that are looked at where their shapes are not known beforehand.
 _SEEN = 8
 
+# What may hold the rows of a batch.
+_OF_ROWS = (tf.TensorSpec, tf.RaggedTensorSpec)
+
 # What makes dense tensors of others.
 _DENSE = (
     "Map ragged ones with .to_tensor(), sparse ones with tf.sparse.to_dense, or write shards with "
@@ -79,8 +82,10 @@ def single_records(
 def is_batched(dataset: tf.data.Dataset) -> bool | None:
     """Returns whether the elements of a dataset are batches; None when that cannot be told."""
     leaves = tf.nest.flatten(dataset.element_spec)
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+    if not all(isinstance(leaf, _OF_ROWS) for leaf in leaves):
         return False
+    if any(isinstance(leaf, tf.RaggedTensorSpec) and not leaf.ragged_rank for leaf in leaves):
+        return False  # It may have any length: one row of a ragged tensor.
     shapes = _shapes_of(dataset.element_spec)
     if told_by_shapes([shapes]) is False:
         return False
@@ -120,15 +125,15 @@ def refuse_endless(dataset: tf.data.Dataset) -> None:
         )
 
 
-def check_dense(spec: Any) -> None:
-    """Raises DataError for what a dataset gives, unless it is all tf.TensorSpec."""
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
+def check_dense(spec: Any, kinds: Any = tf.TensorSpec) -> None:
+    """Raises DataError for what a dataset gives, unless it is all of these kinds."""
+    if not all(isinstance(leaf, kinds) for leaf in tf.nest.flatten(spec)):
         raise DataError("a dataset must give dense tensors", received=str(spec), mend=_DENSE)
 
 
 def _check_could_be_batches(dataset: tf.data.Dataset) -> None:
     spec = dataset.element_spec
-    check_dense(spec)
+    check_dense(spec, _OF_ROWS)
     if told_by_shapes([_shapes_of(spec)]) is False:
         raise DataError(
             "the parts of a batch must have a first dimension of as many rows each",
@@ -206,13 +211,13 @@ def _taken_apart(batches: tf.data.Dataset) -> SingleRecords:
         rows = int(before.cardinality())
         if rows >= 0 and not graph.drops_remainder(innermost):
             return SingleRecords(before, rows)
-    rows, shapes = _measured(batches)
+    rows, seen = _measured(batches)
     padded = innermost if graph.operation(innermost) == "PaddedBatch" else None
-    return SingleRecords(_of_one_shape(batches.unbatch(), shapes, padded), rows)
+    return SingleRecords(_of_one_shape(batches.unbatch(), seen, padded), rows)
 
 
-def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.ndarray]]]:
-    """Reads all batches: returns their rows, and the least and largest shape of a record's parts.
+def _measured(batches: tf.data.Dataset) -> tuple[int, set[tuple[tuple[int, ...], ...]]]:
+    """Reads all batches: returns their rows, and the shapes that a record's parts have.
 
     Raises:
         DataError: parts of a batch have unequal rows, or there is no batch at all.
@@ -237,18 +242,22 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, list[tuple[np.ndarray, np.
         seen.add(tuple(shape[1:] for shape in shapes))
     if not rows:
         raise DataError("data must have at least one record", received="an empty dataset")
-    return rows, [(np.min(sizes, 0), np.max(sizes, 0)) for sizes in zip(*seen, strict=True)]
+    return rows, seen
 
 
 def _of_one_shape(
     records: tf.data.Dataset,
-    shapes: list[tuple[np.ndarray, np.ndarray]],
+    seen: set[tuple[tuple[int, ...], ...]],
     padded: tf.data.Dataset | None,
 ) -> tf.data.Dataset:
-    """Returns records of static shapes, those of a padded batch padded as far as the longest."""
+    """Returns records of static shapes, those of a padded batch padded as far as the longest one,
+    ragged ones as they are."""
     spec = records.element_spec
-    if all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
+    leaves = tf.nest.flatten(spec)
+    is_ragged = any(isinstance(leaf, tf.RaggedTensorSpec) for leaf in leaves)
+    if is_ragged or all(leaf.shape.is_fully_defined() for leaf in leaves):
         return records
+    shapes = [(np.min(sizes, 0), np.max(sizes, 0)) for sizes in zip(*seen, strict=True)]
     most = tf.nest.pack_sequence_as(spec, [tf.TensorShape(high) for _, high in shapes])
     uneven = [(low, high) for low, high in shapes if not np.array_equal(low, high)]
     if uneven:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.buckets.cache import local_shards
 from tfdist.records.format.manifest import MANIFEST_NAME, Manifest, load_manifest
-from tfdist.records.reading.batched import single_records
+from tfdist.records.reading.batched import check_dense, single_records
 from tfdist.records.reading.open_shards_apart import open_stored
 from tfdist.records.reading.rereadable import records_of
 from tfdist.records.reading.shard_source import ShardSource
@@ -32,6 +32,7 @@ def open_source(
     """
     found = called(recognise(source))
     if found.kind == "dataset":
+        check_dense(found.given.element_spec)
         return DatasetSource(single_records(found.given, batched))
     if found.kind == "iterator":
         raise DataError(
@@ -39,6 +40,13 @@ def open_source(
             received=f"a {type(source).__name__} object, which can be read only once",
             mend="Give the function that makes it, strategy.dataset(read), where it says "
             "strategy.dataset(read()), or arrays, or a tf.data.Dataset",
+        )
+    if found.kind == "huggingface" and isinstance(found.given, Mapping):
+        names = list(found.given)
+        raise DataError(
+            "one split must be chosen",
+            received=f"a dict of {', '.join(map(repr, names))}",
+            mend=f"Give one of its datasets: data[{names[0]!r}]",
         )
     if found.read is not None:
         return DatasetSource(records_of(found, batched))

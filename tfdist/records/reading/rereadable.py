@@ -15,7 +15,12 @@ from tfdist.errors import DataError
 from tfdist.records.reading.batched import SingleRecords, single_records
 from tfdist.records.reading.source import fingerprint
 from tfdist.records.sources.dataframes import plain
-from tfdist.records.sources.elements import cannot_be_told, told_by_shapes
+from tfdist.records.sources.elements import (
+    cannot_be_told,
+    is_list_of_parts,
+    parts_of,
+    told_by_shapes,
+)
 from tfdist.records.sources.recognise import Source
 
 _NOTICE_INTERVAL_S = 20
@@ -44,7 +49,7 @@ def records_of(source: Source, batched: bool | None) -> SingleRecords:
     found = _surveyed(source)
     _check_can_be_read_again(source)
     if batched is None:
-        batched = told_by_shapes(found.different_shapes)
+        batched = told_by_shapes([*found.earlier_shapes, found.last_shapes])
     if batched is None:
         raise cannot_be_told(source.name, found.shapes)
     signature = tf.nest.pack_sequence_as(
@@ -66,14 +71,16 @@ class _Survey:
         count: elements.
         structure: the first element.
         shapes: of each part of an element, None for a dimension that differs among them.
-        different_shapes: those that the parts of an element had.
+        earlier_shapes: those that the parts of an element but the last had.
+        last_shapes: those that the parts of the last had.
     """
 
     count: int
     structure: Any
     shapes: list[tuple[int | None, ...]]
     dtypes: list[tf.DType]
-    different_shapes: set[tuple[tuple[int, ...], ...]]
+    earlier_shapes: set[tuple[tuple[int, ...], ...]]
+    last_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 def _surveyed(source: Source) -> _Survey:
@@ -91,7 +98,9 @@ def _surveyed(source: Source) -> _Survey:
             tuple(size if size == other else None for size, other in zip(a, b.shape, strict=True))
             for a, b in zip(found.shapes, leaves, strict=True)
         ]
-        found.different_shapes.add(tuple(leaf.shape for leaf in leaves))
+        if found.last_shapes:
+            found.earlier_shapes.add(found.last_shapes)
+        found.last_shapes = tuple(leaf.shape for leaf in leaves)
         seen.add(fingerprint(leaves))
         if found.count > max(_ELEMENTS_BEFORE_ENDLESS, _RETURNS * len(seen)):
             raise DataError(
@@ -131,7 +140,7 @@ def _described(element: Any) -> str:
 
 def element_of(given: Any) -> tuple[Any, ...]:
     """Returns (x,), (x, y) or (x, y, sample_weight) of arrays, as Keras reads an element."""
-    parts = tuple(given) if isinstance(given, tuple) or _is_list_of_parts(given) else (given,)
+    parts = parts_of(given)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]
     return tuple(_part(part) for part in parts)
@@ -140,15 +149,18 @@ def element_of(given: Any) -> tuple[Any, ...]:
 def _part(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _part(item) for name, item in value.items()}
-    if isinstance(value, tuple) or _is_list_of_parts(value):
+    if isinstance(value, tuple) or is_list_of_parts(value):
         return tuple(_part(item) for item in value)
     if isinstance(value, (bool, int, float)):  # As TensorFlow takes them.
         return tf.constant(value).numpy()
     array = plain(value)
-    return array if isinstance(array, Mapping) else np.asarray(array)
-
-
-def _is_list_of_parts(value: Any) -> bool:
-    return isinstance(value, list) and any(
-        hasattr(item, "shape") or isinstance(item, (Mapping, tuple)) for item in value
-    )
+    if isinstance(array, Mapping):
+        return array
+    array = np.asarray(array)
+    for item in array.flat if array.dtype == object else ():
+        if not isinstance(item, (str, bytes)):
+            raise DataError(
+                "each part of an element must be numbers or text",
+                received=f"a {type(item).__name__}",
+            )
+    return array

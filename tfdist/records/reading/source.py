@@ -16,7 +16,7 @@ from tfdist.errors import DataError, TfdistError
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.schema import Schema
 from tfdist.records.reading import dataset_graph as graph
-from tfdist.records.reading.batched import SingleRecords, check_dense
+from tfdist.records.reading.batched import SingleRecords
 from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
@@ -264,7 +264,6 @@ class DatasetSource(OrderedRecords):
         if not isinstance(element, tuple):
             element, dataset = (element,), dataset.map(lambda x: (x,))
         check_parts("an element of a dataset", element)
-        check_dense(element)
         if any(leaf.shape.rank is None for leaf in tf.nest.flatten(element)):
             raise DataError(
                 "a dataset must give tensors of known numbers of dimensions",

@@ -5,7 +5,8 @@ What nothing tells is for the user to say: to guess wrongly would train wrongly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tfdist.errors import DataError
 
@@ -22,23 +23,36 @@ def check_parts(what: str, parts: Sequence[object]) -> None:
         )
 
 
+def parts_of(element: Any) -> tuple[Any, ...]:
+    """Returns (x,), (x, y) or (x, y, sample_weight), as Keras reads an element."""
+    is_several = isinstance(element, tuple) or is_list_of_parts(element)
+    return tuple(element) if is_several else (element,)
+
+
+def is_list_of_parts(value: Any) -> bool:
+    return isinstance(value, list) and any(
+        hasattr(item, "shape") or isinstance(item, (Mapping, tuple)) for item in value
+    )
+
+
 def told_by_shapes(elements: Iterable[Sequence[Shape]]) -> bool | None:
     """Returns whether elements are batches; None when they may be either.
 
     They are none where a part has no rows, or another number of rows than the others have. They are
-    where all have the same, and not the same in each element: unless records differ in length.
+    where all elements have the same, but the last, which has fewer: unless records differ in
+    length.
 
     Args:
         elements: of each, the shapes of its parts.
     """
-    rows: set[int] = set()
+    rows: list[int] = []
     for shapes in elements:
         known = [shape for shape in shapes if shape is not None]
         sizes = {shape[0] for shape in known if shape} - {None}
         if () in known or len(sizes) > 1:
             return False
-        rows |= sizes
-    return True if len(rows) > 1 else None
+        rows += sizes
+    return True if len(set(rows[:-1])) == 1 and rows[-1] < rows[0] else None
 
 
 def cannot_be_told(what: str, shapes: Sequence[Shape]) -> DataError:

@@ -17,7 +17,7 @@ from tfdist.errors import DataError, OptionError
 from tfdist.records.sources.dataframes import is_frame
 
 _KERAS = ("keras", "tf_keras", "tensorflow")
-_PLAIN = (str, bytes, tuple, list, set, frozenset, Mapping)
+_PLAIN = (str, tuple, list, set, frozenset, Mapping)
 # What a function must not return.
 _NO_ELEMENTS = ("files", "tfds", "function", "table", "arrays", "unknown")
 
@@ -51,7 +51,7 @@ def recognise(given: Any) -> Source:
     kind, of = _kind(given), type(given).__name__
     name, read = f"the {of}", None
     if kind == "sequence":
-        name, read = f"the Sequence '{of}'", lambda: map(given.__getitem__, range(len(given)))
+        name, read = f"the Sequence '{of}'", functools.partial(_batches_of, given)
     elif kind == "iterable" or (kind == "huggingface" and not _is_plain(given)):
         read = functools.partial(iter, given)
     batched = True if kind == "sequence" else None
@@ -91,6 +91,25 @@ def called(source: Source) -> Source:
     return replace(made, kind=kind, name=f"the generator '{name}'", read=function)
 
 
+def num_batches(sequence: Any) -> int:
+    """Returns how many batches a Sequence has. Raises DataError where it does not say."""
+    try:
+        found = len(sequence) if hasattr(sequence, "__len__") else sequence.num_batches
+    except NotImplementedError:
+        found = None
+    if found is None:
+        raise DataError(
+            "a Sequence must have a number of batches",
+            received=f"'{type(sequence).__name__}', which does not say it",
+            mend="Give it a method __len__, which returns the number",
+        )
+    return found
+
+
+def _batches_of(sequence: Any) -> Iterator[Any]:
+    return map(sequence.__getitem__, range(num_batches(sequence)))
+
+
 def refuse_batched(batched: bool | None, given: Any) -> None:
     """Raises OptionError where it is said of what has no elements."""
     if batched is not None:
@@ -111,7 +130,7 @@ def _kind(given: Any) -> str:
         return "tfds"
     if _is_hugging_face(given):
         return "huggingface"
-    if _is_sequence(given):
+    if _is_of_keras(given, "Sequence", "PyDataset"):
         return "sequence"
     if isinstance(given, Iterator):
         return "iterator"
@@ -124,7 +143,8 @@ def _kind(given: Any) -> str:
     if _is_plain(given):
         return "arrays"
     no_data = () if tf is None else (tf.Module, tf.distribute.DistributedDataset)
-    if inspect.isclass(given) or isinstance(given, no_data):
+    is_model = _is_of_keras(given, "Layer")
+    if inspect.isclass(given) or is_model or isinstance(given, (bytes, *no_data)):
         return "unknown"
     if callable(given):
         return "function"
@@ -141,9 +161,9 @@ def _is_hugging_face(given: Any) -> bool:
     return all(hasattr(given, name) for name in ("features", "cast_column", "__iter__"))
 
 
-def _is_sequence(given: Any) -> bool:
+def _is_of_keras(given: Any, *names: str) -> bool:
     return any(
-        base.__name__ in ("Sequence", "PyDataset") and base.__module__.startswith(_KERAS)
+        base.__name__ in names and base.__module__.startswith(_KERAS)
         for base in type(given).__mro__
     )
 

@@ -74,6 +74,12 @@ def read_raw(
 
         # Whoever has a DataFrame can name its label; that of a file is the last by custom.
         columns = columns_of_table(from_dataframe(source), asked, last_is_label=False)
+    elif recognise(source).kind == "unknown":
+        raise DataError(
+            "the source must be files, arrays or tables, a dataset, or a function that yields "
+            "records or batches",
+            received=f"a {type(source).__name__}",
+        )
     else:
         columns = _from_structure("arrays", source, client)
     return owned_columns(columns, client)

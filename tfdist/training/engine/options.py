@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tfdist.errors import OptionError, unknown_choice
 from tfdist.topology import deadlines
@@ -19,6 +20,15 @@ OFFLOADS = ("none", "optimizer", "activations")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 #: TensorFlow counts rows, steps and devices in 32 bits.
 _MOST = 2**31 - 1
+_KINDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Mapping: "a dict",
+    Sequence: "a list",
+    Callable: "a function",
+}
 
 
 def option(
@@ -52,8 +62,35 @@ def option(
 
 
 def picked(table: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the arguments of a call that are options of ``table``."""
-    return {each.name: given[each.name] for each in fields(table) if each.name in given}
+    """Returns those of the arguments of a call that are options of ``table``, paths as text."""
+    values = {each.name: given[each.name] for each in fields(table) if each.name in given}
+    return {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in values.items()
+    }
+
+
+def check_values(table: Any) -> None:
+    """Raises:
+    OptionError: an option is of another type than its field, or too small.
+    """
+    hints = get_type_hints(type(table))
+    for each in fields(table):
+        value, least, hint = getattr(table, each.name), each.metadata.get("least"), hints[each.name]
+        if value is None and each.default is None:
+            continue
+        if least is not None:
+            check_count(each.name, value, least)
+            continue
+        of = [get_origin(one) or one for one in get_args(hint) if one is not type(None)]
+        kinds = of if isinstance(hint, UnionType) else [get_origin(hint) or hint]
+        # Python's True is a whole number, and its whole numbers are no floats.
+        is_one = bool in kinds if isinstance(value, bool) else isinstance(value, tuple(kinds))
+        if not is_one and not (float in kinds and type(value) is int):
+            raise OptionError(
+                f"{each.name} must be {' or '.join(_KINDS[kind] for kind in kinds)}",
+                received=repr(value),
+            )
 
 
 class OfBatchNorm(str):
@@ -190,12 +227,14 @@ class StepOptions:
         return tuple(found)
 
 
-def check_count(option: str, value: object) -> None:
+def check_count(option: str, value: object, least: int = 1) -> None:
     """Raises:
-    OptionError: ``value`` is not a whole number of at least 1, or too large for TensorFlow.
+    OptionError: ``value`` is not a whole number of at least so many, or too large for TensorFlow.
     """
-    if type(value) is not int or value < 1:
-        raise OptionError(f"{option} must be a whole number of at least 1", received=repr(value))
+    if type(value) is not int or value < least:
+        raise OptionError(
+            f"{option} must be a whole number of at least {least}", received=repr(value)
+        )
     if value > _MOST:
         raise OptionError(
             f"{option} must be at most {_MOST}", received=f"{min(value, 10**300):.3g}"

@@ -21,7 +21,7 @@ from tfdist.records.reading.batched import check_dense, is_endless, without_shuf
 from tfdist.records.reading.rereadable import element_of
 from tfdist.records.reading.source import spec_of_rows
 from tfdist.records.sources.elements import check_parts
-from tfdist.records.sources.recognise import recognise
+from tfdist.records.sources.recognise import num_batches, recognise
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.feed.keras_feed import (
@@ -349,7 +349,7 @@ def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _of_sequence(sequence: Any, steps: int | None, order: Any, ahead: ReadAhead) -> Given:
-    batches = len(sequence)
+    batches = num_batches(sequence)
     if batches == 0:
         raise _no_batch("an empty Sequence")
     if steps is not None and steps > batches:

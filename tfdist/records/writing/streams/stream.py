@@ -11,7 +11,12 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.records.format.exif import IMAGE_BEGINNINGS
-from tfdist.records.sources.elements import cannot_be_told, check_parts, told_by_shapes
+from tfdist.records.sources.elements import (
+    cannot_be_told,
+    check_parts,
+    parts_of,
+    told_by_shapes,
+)
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -74,7 +79,7 @@ def of_elements(
     if not first:
         raise DataError("a source must have at least one record", received="none")
     if batched is None:
-        shapes = [list(map(_shape, _leaves(element))) for element in first]
+        shapes = [list(map(_shape, _leaves(parts_of(element)))) for element in first]
         batched = told_by_shapes(shapes)
         if batched is not False:  # Records may differ in length, as batches do.
             raise cannot_be_told("the source", shapes[0])
@@ -130,7 +135,7 @@ class Structure:
                 received=f"one of them with records that are a {type(element).__name__}",
                 mend="Leave it out, or give each record as a dict {name: value}",
             )
-        parts = element if isinstance(element, tuple) else (element,)
+        parts = parts_of(element)
         check_parts("a record", parts)
         keys = tuple(tuple(part) if isinstance(part, Mapping) else None for part in parts)
         _, y, weight = (*parts, None, None)[:3]
@@ -188,7 +193,7 @@ class Structure:
             if not isinstance(element, Mapping):
                 raise _unlike(number, "a dict", type(element).__name__)
             return self._pick(number, element)
-        parts = element if isinstance(element, tuple) else (element,)
+        parts = parts_of(element)
         if len(parts) != len(self.keys):
             raise _unlike(number, f"{len(self.keys)} parts", str(len(parts)))
         values: dict[str, Any] = {}
