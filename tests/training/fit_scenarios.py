@@ -547,9 +547,15 @@ def batches_as_keras_takes_them(strategy, folder):
     with pytest.raises(DataError, match=r"batched=True or batched=False"):
         strategy.dataset(tf.data.Dataset.from_tensors((x, y)), global_batch_size=8)
     equals_one_device(strategy, mlp, InBatches())
-    endless = type("PyDataset", (), {"__module__": "keras", "num_batches": None})()
-    endless.__class__.__getitem__ = InBatches.__getitem__
-    unequal = records.ragged_batch(6).map(lambda x, y: (tf.RaggedTensor.from_tensor(x), y))
+
+
+@scenario("mirrored")
+def batches_that_cannot_be_divided_are_told(strategy, folder):
+    model = strategy.build(mlp)
+    batches = {"__module__": "keras", "num_batches": None, "__getitem__": InBatches.__getitem__}
+    endless = type("PyDataset", (), batches)()
+    rows = tf.data.Dataset.from_tensor_slices(data())
+    unequal = rows.map(lambda x, y: (x[: tf.random.uniform([], 1, 5, tf.int32)], y)).ragged_batch(6)
     for source, message in ((endless, "a number of batches"), (unequal, "must give dense")):
         with pytest.raises(DataError, match=message):
             model.fit(source, steps_per_epoch=2, verbose=0)
