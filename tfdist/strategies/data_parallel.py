@@ -209,4 +209,6 @@ class DataParallel(OfGlobalBatches):
         if problem is not None:
             raise problem
         if reason is not None:
-            raise LaunchError("rank 0 must save the model", received=reason)
+            raise LaunchError(
+                "rank 0 must save the model", received=reason, mend="See the error of rank 0"
+            )

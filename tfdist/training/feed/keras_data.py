@@ -21,6 +21,7 @@ from tfdist.records.reading.batched import DENSE, is_endless, without_shuffle
 from tfdist.records.reading.rereadable import element_of
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.options import check_count
 from tfdist.training.feed.keras_feed import (
     ENDLESS,
     GivenBatches,
@@ -245,7 +246,9 @@ def _check_batches(spec: Any) -> None:
         )
     if len(spec) > 3:
         raise DataError(
-            "a batch must be (x, y) or (x, y, sample_weight)", received=f"a tuple of {len(spec)}"
+            "a batch must be (x, y) or (x, y, sample_weight)",
+            received=f"a tuple of {len(spec)}",
+            mend="Put all inputs into x, and all labels into y, each as a tuple or a dict",
         )
     if any(not leaf.shape.rank for leaf in leaves):
         raise DataError(
@@ -291,8 +294,8 @@ def _opened(
     *,
     counts: bool,
 ) -> Given:
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
+    if steps is not None:
+        check_count(option, steps)
     if isinstance(x, tf.data.Dataset):
         return _of_dataset(x, steps, option, tell if counts else None)
     if isinstance(x, tf.keras.utils.Sequence):
@@ -340,7 +343,11 @@ def _checked(given: Given) -> Given:
 
 
 def _no_batch(received: str) -> DataError:
-    return DataError("data must have at least one batch", received=received)
+    return DataError(
+        "data must have at least one batch",
+        received=received,
+        mend="Give records for at least a batch, and each fit a new generator",
+    )
 
 
 def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
