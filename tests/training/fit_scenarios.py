@@ -986,7 +986,7 @@ def refusals_say_what_to_do(strategy, folder):
     with pytest.raises(DataError, match="one label a record"):
         model.fit(strategy.dataset((x, {"a": y}), global_batch_size=8), class_weight={0: 2.0})
     for size in (0, True):
-        with pytest.raises(OptionError, match="at least 1.* Choose 1 or more"):
+        with pytest.raises(OptionError, match=r"at least 1.* Choose 1 or more"):
             strategy.dataset((x, y), global_batch_size=size)
     with pytest.raises(ModelError, match="compiled"):
         strategy.build(lambda: keras.Sequential([keras.Input((5,)), layers.Dense(1)]))
