@@ -62,12 +62,6 @@ def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
     return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
 
 
-def told_of_batches(model: tf.keras.Model) -> list[Any]:
-    """Returns all whose ``update_state`` a step of ``model`` may call."""
-    found = [*model.metrics, *unlisted_metrics(model)]
-    return found if IS_KERAS_3 else [*found, model.compiled_metrics]
-
-
 def told_names(model: tf.keras.Model) -> list[str] | None:
     """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
     return None if IS_KERAS_3 else model.metrics_names

@@ -229,7 +229,6 @@ class Runs:
         check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)
         self._reader.agree_on(feed)
-        self._preparation.try_step("test_step", feed)
         notices = self._notices(verbose)
         told = keras.steps.told_steps(feed.steps_per_epoch)
         with self._reader.steps(feed) as watch, tracing.closing(notices), told as steps:

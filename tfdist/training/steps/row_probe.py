@@ -98,35 +98,16 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     return list(found)
 
 
-def step_tried(
-    model: tf.keras.Model, step: Callable[[Any], Any], batch_spec: Any
-) -> row_probe_steps.Tried | None:
-    """Returns what a step of the user's own gives of rows; None where it cannot be tried.
+def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause where a train_step of the user's own couples rows.
 
     Args:
-        batch_spec: of what the step takes.
+        model: as of ``coupled``, but that its metrics move: the step runs.
     """
     with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
-        batches = [made_up(batch_spec, seed=seed) for seed in range(DRAWS)]
-        return row_probe_steps.tried(model, step, batches, SLICES)
-    return None
-
-
-def step_explained(step: str, tried: row_probe_steps.Tried | None) -> list[str]:
-    """Returns a clause for each thing that couples rows in ``step``, of what it was tried on."""
-    if tried is None:
-        return []
-    found = [no_mean(f"the gradient of {step}")] if tried.is_parted else []
-    unlike = [f"'{name}'" for name, join in tried.joins.items() if join is None]
-    if unlike:
-        found.append(no_mean(f"what {step} returns as {', '.join(unlike)}"))
-    if tried.unknown:
-        names = ", ".join(f"'{name}'" for name in tried.unknown)
-        found.append(
-            f"what {step} returns as {names} is 0, or no number, on the rows that are tried, so it "
-            "is taken for a mean over the rows of a batch"
-        )
-    return found
+        if row_probe_steps.parted(model, made_up(element_spec), SLICES):
+            return [no_mean("the gradient of train_step")]
+    return []
 
 
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
