@@ -985,8 +985,9 @@ def refusals_say_what_to_do(strategy, folder):
         model.fit(feed, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
     with pytest.raises(DataError, match="one label a record"):
         model.fit(strategy.dataset((x, {"a": y}), global_batch_size=8), class_weight={0: 2.0})
-    with pytest.raises(OptionError, match="at least 1"):
-        strategy.dataset((x, y), global_batch_size=0)
+    for size in (0, True):
+        with pytest.raises(OptionError, match=r"at least 1.* Choose 1 or more"):
+            strategy.dataset((x, y), global_batch_size=size)
     with pytest.raises(ModelError, match="compiled"):
         strategy.build(lambda: keras.Sequential([keras.Input((5,)), layers.Dense(1)]))
     never_called = keras.Model()

@@ -74,6 +74,7 @@ def transform(
         raise DataError(
             "each instance of a batch transform must have a shard",
             received=f"{wanted.instance_count} instances for {shape.num_shards} shards",
+            mend=f"Choose at most {shape.num_shards} instances, or write more shards",
         )
     security = config.security
     return {

@@ -96,7 +96,9 @@ def upload(
             path = paths[key]
             if not path.is_file():
                 raise CorruptShardError(
-                    "every shard of the manifest must exist", received=f"no {path}"
+                    "every shard of the manifest must exist",
+                    received=f"no {path}",
+                    mend="Copy it there, or write the data again with `tfdist shard`",
                 )
             size = path.stat().st_size
             if _is_there(client, bucket, key, size, checksums[file]):

@@ -44,11 +44,11 @@ def speaking() -> Iterator[None]:
     global _voice
     _voice = _Voice()
     handlers, level = list(LOG.handlers), LOG.level
-    errors.in_shell = True
+    before, errors.in_shell = errors.in_shell, True
     try:
         yield
     finally:
-        errors.in_shell = False
+        errors.in_shell = before
         sys.stdout = _voice.stdout
         LOG.handlers = handlers
         LOG.setLevel(level)

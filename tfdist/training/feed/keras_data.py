@@ -24,6 +24,7 @@ from tfdist.records.sources.elements import check_parts
 from tfdist.records.sources.recognise import recognise
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.options import check_count
 from tfdist.training.feed.keras_feed import (
     ENDLESS,
     GivenBatches,
@@ -281,8 +282,8 @@ def _opened(
     *,
     counts: bool,
 ) -> Given:
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
+    if steps is not None:
+        check_count(option, steps)
     kind = recognise(x).kind
     if kind == "dataset":
         return _of_dataset(x, steps, option, tell if counts else None)
@@ -331,7 +332,11 @@ def _checked(given: Given) -> Given:
 
 
 def _no_batch(received: str) -> DataError:
-    return DataError("data must have at least one batch", received=received)
+    return DataError(
+        "data must have at least one batch",
+        received=received,
+        mend="Give records for at least a batch, and each fit a new generator",
+    )
 
 
 def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
