@@ -231,6 +231,7 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
             raise UploadError(
                 "the endpoint must come up with the new model",
                 received=f"the one before, to which AWS went back: {found.get('FailureReason')}",
+                mend="Mend what AWS says, and deploy again",
             )
 
 

@@ -40,7 +40,11 @@ def sending(what: str) -> Iterator[None]:
     try:
         yield
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        raise UploadError(f"AWS must take {what}", received=f"an error: {error}") from error
+        raise UploadError(
+            f"AWS must take {what}",
+            received=f"an error: {error}",
+            mend="Mend that, and run the same again",
+        ) from error
 
 
 def encryption(kms_key: str | None) -> dict[str, str]:

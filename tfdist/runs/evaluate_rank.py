@@ -139,6 +139,8 @@ def evaluate(config: dict[str, Any]) -> None:
         raise DataError(
             "the data of an evaluator must have a split called validation or test",
             received=f"{config['data']} with {', '.join(config['splits'])}",
+            mend="Write some with `tfdist shard SOURCE OUT --split train=5,validation=1`, "
+            "or leave the evaluator out",
         )
     with tfdist.strategy("single") as strategy:
         emit({"event": "ready", "long": True})

@@ -136,7 +136,11 @@ def adopt(
     x, y = (None if names is None else [*filter(None, parted(names))] for names in (inputs, labels))
     said = Asked(inputs=x, label=y, weight=weight)
     if first_class is not None and type(first_class) is not int:
-        raise OptionError("first_class must be a whole number", received=repr(first_class))
+        raise OptionError(
+            "first_class must be a whole number",
+            received=repr(first_class),
+            mend=f"Give the smallest class id, such as {spelt('first_class', 1)}",
+        )
     names = _class_names(classes)
     sources = [source] if isinstance(source, str | os.PathLike) else source
     for place in (*sources, *([] if out is None else [out])):
@@ -222,7 +226,11 @@ def adopt(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} must be writable", received=str(error)) from error
+        raise DataError(
+            f"{folder} must be writable",
+            received=str(error),
+            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
+        ) from error
     put(folder, manifest)
     # A help only: without it the frames tell where records begin.
     with contextlib.suppress(OSError):
@@ -428,7 +436,11 @@ def _without_empty(
     empty = [name for names in splits.values() for name in names if not scanned[name].records]
     for split, names in used.items():
         if not names:
-            raise DataError(f"split '{split}' must have at least one record", received="none")
+            raise DataError(
+                f"split '{split}' must have at least one record",
+                received="none",
+                mend=f"Get its files again, or take the others alone with {other_splits()}",
+            )
     return used, empty
 
 
@@ -581,5 +593,6 @@ def _class_names(classes: Any) -> tuple[str, ...] | None:
         raise OptionError(
             "classes must be a text file with a name in each line, or a list of names",
             received=f"{classes}, which cannot be read ({error})",
+            mend=f"Name a file in UTF-8: {spelt('classes', 'names.txt')}",
         ) from None
     return tuple(line.strip() for line in lines if line.strip())

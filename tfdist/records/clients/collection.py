@@ -279,6 +279,7 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
                         "all values must be finite",
                         received=f"{value} in {('x', 'y', 'sample_weight')[position]}, "
                         f"record {wrong[0][0]}",
+                        mend="Replace it, as in map_fn: tf.where(tf.math.is_finite(x), x, 0.)",
                     )
     return arrays
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tfdist.errors import DataError, OptionError, unknown_choice
+from tfdist.errors import DataError, OptionError, spelt, unknown_choice
 from tfdist.records.format.schema import FITS, Feature, Reading, Schema
 
 COLORS = {"gray": 1, "rgb": 3}
@@ -23,6 +23,7 @@ def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
     raise OptionError(
         "resize must be HEIGHTxWIDTH, such as 224x224, or a tuple of two numbers",
         received=repr(text),
+        mend=f"Write {spelt('resize', '224x224')}",
     )
 
 
@@ -52,7 +53,9 @@ def with_readings(
     if color is not None and color not in COLORS:
         raise unknown_choice("color", color, list(COLORS))
     if max_length is not None and max_length < 1:
-        raise OptionError("max_length must be at least 1", received=max_length)
+        raise OptionError(
+            "max_length must be at least 1", received=max_length, mend="Choose 1 or more"
+        )
     of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
     schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)
     check_boxes(schema)

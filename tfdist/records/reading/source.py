@@ -21,6 +21,7 @@ from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.elements import check_parts
+from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -156,6 +157,7 @@ class OrderedRecords(abc.ABC):
             raise DataError(
                 "data must keep its number of records",
                 received=f"{filled} records where there were {stop - start}",
+                mend="Give data that stays as it is while it is read",
             )
         return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
@@ -177,9 +179,12 @@ class ArraySource(OrderedRecords):
             raise DataError(
                 "all arrays must have the same number of records",
                 received=", ".join(map(str, lengths)),
+                mend=EQUAL_ROWS,
             )
         if lengths[0] == 0:
-            raise DataError("data must have at least one record", received="empty arrays")
+            raise DataError(
+                "data must have at least one record", received="empty arrays", mend=NO_RECORD
+            )
         if len(arrays) == 3:
             arrays = (*arrays[:2], _to_weights(*arrays[1:]))
         self.arrays = arrays
@@ -229,11 +234,17 @@ def _to_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.ndim == 0:
         raise DataError(
-            "an array must have a first dimension of records", received=repr(value)[:80]
+            "an array must have a first dimension of records",
+            received=repr(value)[:80],
+            mend="Give a list or an array with an entry for each record",
         )
     is_text = array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
     if array.dtype.kind not in "biufSU" and not is_text:
-        raise DataError("arrays must hold numbers or strings", received=f"dtype {array.dtype}")
+        raise DataError(
+            "arrays must hold numbers or strings",
+            received=f"dtype {array.dtype}",
+            mend="Convert it first, as by array.astype('float32')",
+        )
     return array
 
 
@@ -251,6 +262,7 @@ def _to_weights(labels: Any, weights: Any) -> Any:
             raise DataError(
                 "a sample weight must be one number a record, or one for each of its labels",
                 received=f"shape {array.shape}",
+                mend="Give weights of shape (records,), or of the shape of the labels",
             )
     return tf.nest.map_structure(lambda array: array.astype(np.float32), weights)
 
@@ -349,7 +361,9 @@ def _count(dataset: tf.data.Dataset) -> int:
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
     if cardinality == 0:
-        raise DataError("data must have at least one record", received="an empty dataset")
+        raise DataError(
+            "data must have at least one record", received="an empty dataset", mend=NO_RECORD
+        )
     return cardinality
 
 

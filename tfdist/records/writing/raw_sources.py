@@ -135,7 +135,9 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         return from_image_folder(path, asked, images)
     if not path.is_file():
         raise DataError(
-            f"the source must be {_KINDS}", received=f"'{source}', which does not exist"
+            f"the source must be {_KINDS}",
+            received=f"'{source}', which does not exist",
+            mend="Check its spelling, or write the whole path",
         )
     if kind_of_file(path) is not None:
         return from_table_file(path, asked)
@@ -149,7 +151,11 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         )
     if path.suffix.lower() == ".json":
         raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=AS_JSON_LINES)
-    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
+    raise DataError(
+        f"the source must be {_KINDS}",
+        received=f"'{source}'",
+        mend="Convert it to one of these, such as .csv",
+    )
 
 
 def digits_npz() -> bytes:
