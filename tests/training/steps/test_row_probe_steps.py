@@ -80,6 +80,14 @@ def test_what_is_0_is_told():
     assert line.startswith("what train_step returns as 'many' is 0, or no number, on the rows")
 
 
+def test_what_is_0_on_any_rows_is_not():
+    model = of(returned=staticmethod(lambda y_pred: {"weight": 0 * model.steps.assign_add(1.0)}))
+    found = step_tried(model, model.train_step, _SPEC)
+    assert found.joins["weight"] == "mean"
+    assert model.steps.numpy() == 1.0
+    assert not step_explained("train_step", found)
+
+
 @pytest.mark.parametrize(
     "of_rows",
     [

@@ -66,7 +66,7 @@ def tried(
     if traced.draws:
         return None
     most = tolerance_of(model)
-    is_parted, unknown = False, set(traced.names) - _names_of_metrics(model)
+    is_parted, unknown = False, traced.of_rows - _names_of_metrics(model)
     fitting = {name: ["mean", *JOINS] for name in traced.names}
     for batch in batches:
         rows = len(tf.nest.flatten(batch)[0])
@@ -115,6 +115,7 @@ class _Traced:
 
     Attributes:
         names: of the floats that it returns, but for results of metrics.
+        of_rows: those of them that are computed of rows; others are alike on all replicas.
         draws: whether something draws random numbers.
     """
 
@@ -127,17 +128,30 @@ class _Traced:
             return self._given(with_autograph(step), share, tf.nest.pack_sequence_as(batch, rows))
 
         signature = [tf.TensorSpec([2], tf.int64), *tf.nest.flatten(specs)]
-        whole = tf.compat.v1.wrap_function(given, signature)
-        # Without what it assigns.
-        self._function = whole.prune(whole.inputs[: len(signature)], whole.outputs)
+        # What it assigns does not run unless outputs ask for it. To prune the graph copies it all.
+        self._function = tf.compat.v1.wrap_function(given, signature)
         graph = self._function.graph
+        rows = {tensor.op for tensor in self._function.inputs[: len(signature)]}
+        numbers = self._function.outputs[1:]
+        self.of_rows = {n for n, of in zip(self.names, numbers, strict=True) if _is_of(rows, of)}
+        changed = {
+            op.inputs[0].ref(): op.get_attr("dtype")
+            for op in graph.get_operations()
+            if op.type.startswith(("Assign", "ResourceScatter"))
+        }
+        refs = [(handle, inner.ref()) for handle, inner in graph.captures]
+        self._changed = [(handle, changed[ref]) for handle, ref in refs if ref in changed]
         self.draws = bool(randomness.unseeded(graph, graph.get_operations()))
 
     def of(self, batch: Any, rows: slice) -> tuple[np.ndarray, list[np.ndarray]]:
         """Returns the gradients [elements] and the numbers that some rows of a batch give."""
         own = [tensor[rows] for tensor in tf.nest.flatten(batch)]
         share = tf.constant([len(own[0]), len(tf.nest.flatten(batch)[0])], tf.int64)
+        read = tf.raw_ops.ReadVariableOp
+        before = [(handle, read(resource=handle, dtype=dtype)) for handle, dtype in self._changed]
         gradients, *numbers = self._function(share, *own)
+        for handle, value in before:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
         return gradients.numpy(), [np.asarray(number, np.float64) for number in numbers]
 
     def _given(self, step: Callable[[Any], Any], share: tf.Tensor, batch: Any) -> list[tf.Tensor]:
@@ -165,6 +179,17 @@ class _Traced:
     def _in_training(self) -> contextlib.AbstractContextManager:
         walk = Walk(self._model, loud_layers(self._model))
         return walk.calls_replaced(lambda layer, call, outputs: outputs)
+
+
+def _is_of(given: set[tf.Operation], number: tf.Tensor) -> bool:
+    """Whether ``number`` is computed of what is ``given``."""
+    seen, waiting = set(), [number.op]
+    while waiting and not seen & given:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            waiting += [tensor.op for tensor in operation.inputs]
+    return bool(seen & given)
 
 
 @contextlib.contextmanager
