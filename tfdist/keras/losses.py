@@ -140,6 +140,14 @@ def metrics_by_output(model: tf.keras.Model) -> list[list[Any]]:
     return [tf.nest.flatten(pair) for pair in pairs]
 
 
+def weighed_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the compiled metrics that sample weights weigh; none of Keras 3.
+
+    It refuses those that this is for, of one number for all rows.
+    """
+    return [] if IS_KERAS_3 else tf.nest.flatten(model.compiled_metrics._weighted_metrics)
+
+
 def row_counters(model: tf.keras.Model) -> list[Any]:
     """Returns the compiled metrics, and those of losses that Keras tells how many rows they have.
 

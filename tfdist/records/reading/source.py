@@ -31,6 +31,7 @@ _EPOCH_BITS = 40
 _COMPARED_RECORDS = 8
 # Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
 _COMPARED_ROWS = 32
+_TUPLE = "Give several inputs or outputs as a tuple: ((a, b), y)"
 
 
 def as_it_is(record: Any) -> Any:
@@ -179,7 +180,7 @@ class ArraySource(OrderedRecords):
             raise DataError(
                 "all arrays must have the same number of records",
                 received=", ".join(map(str, lengths)),
-                mend=EQUAL_ROWS,
+                mend=f"{EQUAL_ROWS}. {_TUPLE}",
             )
         if lengths[0] == 0:
             raise DataError(
@@ -220,7 +221,16 @@ def _as_parts(item: Any) -> Any:
         return {name: _as_parts(part) for name, part in item.items()}
     if isinstance(item, tuple):
         return tuple(_as_parts(part) for part in item)
-    return np.asarray(item) if isinstance(item, list) else plain(item)
+    if not isinstance(item, list):
+        return plain(item)
+    try:
+        return np.asarray(item)
+    except ValueError:
+        raise DataError(
+            "a list must be rows of one shape, for it is one array",
+            received=f"a list of {len(item)} of several shapes",
+            mend=_TUPLE,
+        ) from None
 
 
 def _to_array(value: Any) -> np.ndarray:

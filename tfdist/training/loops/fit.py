@@ -116,7 +116,8 @@ class Runs:
         if not is_given_in_batches(x):
             return self._run_again_if_lost(loop, self._opening.as_feed(x, options), options)
         reads_on = keras.steps.steps_per_execution(self._model) == 1
-        feed = self._opening.given_feed(x, options, "steps", reads_on=reads_on)
+        predicts = loop == self._predict_feed
+        feed = self._opening.given_feed(x, options, "steps", predicts=predicts, reads_on=reads_on)
         results = loop(feed, **options)
         feed.seen.confirm(self._reader.gather)
         return results

@@ -25,6 +25,7 @@ from tfdist.keras.losses import (
     compute_loss,
     function_of,
     metrics_by_output,
+    weighed_metrics,
 )
 from tfdist.training.layers import eager_variables, shared_embedding_rows
 from tfdist.training.layers.losses import (
@@ -79,7 +80,7 @@ def coupled(
             outputs = _outputs_measured(model, element_spec)
             for _, y, y_pred in tried(outputs, element_spec, given):
                 with contextlib.suppress(Exception):
-                    found += _metrics(model, y, y_pred)
+                    found += _metrics(model, y, y_pred, is_weighed=len(rows or element_spec) > 2)
     with contextlib.suppress(Exception):
         for spread in (False, True):
             found += _added(model, made_up(element_spec[0], spread=spread))
@@ -145,8 +146,9 @@ def explained(
     found = [no_mean(name) for name in coupled(model, element_spec, rows)]
     untried = _untried(model)
     found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
-    x, y = made_up(element_spec[0]), made_up(element_spec[1:2], seed=OTHER_ROWS)
-    for batch in (rows, (x, *y)):
+    x, *others = (*element_spec, tf.TensorSpec([None]))[: len(rows or element_spec)]
+    x, others = made_up(x), made_up(others, seed=OTHER_ROWS)
+    for batch in (rows, (x, *others)):
         if batch is not None and not found:
             with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
                 found = clauses_of(model, *batch, gradients=gradients)
@@ -186,23 +188,29 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
     return outputs
 
 
-def _metrics(model: tf.keras.Model, y: Any, y_pred: Any) -> list[str]:
+def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) -> list[str]:
     by_output = metrics_by_output(model)
     if not by_output and len(tf.nest.flatten(y_pred)) == 1:
         by_output = [compiled_metrics(model)]
+    weighed = weighed_metrics(model) if is_weighed else []
     each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
     return [
         f"metric '{metric.name}'"
         for metrics, truth, prediction in each
         for metric in metrics
-        if metric is not None and not is_keras_own(metric) and _is_no_sum(metric, truth, prediction)
+        if metric is not None
+        and not is_keras_own(metric)
+        and _is_no_sum(metric, truth, prediction, is_weighed=any(metric is m for m in weighed))
     ]
 
 
-def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
+def _is_no_sum(metric: Any, truth: Any, prediction: Any, *, is_weighed: bool) -> bool:
     """Whether what replicas have counted, added up, is not what one device has counted."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        return couples(function_of(metric), truth, prediction)
+        function = function_of(metric)
+        # The sum of the weights would weigh it.
+        as_one = is_weighed and not tf.convert_to_tensor(function(truth, prediction)).shape.rank
+        return as_one or couples(function, truth, prediction)
     fresh = _another(metric)
 
     def count(y: Any, y_pred: Any) -> list[np.ndarray]:
