@@ -396,7 +396,7 @@ def _lines(fitting: Fitting, is_chief: bool, epochs: int) -> EpochRows:
     It ends a training whose loss is no number any more: no instance is paid for to go on.
     """
     from tfdist.runs.epoch_rows import EpochRows
-    from tfdist.runs.told import told
+    from tfdist.runs.results_text import told
 
     class Lines(EpochRows):
         def __init__(self, **of_rows: Any):

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import click
 
 from tfdist import __version__, errors
-from tfdist.runs.told import LOG, told
+from tfdist.runs.results_text import LOG, told
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 

@@ -14,12 +14,12 @@ from tfdist import __version__
 from tfdist.errors import CorruptShardError, DataError, OptionError, spelt
 from tfdist.records.adopting.choose import check_roles, choose
 from tfdist.records.adopting.describe import Described, describe
-from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.feature_statistics import Found
+from tfdist.records.adopting.file_patterns import Files, divide, find_files, other_splits
 from tfdist.records.adopting.in_bucket import in_a_bucket_too
 from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
-from tfdist.records.adopting.which_files import Files, divide, find_files, other_splits
 from tfdist.records.buckets.urls import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (

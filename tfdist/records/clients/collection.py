@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.clients.dealing import (
+from tfdist.records.clients.partition import (
     Partition,
     check_num_clients,
     deal,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.clients.dealing import take_column
+from tfdist.records.clients.partition import take_column
 from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
 from tfdist.records.format.splits import SPLIT_WORDS

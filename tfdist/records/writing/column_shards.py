@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from tfdist import __version__
 from tfdist.errors import DataError, spelt
-from tfdist.records.clients.dealing import Partition, deal
+from tfdist.records.clients.partition import Partition, deal
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.records.clients.dealing import Partition
+from tfdist.records.clients.partition import Partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.records.format.schema import Schema

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import ModelError, OptionError, unknown_choice
-from tfdist.strategies.pipeline import kept_outputs, schedule
+from tfdist.strategies.pipeline import output_cache, schedule
 from tfdist.strategies.spec import check_shard
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
@@ -89,8 +89,8 @@ class Options:
             )
 
     def _check_cache(self) -> None:
-        if self.frozen_cache is not None and self.frozen_cache not in kept_outputs.KINDS:
-            raise unknown_choice("frozen_cache", self.frozen_cache, kept_outputs.KINDS)
+        if self.frozen_cache is not None and self.frozen_cache not in output_cache.KINDS:
+            raise unknown_choice("frozen_cache", self.frozen_cache, output_cache.KINDS)
         if self.frozen_cache is not None and self.freeze_until is None:
             raise OptionError(
                 "frozen_cache must go with freeze_until, which names the layers whose outputs it "

@@ -13,9 +13,9 @@ import numpy as np
 from tfdist.errors import DataError, read_json, spelt
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
-from tfdist.records.writing.tables.complaints import refuse
 from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
+from tfdist.records.writing.tables.row_errors import refuse
 from tfdist.records.writing.tables.table import Cells, Table, Values, Written
 
 _FILE_COLUMNS = (

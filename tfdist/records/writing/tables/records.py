@@ -12,11 +12,11 @@ from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
-from tfdist.records.writing.tables.complaints import complaints_of, refuse
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.row_errors import complaints_of, refuse
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
