@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import shutil
@@ -28,7 +29,7 @@ _ROOT = _TESTS.parent
 #: start as a user's do.
 _AND_ALL_IN = ("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies")
 _STARTED_COLD = (
-    *("conformance/test_conformance.py::single", "conformance/test_conformance.py::horovod"),
+    *(f"conformance/test_conformance.py::{row}" for row in ("single", "mirrored", "horovod")),
     *("training/test_fit.py::single", "runs/test_folder.py"),
 )
 #: Names the file to which each process of Python adds a byte as it starts: see sitecustomize.
@@ -71,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         number, os.environ[_STARTED] = tempfile.mkstemp(prefix="started-")
         os.close(number)
+        config.add_cleanup(functools.partial(os.unlink, os.environ[_STARTED]))
     if not (config.option.cold_starts or config.option.collectonly or _is_controller(config)):
         folder = tempfile.mkdtemp(prefix="zygote-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

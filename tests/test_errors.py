@@ -28,6 +28,14 @@ _OF_WHOLE_MESSAGES = {
     ("tfdist.records.reading.graph_checks", "failed_check"),
     ("tfdist.runs.ranks", "tell_mistake"),
 }
+#: Modules, and functions of them, whose errors need no mend: ``load_manifest`` says that of what a
+#: manifest has wrong, and another line has told why a rank failed or leaves. Click says the usage.
+_WITHOUT_MEND = {
+    ("tfdist.records.format.manifest", None),
+    ("tfdist.records.format.schema", None),
+    ("tfdist.errors", "__init__"),
+    ("tfdist.training.checkpoints.survival", "_agree"),
+}
 #: Calls whose ``mend`` or ``received`` is no error's.
 _NO_ERRORS = {"Engine", "Finding", "replace"}
 _PARAMETER = "\0"
@@ -183,6 +191,10 @@ class Messages:
             self.count += 1
             if places is _ERROR and len(call.args) > 1:
                 found.append(f"{module.path}:{call.lineno}: received and mend are keywords")
+            needs_none = any((module.name, name) in _WITHOUT_MEND for name in (None, *inside))
+            needs_none |= places is not _ERROR or _last(call.func) in _CLICK
+            if not needs_none and _argument(call, places, "mend") is None:
+                found.append(f"{module.path}:{call.lineno}: it says no mend")
             for role in places:
                 argument = _argument(call, places, role)
                 for text in self._texts(module, argument):
@@ -379,7 +391,8 @@ def test_every_message_has_the_form():
         ("helper('d must have a', x)", None),
         ("Thing().helper(f'{x} must have a')", None),
         ("Mine(x, f'{x} must have a')", None),
-        ("kind('d must have a', received=x)", None),
+        ("DataError('d must have a', received=x)", "it says no mend"),
+        ("kind('d must have a', received=x, mend='Go')", None),
         ("unknown_choice('colour', x, [])", None),
     ],
 )
@@ -391,10 +404,10 @@ TEXT = "d has a"
 MEND = "Give it"
 class Mine(DataError):
     def __init__(self, place, rule):
-        super().__init__(rule, received="none")
+        super().__init__(rule, received="none", mend="Go")
 class Thing:
     def helper(self, rule):
-        return DataError(rule)
+        return DataError(rule, mend="Go")
 def helper(rule, x):
     return DataError(rule, received=x, mend="Go")
 def used(x):

@@ -81,7 +81,7 @@ def test_changes_replace_what_the_file_says():
         ("endpoint.serverless.memory_mb=1000", "must be 1024, 2048 and so on to 6144"),
         (
             "endpoint={serverless: {}, max_instances: 2}",
-            "must have serverless or instances, but found it and max_instances",
+            "must have serverless or instances, but found serverless and max_instances",
         ),
         ("tuning={}", "'tuning' must have ranges, but found no ranges"),
         ("security.network_isolation=true", r"network_isolation without training\.image_uri"),

@@ -363,7 +363,7 @@ def test_more_channels_and_weights_to_begin_with():
         "LocalPath": "/opt/ml/output/tensorboard",
         "S3OutputPath": "s3://tfdist-example/digits/logs",
     }
-    with pytest.raises(OptionError, match="names of their own, but found train"):
+    with pytest.raises(OptionError, match="names that no channel of the job has, but found train"):
         built("training.channels={train: s3://zoo/v1}")
 
 

@@ -13,7 +13,9 @@ def asked(tfdist, monkeypatch, shards, model_file, tmp_path):
     """Returns what a training would have been asked for: (its configuration, how it is started)."""
     taken = []
     monkeypatch.setattr(
-        train, "carry_out", lambda config, where, progress, **more: taken.append((config, more))
+        train,
+        "carry_out",
+        lambda config, where, progress, start, **_: taken.append((config, start)),
     )
     base = {"model": f"{model_file}:mlp", "data": str(shards), "output": "run"}
 
@@ -28,7 +30,7 @@ def asked(tfdist, monkeypatch, shards, model_file, tmp_path):
 
 
 def test_options_of_the_file_and_flags_that_win(asked):
-    config, more = asked(
+    config, start = asked(
         {
             "strategy": "mirrored",
             "option": {"devices": 2, "accumulate_steps": 2},
@@ -52,7 +54,7 @@ def test_options_of_the_file_and_flags_that_win(asked):
     assert config["class_weight"] == {"0": 1.0, "1": 1.0, "2": 2.5}
     assert config["early_stopping"] == {"monitor": "val_loss", "patience": 3, "mode": "min"}
     assert config["stop_on_nan"]
-    assert more["resume"]
+    assert start.resume
 
 
 def test_what_is_printed_is_what_is_taken(tfdist, asked, tmp_path):

@@ -61,7 +61,7 @@ def job_folders(traces) -> set[Path]:
 WHO = {
     "rank": lambda words: words[1:2] == ["-c"],
     "mpirun": lambda words: any(word.endswith("/mpirun") for word in words[:2]),
-    "guard": lambda words: "tfdist.launch.guard" in words,
+    "guard": lambda words: "tfdist.launch.cleanup" in words,
     "launcher": lambda words: words[1:4] == ["-m", "tfdist", "launch"],
 }
 

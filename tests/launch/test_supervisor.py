@@ -273,8 +273,8 @@ def test_a_process_that_ignores_sigterm_is_ended(traces):
 
 
 KILLED = [
-    (mpi, "tfdist.launch.guard"),
-    (tf_cluster, "tfdist.launch.guard"),
+    (mpi, "tfdist.launch.cleanup"),
+    (tf_cluster, "tfdist.launch.cleanup"),
     (tf_cluster, "tfdist.launch.tasks"),
 ]
 
@@ -295,7 +295,7 @@ def test_a_killed_launcher_takes_its_ranks_along(launcher, module, traces):
 
 
 STOPPED = [
-    (mpi, "tfdist.launch.guard"),
+    (mpi, "tfdist.launch.cleanup"),
     *long((mpi, "tfdist.launch.rank"), (mpi, "mpirun")),
     (tf_cluster, "tfdist.launch.tasks"),
 ]

@@ -318,7 +318,8 @@ def become(request: dict) -> None:
     if argv[0] == "-m":
         import runpy
 
-        sys.modules.pop(argv[1], None)  # Else Python warns that it is there before it runs.
+        if argv[1] != "tfdist":  # A package, whose parts others have.
+            sys.modules.pop(argv[1], None)  # Else Python warns that it is there before it runs.
         sys.argv = argv[1:]
         runpy._run_module_as_main(argv[1])
     else:
@@ -342,8 +343,8 @@ def _leave() -> None:
     all that was shared with the server is copied to be freed."""
     # Where it cannot be written, Python tells so.
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         for status in _ended_with:
             os._exit(status & 0xFF)
 

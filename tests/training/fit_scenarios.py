@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -687,11 +688,14 @@ def what_can_be_read_once_is_read_once(strategy, folder):
     x, y = data()
     spec = tf.TensorSpec((None, 5)), tf.TensorSpec((None,), tf.int64)
 
+    def read(rows=25):
+        return iter([(x[n : n + 8], y[n : n + 8]) for n in range(0, rows, 8)])
+
     def once(rows=25):
-        batches = iter([(x[n : n + 8], y[n : n + 8]) for n in range(0, rows, 8)])
+        batches = read(rows)
         return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
 
-    refused = pytest.raises(DataError, match="must be readable again, or come with steps")
+    refused = pytest.raises(DataError, match="must give as many batches in each pass")
     alone = contextlib.nullcontext() if strategy.topology.world_size == 1 else refused
     with alone:
         expected = reference.evaluate(x, y, batch_size=8, verbose=0)
@@ -701,6 +705,10 @@ def what_can_be_read_once_is_read_once(strategy, folder):
         np.testing.assert_allclose(model.predict(once(), verbose=0), expected, atol=1e-6)
     with refused:  # Its steps are told to callbacks, checkpoints and schedules.
         model.fit(once(), verbose=0)
+    longer = itertools.count(16, 8)
+    with refused:
+        made = tf.data.Dataset.from_generator(lambda: read(next(longer)), output_signature=spec)
+        model.fit(made, verbose=0)
     with pytest.raises(DataError, match="at least one batch"):
         model.evaluate(once(0), verbose=0)
 
@@ -997,8 +1005,9 @@ def refusals_say_what_to_do(strategy, folder):
         model.fit(feed, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
     with pytest.raises(DataError, match="one label a record"):
         model.fit(strategy.dataset((x, {"a": y}), global_batch_size=8), class_weight={0: 2.0})
-    with pytest.raises(OptionError, match="at least 1"):
-        strategy.dataset((x, y), global_batch_size=0)
+    for size in (0, True):
+        with pytest.raises(OptionError, match=r"at least 1.* Choose 1 or more"):
+            strategy.dataset((x, y), global_batch_size=size)
     with pytest.raises(ModelError, match="compiled"):
         strategy.build(lambda: keras.Sequential([keras.Input((5,)), layers.Dense(1)]))
     never_called = keras.Model()

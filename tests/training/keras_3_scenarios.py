@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parent))
 from options_scenarios import given
 
 import tfdist
-from tfdist.errors import TfdistError
+from tfdist.errors import DataError, TfdistError
 
 ROWS, GLOBAL_BATCH_SIZE = 53, 12
 layers = keras.layers
@@ -61,6 +61,40 @@ def check_refused(strategy: Any, model_fn: Callable[[], keras.Model], words: str
     with pytest.raises(TfdistError, match=words) as refusal:
         strategy.build(model_fn).fit(feed, verbose=0)
     assert "\n" not in str(refusal.value)
+
+
+class Moving(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):
+    """Batches of 8 rows, which the beginning and the end of an epoch move; ``more`` in the next."""
+
+    def __init__(self, more: int = 0):
+        super().__init__()
+        self.x, self.count, self.more = X.copy(), 4, more
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        rows = slice(8 * number, 8 * number + 8)
+        return self.x[rows], Y[rows]
+
+    def on_epoch_begin(self) -> None:
+        self.x *= 1.1
+
+    def on_epoch_end(self) -> None:
+        self.x += 0.1
+        self.count += self.more
+
+
+@scenario
+def a_py_dataset_is_told_of_epochs(strategy, folder):
+    model, reference = pair(strategy, mlp)
+    options = {"epochs": 2, "shuffle": False, "verbose": 0}
+    found, expected = (each.fit(Moving(), **options).history for each in (model, reference))
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
+    for more in (1, -1):
+        with pytest.raises(DataError, match="must give as many batches in each pass"):
+            model.fit(Moving(more), **options)
 
 
 @scenario

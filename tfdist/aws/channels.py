@@ -87,7 +87,9 @@ def channels(
         )
     if "train" not in splits:
         raise DataError(
-            "data to train on must have a split 'train'", received=f"only {', '.join(splits)}"
+            "data to train on must have a split 'train'",
+            received=f"only {', '.join(splits)}",
+            mend="Shard with --split train=8,validation=1,test=1, or say so as data.split",
         )
     found = [Channel(name=MANIFEST_CHANNEL, uri=f"{root}/{MANIFEST_CHANNEL}/")]
     for split in ("train", "validation"):

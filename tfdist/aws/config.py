@@ -108,6 +108,7 @@ class SecurityConfig:
             raise OptionError(
                 "security.subnets and security.security_group_ids must be given together",
                 received=f"{given} alone",
+                mend="Give both, or neither",
             )
         for key in ("subnets", "security_group_ids"):
             for value in getattr(self, key):
@@ -118,12 +119,20 @@ class SecurityConfig:
                     "security.tags must be texts", received=f"{key!r}: {value!r}", mend="Quote it"
                 )
             if key.lower().startswith("aws:"):
-                raise OptionError("a tag must not begin with aws:, which AWS keeps", received=key)
+                raise OptionError(
+                    "a tag must not begin with aws:, which AWS keeps",
+                    received=key,
+                    mend="Choose another key",
+                )
 
 
 def _begins(what: str, value: object, beginning: str) -> None:
     if not isinstance(value, str) or not value.startswith(beginning):
-        raise OptionError(f"{what} must begin with {beginning}", received=repr(value))
+        raise OptionError(
+            f"{what} must begin with {beginning}",
+            received=repr(value),
+            mend=f"Write it whole, with {beginning} in front",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +181,7 @@ class TrainingConfig(Settings):
             raise OptionError(
                 "training.framework_version must be a version as '2.21'",
                 received=repr(self.framework_version),
+                mend="Leave it out, for AWS's newest image",
             )
         for setting in dataclasses.fields(Settings):
             value = getattr(self, setting.name)
@@ -191,7 +201,11 @@ class TrainingConfig(Settings):
                 "pretrained/model.keras",
             )
         if self.keras not in (None, 2, 3):
-            raise OptionError("training.keras must be 2 or 3", received=self.keras)
+            raise OptionError(
+                "training.keras must be 2 or 3",
+                received=self.keras,
+                mend="Leave it out: the job takes the Keras that the model's file imports",
+            )
         for name in ("instance_count", "epochs", "global_batch_size", "max_run_s", "volume_gb"):
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.processes_per_host", self.processes_per_host, 1)
@@ -199,6 +213,7 @@ class TrainingConfig(Settings):
             raise OptionError(
                 "training.max_wait_s must be at least training.max_run_s",
                 received=f"{self.max_wait_s} for {self.max_run_s}",
+                mend="Leave training.max_wait_s out, for twice max_run_s, or choose a larger one",
             )
 
     @property
@@ -265,6 +280,7 @@ class Config:
                         "security.volume_kms_key must be left out for instances with disks of "
                         "their own, which encrypt them themselves",
                         received=kind,
+                        mend="Leave it out, or choose instances without them, as ml.m5.xlarge",
                     )
         closed = self.security.network_isolation or self.security.subnets
         if closed and self.endpoint and self.endpoint.serverless:
@@ -288,6 +304,7 @@ class Config:
                 "tuning must do without training.tensorboard and training.profile, for a search "
                 "keeps no logs in S3",
                 received=logs,
+                mend="Leave them out, or leave tuning out",
             )
 
     @property
@@ -331,9 +348,17 @@ def load(path: str | Path, changes: tuple[str, ...] = ()) -> Config:
             _change(value, change)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"{path} must be a YAML file", received=f"an error: {reason}") from None
+        raise OptionError(
+            f"{path} must be a YAML file",
+            received=f"an error: {reason}",
+            mend="Give a file as tfdist init --sagemaker writes one",
+        ) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise OptionError(f"{path} must be YAML", received=f"an error: {error}") from None
+        raise OptionError(
+            f"{path} must be YAML",
+            received=f"an error: {error}",
+            mend="Correct the line that the error names, in the file or in --set",
+        ) from None
     if isinstance(value, dict):
         value.setdefault("scripts", str(path.parent))
     try:
@@ -350,12 +375,18 @@ def _change(value: Any, change: str) -> None:
     place, equals, text = change.partition("=")
     *sections, key = place.split(".")
     if not equals or not key:
-        raise OptionError("a change must be written as section.key=value", received=repr(change))
+        raise OptionError(
+            "a change must be written as section.key=value",
+            received=repr(change),
+            mend="Write for example evaluation.threshold=0.5",
+        )
     for section in sections:
         value = value.setdefault(section, {}) if isinstance(value, dict) else None
     if not isinstance(value, dict):
         raise OptionError(
-            "a change must name a section of the configuration", received=repr(change)
+            "a change must name a section of the configuration",
+            received=repr(change),
+            mend="Write for example evaluation.threshold=0.5",
         )
     value[key] = yaml.safe_load(text)
 
@@ -365,7 +396,9 @@ def _read(cls: type, value: Any, where: str) -> Any:
     named = f"'{where}'" if where else "a configuration"
     if not isinstance(value, Mapping):
         raise OptionError(
-            f"{named} must be a mapping", received=f"a value of type {type(value).__name__}"
+            f"{named} must be a mapping",
+            received=f"a value of type {type(value).__name__}",
+            mend="Write keys with a value each, as in the file that tfdist init --sagemaker writes",
         )
     hints = typing.get_type_hints(cls)
     known = {item.name: item for item in dataclasses.fields(cls)}
@@ -381,7 +414,9 @@ def _read(cls: type, value: Any, where: str) -> Any:
     ]
     if missing:
         raise OptionError(
-            f"{named} must have {', '.join(missing)}", received=f"no {', '.join(missing)}"
+            f"{named} must have {', '.join(missing)}",
+            received=f"no {', '.join(missing)}",
+            mend="Add each, as in the file that tfdist init --sagemaker writes",
         )
     prefix = f"{where}." if where else ""
     return cls(**{key: _value(hints[key], item, prefix + key) for key, item in value.items()})
@@ -415,10 +450,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         raise OptionError(
             f"'{where}' must be of type {kind.__name__}",
             received=f"{value!r} ({type(value).__name__})",
+            mend="Write text in quotes, numbers and true or false without, a list as [a, b]",
         )
     if "instance_type" in where and kind is str and not _INSTANCE_TYPE.fullmatch(value):
         raise OptionError(
-            f"'{where}' must be a type of instance, as 'ml.m5.large'", received=repr(value)
+            f"'{where}' must be a type of instance, as 'ml.m5.large'",
+            received=repr(value),
+            mend="Write it whole, from ml. to the size",
         )
     if kind is list:
         (of,) = typing.get_args(hint)

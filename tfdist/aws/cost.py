@@ -37,13 +37,15 @@ class Speed:
         numbers = (*self.measured, *self.measured.values())
         if not numbers or not all(0 < number < math.inf for number in numbers):
             raise OptionError(
-                "a measured speed must be samples a second, above 0, on instances",
+                "a measured speed must be samples a second, above 0, of more than 0 instances",
                 received=dict(self.measured),
+                mend="Write for example --samples-per-s 2:9000, of two instances",
             )
         if not 0.5 < self.efficiency <= 1:
             raise OptionError(
                 "the efficiency of a doubling must be above 0.5 and at most 1",
                 received=self.efficiency,
+                mend=f"Choose for example {DEFAULT_EFFICIENCY}",
             )
 
     def samples_per_s(self, instances: int) -> float:
@@ -159,4 +161,5 @@ def read_measurement(path: Path) -> tuple[float, int]:
             "a measurement must be metrics.json of `tfdist train`, or history.json of a training "
             "job",
             received=f"an error in {path}: {error!r}",
+            mend="Give one of these files, or --samples-per-s",
         ) from None

@@ -25,7 +25,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(
-            "hyperparameters must be those that the script knows", received=f"an error: {message}"
+            "hyperparameters must be those that the script knows",
+            received=f"an error: {message}",
+            mend="Correct that value in the configuration",
         )
 
     def parse(self, arguments: list[str]) -> argparse.Namespace:

@@ -51,7 +51,9 @@ def main(arguments: list[str]) -> None:
     archive = options.model / ARCHIVE
     if not archive.is_file():
         raise DataError(
-            f"--model must be a folder with {ARCHIVE}", received=f"none in {options.model}"
+            f"--model must be a folder with {ARCHIVE}",
+            received=f"none in {options.model}",
+            mend="Give the folder that holds the training job's output",
         )
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
@@ -107,7 +109,11 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
     records = open_records(stored)
     (name, *more) = (f.name for f in load_manifest(stored.manifest).schema.of_role("input"))
     if len(records.element_spec) < 2:
-        raise DataError("data to evaluate on must have labels", received="records without any")
+        raise DataError(
+            "data to evaluate on must have labels",
+            received="records without any",
+            mend="Shard it with labels: `tfdist shard SOURCE OUT --label NAME`",
+        )
     loaded = tf.saved_model.load(str(model_folder))
     ask = loaded.signatures["serving_default"]
     rows = []
@@ -116,7 +122,11 @@ def _predict(model_folder: Path, stored: Stored) -> tuple[np.ndarray, np.ndarray
         for x, y, *weight in batches:
             answers = ask(**(x if more else {name: x}))
             if len(answers) != 1:
-                raise ModelError("a model to evaluate must have one output", received=len(answers))
+                raise ModelError(
+                    "a model to evaluate must have one output",
+                    received=len(answers),
+                    mend="Give the model one output: keras.Model(inputs, output)",
+                )
             (outputs,) = answers.values()
             rows.append((y.numpy().reshape(-1), outputs.numpy(), *(w.numpy() for w in weight)))
     except tf.errors.OpError as error:

@@ -129,6 +129,14 @@ def read_table(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{path} must be readable", received=error.strerror) from None
+        raise OptionError(
+            f"{path} must be readable",
+            received=error.strerror,
+            mend="Give a file that exists and can be read, or leave it out for tfdist's own",
+        ) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise DataError(f"{path} must be YAML", received=f"an error: {error}") from None
+        raise DataError(
+            f"{path} must be YAML",
+            received=f"an error: {error}",
+            mend="Correct the line that the error names",
+        ) from None

@@ -173,6 +173,7 @@ def train(arguments: list[str], code_folder: Path) -> None:
         raise DataError(
             "a job must have a channel 'train'",
             received=f"only channels {', '.join(container.channels)}",
+            mend="Start the job with its training data as the channel 'train'",
         )
     with strategy:
         fit(strategy, options, container, code_folder)
@@ -236,7 +237,9 @@ def strategy_of(options: argparse.Namespace) -> Strategy:
 
     if not isinstance(options.strategy_options, dict):
         raise OptionError(
-            "strategy-options must be a JSON object", received=repr(options.strategy_options)
+            "strategy-options must be a JSON object",
+            received=repr(options.strategy_options),
+            mend="""Write for example {"shard": "optimizer"}""",
         )
     chosen = dict(options.strategy_options)
     if options.lr_scaling != "none":
@@ -308,7 +311,11 @@ def fit(
     if problem is not None:
         raise problem
     if failed:
-        raise OptionError("rank 0 must write the model", received="an error there")
+        raise OptionError(
+            "rank 0 must write the model",
+            received="an error there",
+            mend="Read the error of rank 0 in the job's log",
+        )
 
 
 @contextlib.contextmanager
@@ -389,7 +396,7 @@ def _lines(fitting: Fitting, is_chief: bool, epochs: int) -> EpochRows:
     It ends a training whose loss is no number any more: no instance is paid for to go on.
     """
     from tfdist.runs.epoch_rows import EpochRows
-    from tfdist.runs.told import told
+    from tfdist.runs.results_text import told
 
     class Lines(EpochRows):
         def __init__(self, **of_rows: Any):

@@ -23,7 +23,9 @@ def among(what: str, value: str, known: tuple[str, ...]) -> None:
 def at_least(what: str, value: float | None, least: float) -> None:
     """Raises OptionError: a number below ``least``; None is none."""
     if value is not None and value < least:
-        raise OptionError(f"{what} must be at least {least:g}", received=value)
+        raise OptionError(
+            f"{what} must be at least {least:g}", received=value, mend=f"Choose {least:g} or more"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +44,14 @@ class RangeConfig:
             raise OptionError(
                 "a range must have min and a larger max, or values",
                 received=f"min {self.min}, max {self.max}, values {self.values}",
+                mend="Write {min: 0.0001, max: 0.1}, or {values: [32, 64]}",
             )
         if self.scale == "log" and min(ends, default=1) <= 0:
-            raise OptionError("a range of scale log must begin above 0", received=self.min)
+            raise OptionError(
+                "a range of scale log must begin above 0",
+                received=self.min,
+                mend="Choose a min above 0, or scale: linear",
+            )
 
     @property
     def ends(self) -> list[Any]:
@@ -104,7 +111,9 @@ class RegistrationConfig:
         among("registration.approval", self.approval, tuple(APPROVALS))
         if not self.instance_types:
             raise OptionError(
-                "registration.instance_types must name a type of instance", received="none"
+                "registration.instance_types must name a type of instance",
+                received="none",
+                mend="Leave it out, for ml.m5.large, or write [ml.c5.xlarge]",
             )
 
 
@@ -125,7 +134,9 @@ class TransformConfig:
         at_least("transform.instance_count", self.instance_count, 1)
         if not 1 <= self.max_payload_mb <= 100:
             raise OptionError(
-                "transform.max_payload_mb must be 1 to 100", received=self.max_payload_mb
+                "transform.max_payload_mb must be 1 to 100",
+                received=self.max_payload_mb,
+                mend="Leave it out, for 6",
             )
 
 
@@ -141,6 +152,7 @@ class ServerlessConfig:
             raise OptionError(
                 "endpoint.serverless.memory_mb must be 1024, 2048 and so on to 6144",
                 received=self.memory_mb,
+                mend="Leave it out, for 2048",
             )
 
 
@@ -169,12 +181,15 @@ class EndpointConfig:
         given = [key for key in keys if getattr(self, key) is not None]
         if self.serverless and given:
             raise OptionError(
-                "endpoint must have serverless or instances", received=f"it and {', '.join(given)}"
+                "endpoint must have serverless or instances",
+                received=f"serverless and {', '.join(given)}",
+                mend="Leave serverless out, or the others",
             )
         if self.requests_per_instance is not None and self.max_instances is None:
             raise OptionError(
                 "endpoint.requests_per_instance must go with endpoint.max_instances",
-                received="it alone",
+                received="requests_per_instance alone",
+                mend="Give endpoint.max_instances too, or leave it out",
             )
 
 

@@ -74,6 +74,7 @@ def transform(
         raise DataError(
             "each instance of a batch transform must have a shard",
             received=f"{wanted.instance_count} instances for {shape.num_shards} shards",
+            mend=f"Choose at most {shape.num_shards} instances, or write more shards",
         )
     security = config.security
     return {
@@ -230,6 +231,7 @@ def deploy(config: Config, made: dict[str, dict[str, Any]], session: Any) -> Non
             raise UploadError(
                 "the endpoint must come up with the new model",
                 received=f"the one before, to which AWS went back: {found.get('FailureReason')}",
+                mend="Mend what AWS says, and deploy again",
             )
 
 

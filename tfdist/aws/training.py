@@ -196,7 +196,11 @@ def request(
     security, submitted = config.security, code_uri
     for name, uri in training.channels.items():
         if name in (_CODE, *(channel.name for channel in inputs)):
-            raise OptionError("training.channels must have names of their own", received=name)
+            raise OptionError(
+                "training.channels must have names that no channel of the job has",
+                received=name,
+                mend="Choose another name",
+            )
         inputs = [*inputs, Channel(name=name, uri=uri)]
     if security.network_isolation:
         inputs = [*inputs, Channel(name=_CODE, uri=code_uri)]

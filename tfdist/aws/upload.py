@@ -40,7 +40,11 @@ def sending(what: str) -> Iterator[None]:
     try:
         yield
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        raise UploadError(f"AWS must take {what}", received=f"an error: {error}") from error
+        raise UploadError(
+            f"AWS must take {what}",
+            received=f"an error: {error}",
+            mend="Mend that, and run the same again",
+        ) from error
 
 
 def encryption(kms_key: str | None) -> dict[str, str]:
@@ -96,7 +100,9 @@ def upload(
             path = paths[key]
             if not path.is_file():
                 raise CorruptShardError(
-                    "every shard of the manifest must exist", received=f"no {path}"
+                    "every shard of the manifest must exist",
+                    received=f"no {path}",
+                    mend="Copy it there, or write the data again with `tfdist shard`",
                 )
             size = path.stat().st_size
             if _is_there(client, bucket, key, size, checksums[file]):

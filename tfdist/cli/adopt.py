@@ -143,7 +143,7 @@ def command(source: tuple[str, ...], out: Path | None, **given: Any) -> None:
 
 def _folder(source: Sequence[str], out: Path | None) -> Path | str:
     """Returns the folder of the manifest."""
-    from tfdist.records.adopting.which_files import find_files
+    from tfdist.records.adopting.file_patterns import find_files
     from tfdist.records.buckets.urls import url_of
 
     if url := url_of(source[0]):

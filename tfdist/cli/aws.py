@@ -115,15 +115,21 @@ def pipeline(
 
     if dry_run and (upsert or start or wait):
         raise OptionError(
-            "--dry-run must stand without --upsert, --start and --wait", received="both"
+            "--dry-run must stand without --upsert, --start and --wait",
+            received="both",
+            mend="Leave --dry-run out, or the others",
         )
     if not (dry_run or upsert or start):
         raise OptionError(
-            "pipeline must have something to do", received="none of --dry-run, --upsert, --start"
+            "pipeline must have something to do",
+            received="none of --dry-run, --upsert, --start",
+            mend="Give --dry-run to look at it, or --upsert --start to run it",
         )
     if wait and not start:
         raise OptionError(
-            "--wait must go with --start, whose execution it waits for", received="no --start"
+            "--wait must go with --start, whose execution it waits for",
+            received="no --start",
+            mend="Add --start",
         )
     config = load_config(config_path, changes)
     session = None if dry_run else _session(config)

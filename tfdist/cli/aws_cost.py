@@ -107,7 +107,9 @@ def read_speed(
             found[int(count or 1)] = float(speed)
         except ValueError:
             raise OptionError(
-                "--samples-per-s must be written as SPEED or INSTANCES:SPEED", received=repr(text)
+                "--samples-per-s must be written as SPEED or INSTANCES:SPEED",
+                received=repr(text),
+                mend="Write --samples-per-s 1200, or 2:2300 of two instances",
             ) from None
     return Speed(found, efficiency or DEFAULT_EFFICIENCY) if found else None
 

@@ -120,14 +120,20 @@ def _as_given(place: str, option: click.Option, value: Any) -> Any:
     """Returns a value as the command line would give it."""
     if option.is_flag:
         if not isinstance(value, bool):
-            raise OptionError(f"{place} must be true or false", received=repr(value))
+            raise OptionError(
+                f"{place} must be true or false",
+                received=repr(value),
+                mend="Write true or false, without quotes",
+            )
         return value
     if option.multiple:
         if isinstance(value, Mapping):
             return tuple(f"{key}={one}" for key, one in value.items())
         if not isinstance(value, list):
             raise OptionError(
-                f"{place} must be a list, or pairs of keys and values", received=repr(value)
+                f"{place} must be a list, or pairs of keys and values",
+                received=repr(value),
+                mend="Write it as [A, B] or as {A: B}",
             )
         return tuple(map(str, value))
     if isinstance(value, bool):

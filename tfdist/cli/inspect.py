@@ -122,6 +122,7 @@ def _folder_and_split(path: Path) -> tuple[Path, str | None]:
         raise DataError(
             f"the split must be one of {', '.join(known)} in {path.parent}",
             received=repr(path.name),
+            mend=f"Write {path.parent / known[0]}, or another of these",
         )
     return path.parent, path.name
 

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import click
 
 from tfdist import __version__, errors
-from tfdist.runs.told import LOG, told
+from tfdist.runs.results_text import LOG, told
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
@@ -44,11 +44,11 @@ def speaking() -> Iterator[None]:
     global _voice
     _voice = _Voice()
     handlers, level = list(LOG.handlers), LOG.level
-    errors.in_shell = True
+    before, errors.in_shell = errors.in_shell, True
     try:
         yield
     finally:
-        errors.in_shell = False
+        errors.in_shell = before
         sys.stdout = _voice.stdout
         LOG.handlers = handlers
         LOG.setLevel(level)

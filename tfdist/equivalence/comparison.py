@@ -238,8 +238,6 @@ def known_causes(model: tf.keras.Model, batches: tf.data.Dataset) -> tuple[str, 
 
     from tfdist.training.model.padding_warning import padded_by_batch
     from tfdist.training.steps import layer_state, row_probe
-    from tfdist.training.steps.custom_steps import own_steps
-    from tfdist.training.steps.row_probe_model import no_mean
     from tfdist.training.steps.row_probe_rows import ROWS, filled_up
 
     element_spec, rows = batches.element_spec, None
@@ -252,11 +250,7 @@ def known_causes(model: tf.keras.Model, batches: tf.data.Dataset) -> tuple[str, 
     ]
     causes += layer_state.explained(row_probe.moved_by(model, element_spec))
     causes += row_probe.explained(model, element_spec, rows)
-    if "train_step" in own_steps(model):
-        tried = row_probe.step_tried(model, model.train_step, element_spec)
-        if tried is not None and tried.is_parted:
-            causes.append(no_mean("the gradient of train_step"))
-    return tuple(causes)
+    return (*causes, *row_probe.step_explained(model, element_spec))
 
 
 def _others_that_draw(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:

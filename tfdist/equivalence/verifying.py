@@ -14,7 +14,6 @@ import numpy as np
 
 from tfdist.equivalence.comparison import compare_once, independent
 from tfdist.equivalence.report import Explanation, Report
-from tfdist.errors import OptionError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -57,10 +56,9 @@ def verify(
     """
     import tensorflow as tf
 
-    from tfdist.training.engine.options import check_seed
+    from tfdist.training.engine.options import check_count, check_seed
 
-    if steps < 1:
-        raise OptionError("steps must be at least 1", received=steps)
+    check_count("steps", steps)
     check_seed(seed)
     feed = strategy.dataset(data, global_batch_size=global_batch_size, seed=seed, batched=batched)
     feed = feed.limited(steps)

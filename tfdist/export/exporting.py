@@ -139,7 +139,11 @@ class _Job:
     def check(self, data: Any) -> None:
         _check_choice("quantization", self.quantize, (*QUANTIZATIONS, AUTO))
         if not isinstance(self.max_drop, (int, float)) or not self.max_drop >= 0:
-            raise OptionError("max_drop must be a number of at least 0", received=self.max_drop)
+            raise OptionError(
+                "max_drop must be a number of at least 0",
+                received=self.max_drop,
+                mend="Leave it out, for 0.01",
+            )
         if data is None and self.quantize in (AUTO, *NEEDS_DATA):
             why = "compare the files with Keras" if self.quantize == AUTO else "learn ranges from"
             raise OptionError(
@@ -234,6 +238,7 @@ def _not_good_enough(report: Report) -> ExportError:
         return ExportError(
             "at least one quantization must be able to convert the model",
             received="; ".join(f"{c.quantization}: {c.problem}" for c in report.candidates),
+            mend="Choose one, as --quantize dynamic (quantize= in Python), and mend what it says",
         )
     drops = ", ".join(f"{c.quantization} {c.parity.drop:+.4f} of {c.parity.metric}" for c in tried)
     worst = next((c.layers for c in tried if c.layers), ())
@@ -279,7 +284,11 @@ def _check_rescale(rescale: Any) -> None:
     except (TypeError, ValueError):
         scale = offset = math.nan
     if not (math.isfinite(scale) and math.isfinite(offset)):
-        raise OptionError("rescale must be (scale, offset), two numbers", received=rescale)
+        raise OptionError(
+            "rescale must be (scale, offset), two numbers",
+            received=rescale,
+            mend="Write rescale=(1 / 255, 0)",
+        )
 
 
 def _checked_target(path: str | os.PathLike, model: Any) -> Path:
@@ -298,6 +307,7 @@ def _checked_target(path: str | os.PathLike, model: Any) -> Path:
             "the exported file must be given as a file in a folder that exists and can be "
             "written to",
             received=problem,
+            mend="Choose another file, such as model.tflite in the current folder",
         )
     if target.exists() and not _is_exported(target):
         raise OptionError(
@@ -325,5 +335,7 @@ def _replacing(target: Path) -> Iterator[Path]:
             os.replace(written, target)
     except OSError as error:
         raise OptionError(
-            "the exported file must be writable", received=f"an error: {error}"
+            "the exported file must be writable",
+            received=f"an error: {error}",
+            mend="Make room, or choose another place",
         ) from error

@@ -30,6 +30,7 @@ class TfliteModel:
                 raise ExportError(
                     "the interpreter must be able to run the file",
                     received=f"an error: {str(error)[:300]}",
+                    mend="Export the model anew, or choose another quantization",
                 ) from error
         self.inputs = self._run.get_input_details()
         self.outputs = self._run.get_output_details()

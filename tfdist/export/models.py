@@ -100,6 +100,7 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
         raise ModelError(
             f"a model must be a Keras model, or {_FILES}",
             received=f"an object of type {type(path).__name__}",
+            mend="Give the model itself, or the path that model.save wrote to",
         )
     if url := url_of(path):
         with local_tree(url) as place:
@@ -109,7 +110,11 @@ def _load(path: Any, trust: bool) -> tf.keras.Model:
                 error.args = (str(error).replace(str(place), url),)
                 raise
     if not Path(path).exists():
-        raise ModelError(f"a model must be {_FILES}", received=f"{path}, which does not exist")
+        raise ModelError(
+            f"a model must be {_FILES}",
+            received=f"{path}, which does not exist",
+            mend="Give the path that model.save wrote to",
+        )
     package = package_of(Path(path))
     if package is not None and package != tf.keras.Model.__module__.partition(".")[0]:
         raise ModelError(

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OptionError
+from tfdist.errors import DataError
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.records.reading.reader import Records, open_records
+from tfdist.training.engine.options import check_count
 
 # Splits by what they are best for.
 _TO_JUDGE = ("validation", "test", "train")
@@ -75,8 +76,7 @@ def open_samples(
             one record wanted.
     """
     for name, wanted in (("samples", samples), ("parity_samples", parity_samples)):
-        if type(wanted) is not int or wanted < 1:
-            raise OptionError(f"{name} must be a whole number of at least 1", received=wanted)
+        check_count(name, wanted)
     to_calibrate, to_judge, place = _choose(data)
     calibration = _rows(to_calibrate, inputs, samples, seed)
     return Samples(calibration, _rows(to_judge, inputs, parity_samples, seed + 1), place)
@@ -100,7 +100,11 @@ def _choose(data: Any) -> tuple[Records, Records, str]:
 
 def _rows(records: Records, inputs: dict[str, tf.TensorSpec], wanted: int, seed: int) -> Rows:
     if records.num_records < 1:
-        raise DataError("data must have at least one record", received="none")
+        raise DataError(
+            "data must have at least one record",
+            received="none",
+            mend="Give a split or arrays that have records",
+        )
     taken = min(wanted, records.num_records)
     batches = records.batches(
         0, records.num_records, min(_BATCH_ROWS, taken), shuffle=True, seed=seed, epoch=0
@@ -132,6 +136,7 @@ def fitted(x: Any, inputs: dict[str, tf.TensorSpec]) -> dict[str, np.ndarray]:
         raise DataError(
             f"records must have the inputs {', '.join(inputs)} of the model",
             received=", ".join(x) or "another number of inputs",
+            mend="Name the model's keras.Input layers as the features are named",
         )
     for name, spec in inputs.items():
         array = x[name]

@@ -62,12 +62,6 @@ def unlisted_metrics(model: tf.keras.Model) -> list[Any]:
     return [metric for metric in given if isinstance(metric, tf.keras.metrics.Metric)]
 
 
-def told_of_batches(model: tf.keras.Model) -> list[Any]:
-    """Returns all whose ``update_state`` a step of ``model`` may call."""
-    found = [*model.metrics, *unlisted_metrics(model)]
-    return found if IS_KERAS_3 else [*found, model.compiled_metrics]
-
-
 def told_names(model: tf.keras.Model) -> list[str] | None:
     """Returns the names of the results of ``model``; None of Keras 3, which tells none."""
     return None if IS_KERAS_3 else model.metrics_names
@@ -144,6 +138,14 @@ def metrics_by_output(model: tf.keras.Model) -> list[list[Any]]:
     compiled = model.compiled_metrics
     pairs = zip(compiled._metrics, compiled._weighted_metrics, strict=True)
     return [tf.nest.flatten(pair) for pair in pairs]
+
+
+def weighed_metrics(model: tf.keras.Model) -> list[Any]:
+    """Returns the compiled metrics that sample weights weigh; none of Keras 3.
+
+    It refuses those that this is for, of one number for all rows.
+    """
+    return [] if IS_KERAS_3 else tf.nest.flatten(model.compiled_metrics._weighted_metrics)
 
 
 def row_counters(model: tf.keras.Model) -> list[Any]:

@@ -211,6 +211,18 @@ def reads_pass(number: Any, *, is_sized: bool) -> Any:
     return number % 2 == 0 if is_sized else number >= 0
 
 
+def begin_pass(sequence: Any, *, resets: bool) -> None:
+    """Calls what Keras 3 does of a PyDataset before a pass over its batches; Keras 2 calls nothing.
+
+    Args:
+        resets: whether Keras resets its data before, and so ends an epoch that has not been.
+    """
+    if hasattr(getattr(tf.keras.utils, "PyDataset", None), "on_epoch_begin"):
+        if resets:
+            sequence.on_epoch_end()
+        sequence.on_epoch_begin()
+
+
 @contextlib.contextmanager
 def told_steps(steps: int | None) -> Iterator[int | None]:
     """Gives what a loop of Keras over distributed batches must be told; None is all of them."""

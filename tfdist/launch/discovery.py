@@ -61,7 +61,9 @@ def run(script: str) -> list[Host]:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"a discovery script must end within {_SCRIPT_TIMEOUT_S:g} s", received=script
+            f"a discovery script must end within {_SCRIPT_TIMEOUT_S:g} s",
+            received=script,
+            mend="Have it print the hosts at once: it is run again and again",
         ) from error
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip().splitlines()
@@ -69,6 +71,7 @@ def run(script: str) -> list[Host]:
             "a discovery script must end with exit code 0",
             received=f"exit code {done.returncode} of {script}"
             + (f": {words[-1]}" if words else ""),
+            mend="Run it in a shell, and mend what it says there",
         )
     return read(done.stdout)
 

@@ -84,10 +84,16 @@ def _check_numbers(workers: int, least: int, most: int, host_discovery: str | No
     received = f"--workers {workers} --min-workers {least} --max-workers {most}"
     if not 1 <= least <= workers:
         raise OptionError(
-            "--min-workers must be at least 1 and at most --workers", received=received
+            "--min-workers must be at least 1 and at most --workers",
+            received=received,
+            mend=f"Choose --min-workers from 1 to {workers}",
         )
     if most < workers:
-        raise OptionError("--max-workers must be at least --workers", received=received)
+        raise OptionError(
+            "--max-workers must be at least --workers",
+            received=received,
+            mend=f"Choose --max-workers {workers} or more, or leave it out",
+        )
     if most > workers and host_discovery is None:
         raise OptionError(
             "more workers than --workers must come from a discovery script",

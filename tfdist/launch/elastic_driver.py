@@ -35,7 +35,7 @@ from tfdist.errors import TfdistError
 from tfdist.launch import discovery
 from tfdist.launch.gloo_store import GlooStore
 from tfdist.launch.hosts import Host
-from tfdist.launch.tagged import TaggedProcess, asked_to_end, tell
+from tfdist.launch.rank_output import TaggedProcess, asked_to_end, tell
 
 _TICK_S = 0.05
 _DISCOVERY_S = 1.0

@@ -11,7 +11,7 @@ import os
 import sys
 
 from tfdist.launch.gloo_store import GlooStore
-from tfdist.launch.tagged import TaggedProcess, asked_to_end, run_together
+from tfdist.launch.rank_output import TaggedProcess, asked_to_end, run_together
 
 
 def main() -> int:

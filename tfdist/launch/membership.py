@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import LaunchError
-from tfdist.launch.verdict import Failure, ending
+from tfdist.launch.failure import Failure, ending
 
 _EVENTS = ("world", "lost", "unfit", "waiting", "anew", "no discovery")
 

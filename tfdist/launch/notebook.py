@@ -63,6 +63,7 @@ def notebook_launch(
             raise LaunchError(
                 "every rank of notebook_launch must return",
                 received=": ".join([outcome.reason, *outcome.last_lines[-1:]]),
+                mend="Read above what the ranks have printed, and mend it in the function",
             )
         return cloudpickle.loads(Path(folder, "result.pkl").read_bytes())
 

@@ -17,7 +17,7 @@ import sys
 
 from tfdist import topology
 from tfdist.launch import events
-from tfdist.launch.guard import Guard, die_with_parent
+from tfdist.launch.cleanup import Guard, die_with_parent
 
 _CORES = "--cores="
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.launch import events, programs
+from tfdist.launch.rank_output import await_end, await_readers, exit_code, pass_on, read_lines
 from tfdist.launch.streams import LONGEST_LINE_BYTES, NUMBERED
-from tfdist.launch.tagged import await_end, await_readers, exit_code, pass_on, read_lines
 
 # Nobody is there to answer a question; a host that is gone is noticed within 15 s.
 _OPTIONS = (
@@ -59,7 +59,7 @@ class OverSsh:
         self._told: dict[str, Any] | None = None
         self._words: deque[str] = deque(maxlen=1)
         self._has_begun = False
-        guarded = [sys.executable, "-m", "tfdist.launch.guard", "--", *command]
+        guarded = [sys.executable, "-m", "tfdist.launch.cleanup", "--", *command]
         order = {"command": guarded, "folder": os.getcwd(), "environ": dict(environ)}
         self._process = subprocess.Popen(
             [

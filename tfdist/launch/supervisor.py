@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from tfdist.errors import LaunchError
 from tfdist.launch import events
-from tfdist.launch.guard import TERM_GRACE_S
+from tfdist.launch.cleanup import TERM_GRACE_S
+from tfdist.launch.failure import VERDICTS, ending
 from tfdist.launch.membership import Elasticity, Membership
 from tfdist.launch.scratch import Scratch
 from tfdist.launch.starvation import Starvation
 from tfdist.launch.streams import Line, LineSorter
-from tfdist.launch.verdict import VERDICTS, ending
 
 if TYPE_CHECKING:
     import psutil
@@ -436,7 +436,7 @@ def _guarded(job: Job) -> Iterator[subprocess.Popen]:
     own = Scratch()
     temporary = [f"--temporary={path}" for path in own.paths]
     guard = subprocess.Popen(
-        [sys.executable, "-m", "tfdist.launch.guard", *confined, *temporary, "--", *job.command],
+        [sys.executable, "-m", "tfdist.launch.cleanup", *confined, *temporary, "--", *job.command],
         env={**own.given_to(job.env), events.VARIABLE: "1"},
         stdin=subprocess.PIPE,  # its end tells the guard that this process has died
         stdout=subprocess.PIPE,

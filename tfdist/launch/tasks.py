@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from tfdist import topology
 from tfdist.launch import programs
+from tfdist.launch.rank_output import Part, TaggedProcess, asked_to_end, run_together
 from tfdist.launch.ssh import OverSsh
-from tfdist.launch.tagged import Part, TaggedProcess, asked_to_end, run_together
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,9 @@ def checked(path: str | os.PathLike) -> Path:
     target = Path(path)
     if target.suffix != ".png" or not target.parent.is_dir():
         raise OptionError(
-            "a chart must be written to a .png file in a folder that exists", received=str(target)
+            "a chart must be written to a .png file in a folder that exists",
+            received=str(target),
+            mend="Name such a file, and make its folder first",
         )
     return target
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: What to do about data without a record, and about parts that do not belong together.
+NO_RECORD = "Look for a filter, a slice or a path that leaves none"
+EQUAL_ROWS = "Give as many rows of each: row n of every part is record n"
+
 
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Returns the first names, and how many more there are."""

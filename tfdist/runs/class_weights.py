@@ -61,6 +61,7 @@ def of_manifest(given: str | Mapping[Any, Any], manifest: Manifest, split: str) 
         raise OptionError(
             f"class_weight must name classes of the data, {known}",
             received=", ".join(map(str, unknown)) or "none",
+            mend="Name these alone, as in 0=1.0,1=2.0",
         )
     lacking = sorted(set(counts or ()) - set(found))
     nameless = [names[c] if c < len(names) else str(c) for c in lacking]
@@ -113,7 +114,9 @@ def _weight(key: Any, value: Any) -> float:
         weight = math.nan
     if not math.isfinite(weight) or weight < 0:
         raise OptionError(
-            f"the class_weight of {key} must be a number of at least 0", received=repr(value)
+            f"the class_weight of {key} must be a number of at least 0",
+            received=repr(value),
+            mend="Choose 0 or more, such as 1.0",
         )
     return weight
 

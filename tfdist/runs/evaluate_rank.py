@@ -14,7 +14,7 @@ import tfdist
 from tfdist.compat import import_tensorflow
 from tfdist.errors import CheckpointError, DataError, LaunchError, WriteError
 from tfdist.launch.events import emit
-from tfdist.runs import feeding, ranks, wishes
+from tfdist.runs import feeding, ranks, requested_callbacks
 from tfdist.runs.files import read_evaluations, write_history
 from tfdist.runs.folder import RunFolder
 from tfdist.training.checkpoints import checkpoint_files
@@ -139,10 +139,12 @@ def evaluate(config: dict[str, Any]) -> None:
         raise DataError(
             "the data of an evaluator must have a split called validation or test",
             received=f"{config['data']} with {', '.join(config['splits'])}",
+            mend="Write some with `tfdist shard SOURCE OUT --split train=5,validation=1`, "
+            "or leave the evaluator out",
         )
     with tfdist.strategy("single") as strategy:
         emit({"event": "ready", "long": True})
-        model = strategy.build(wishes.model_fn(config))
+        model = strategy.build(requested_callbacks.model_fn(config))
         data = feeding.dataset(strategy, config["splits"][split], config, training=False)
         watch = _Watch(folder, config["epochs"])
         while (path := watch.next()) is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.launch.events import emit
-from tfdist.runs import feeding, wishes
+from tfdist.runs import feeding, requested_callbacks
 
 if TYPE_CHECKING:
     from tfdist.runs.epoch_rows import EpochRows
@@ -81,7 +81,7 @@ class Fitting:
         self._config = dict(config)
         self._sources = sources
         tf.keras.utils.set_random_seed(config["seed"])
-        self.model_fn = wishes.model_fn(self._config)
+        self.model_fn = requested_callbacks.model_fn(self._config)
         self.model = strategy.build(self.model_fn)
         self.splits = {"train", *sources} if can_evaluate(self.model) else {"train"}
         if len(self.splits) < len(sources) and strategy.topology.is_chief:
@@ -138,7 +138,7 @@ class Fitting:
         from tfdist.training.loops.tracing import TracingNotice
 
         validation = self.held_out("validation")
-        wished = wishes.callbacks(
+        wished = requested_callbacks.callbacks(
             self._config, self._strategy, self.feed.callback_steps, best_model, writing
         )
         callbacks = [*first, *wished.of_user, rows, *wished.watching]
@@ -152,7 +152,7 @@ class Fitting:
             epochs=self._config["epochs"],
             validation_data=validation,
             callbacks=[*callbacks, *last],
-            class_weight=wishes.class_weight(self._config),
+            class_weight=requested_callbacks.class_weight(self._config),
             verbose=0,
         )
         emit({"event": "trained", "long": True})  # Data for the test, and perhaps its trace.

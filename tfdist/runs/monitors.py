@@ -102,7 +102,11 @@ def _parsed(option: str, given: str | Mapping[str, Any], kinds: _Kinds) -> dict[
         try:
             parsed[key] = read(value)
         except (ValueError, TypeError, KeyError, OverflowError):
-            raise OptionError(f"{key} of {option} must be {kind}", received=repr(value)) from None
+            raise OptionError(
+                f"{key} of {option} must be {kind}",
+                received=repr(value),
+                mend=f"Write such a value, or leave {key} out",
+            ) from None
     return parsed if "mode" in parsed else {**parsed, "mode": _better(option, monitor)}
 
 

@@ -175,8 +175,10 @@ def _named(model: Any, outputs: Any) -> dict[str, np.ndarray]:
 
 
 def _check_fits(path: Path, outputs: dict[str, int | None]) -> None:
-    """Raises:
-    ModelError: there are several outputs for one array, or one that no table can hold.
+    """Checks that a file can hold the outputs.
+
+    Raises:
+        ModelError: there are several outputs for one array, or one that no table can hold.
     """
     if path.suffix in TABLES:
         prediction_table.check_dimensions(outputs)

@@ -235,9 +235,7 @@ def _as_shards(
 
 
 def check_weights(weights: Path, what: str) -> None:
-    """Raises:
-    OptionError: no such file.
-    """
+    """Checks that weights are a file. Raises OptionError where there is none."""
     if not weights.is_file():
         raise OptionError(
             f"{what} must be a file that Keras wrote",
@@ -247,13 +245,19 @@ def check_weights(weights: Path, what: str) -> None:
 
 
 def _check(weights: Path, output: Path, *, overwrite: bool) -> None:
-    """Raises:
-    OptionError: no such weights, or an output that cannot be written or must not be replaced.
+    """Checks that there are such weights, and that the output can be written.
+
+    Raises:
+        OptionError: there are none, or it cannot be, or must not be replaced.
     """
     check_weights(weights, "--weights")
     if output.suffix not in _SUFFIXES:
         known = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
-        raise OptionError(f"--output must end with {known}", received=str(output))
+        raise OptionError(
+            f"--output must end with {known}",
+            received=str(output),
+            mend="Write such a name, as --output predictions.csv",
+        )
     if output.suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.runs.data_wait import MUCH
-from tfdist.runs.told import log, told
+from tfdist.runs.results_text import log, told
 
 # Of an epoch's row: what its line tells in other words, and what only history.csv has.
 _TOLD_APART = (

@@ -73,9 +73,7 @@ def asked(call: str, model: Any, *, verbose: bool = True, **given: Any) -> Where
 
 
 def _refuse_within_rank(call: str) -> None:
-    """Raises:
-    OptionError: this process is a rank already, which has imported the file of the model.
-    """
+    """Raises OptionError where this process is a rank, which has imported the model's file."""
     if _IS_RANK in os.environ:
         raise OptionError(
             f"{call} must be called by the program, not when its file is imported",
@@ -196,8 +194,12 @@ def main(body: Callable[[dict[str, Any]], None]) -> None:
         if user_errors.is_ours(error):  # A parameter server's work is done.
             raise
         ended = f"sys.exit({error.code!r})"[:200]
-        rule = "the code of a model must not end the training"
-        _end(False, {"event": "mistake", "text": str(ModelError(rule, received=ended))})
+        mistake = ModelError(
+            "the code of a model must not end the training",
+            received=ended,
+            mend="Take sys.exit out of it, or raise an error there",
+        )
+        _end(False, {"event": "mistake", "text": str(mistake)})
     except Exception as error:
         event = user_errors.explained(error)
         if event is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, spelt
 from tfdist.runs import monitors
 from tfdist.training.checkpoints import init_weights
 from tfdist.training.engine import model_path
@@ -216,8 +216,10 @@ class Settings(OfLearning, OfOutput, OfData):
 
 
 def _check_writable(name: str, folder: str) -> None:
-    """Raises:
-    OptionError: nothing can be written there, which would end the training in its first step.
+    """Checks that something can be written there: else a training would end in its first step.
+
+    Raises:
+        OptionError: nothing can.
     """
     if "://" in folder:
         return
@@ -236,5 +238,9 @@ def _check_writable(name: str, folder: str) -> None:
 
 def _rate(lr: object) -> float:
     if not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
-        raise OptionError("lr must be a number above 0", received=repr(lr))
+        raise OptionError(
+            "lr must be a number above 0",
+            received=repr(lr),
+            mend=f"Choose one, such as {spelt('lr', 0.001)}",
+        )
     return float(lr)

@@ -103,6 +103,7 @@ def tracked(config: dict[str, Any], progress: Progress) -> Iterator[dict[str, fl
                 raise OptionError(
                     f"--{kind} must name a place where a run can begin",
                     received=f"{place!r}, of which {kind} says: {error}",
+                    mend=f"Check that {kind} is reached from here, or leave --{kind} out",
                 ) from error
             run = _Run(kind, tracker)
             progress.listeners.append(run.take)

@@ -221,7 +221,11 @@ def carry_out(
     check_values(start)
     resume, overwrite = start.resume, start.overwrite
     if resume and overwrite:
-        raise OptionError("one of --resume and --overwrite must be left out", received="both")
+        raise OptionError(
+            "one of --resume and --overwrite must be left out",
+            received="both",
+            mend="Leave --overwrite out to go on, --resume to begin anew",
+        )
     if topology.is_evaluator(os.environ):
         evaluate_beside(config, where, progress)
         return None
@@ -342,6 +346,7 @@ def find_splits(data: str) -> dict[str, str]:
             raise DataError(
                 f"the split must be one of {', '.join(known)} in {path.parent}",
                 received=repr(path.name),
+                mend=f"Write {path.parent / next(iter(known))}, or another of these",
             )
         return {"train": data}
     known = load_manifest(path).splits

@@ -215,6 +215,7 @@ class Uploads:
             raise InUseError(
                 "a place must be written by one training at a time",
                 received=f"{self.url} taken by {who}",
+                mend="Train again, with another --output",
             )
 
     def _give_back(self) -> None:

@@ -139,9 +139,7 @@ def carry_out(
 
 
 def _refuse_processes(given: Mapping[str, Any]) -> None:
-    """Raises:
-    OptionError: what only a name takes was given beside a started strategy.
-    """
+    """Raises OptionError for what only a name takes beside a started strategy."""
     names = ("options", "workers", "ps", "hosts", "controller")
     named = [name for name in names if given[name] is not None]
     if named:
@@ -153,9 +151,11 @@ def _refuse_processes(given: Mapping[str, Any]) -> None:
 
 
 def _check_data(data: Any, batched: bool | None) -> None:
-    """Raises:
-    DataError: other processes cannot read these data.
-    OptionError: shards are never in batches.
+    """Checks that other processes can read the data.
+
+    Raises:
+        DataError: they cannot.
+        OptionError: shards are never in batches.
     """
     if not isinstance(data, (str, os.PathLike)):
         raise DataError(

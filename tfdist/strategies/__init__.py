@@ -78,9 +78,7 @@ def strategy(name: str, **options: Any) -> Strategy:
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
-    """Raises:
-    OptionError: the strategy ``name`` has no option of one of these names; "auto" chooses later.
-    """
+    """Checks names of options. Raises OptionError: ``name`` has no such; "auto" chooses later."""
     if name == "auto":
         return
     known = known_options(name)
@@ -108,7 +106,11 @@ def parse_options(name: str, pairs: list[str] | tuple[str, ...]) -> dict[str, An
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise OptionError("an option must be written as key=value", received=repr(pair))
+            raise OptionError(
+                "an option must be written as key=value",
+                received=repr(pair),
+                mend=f"Write {pair}=VALUE",
+            )
         try:
             options[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

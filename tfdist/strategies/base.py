@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from tfdist.compat import uses_keras_3
 from tfdist.errors import ModelError, OptionError, cannot_write
 from tfdist.topology import Topology
-from tfdist.training.engine.options import picked
+from tfdist.training.engine.options import check_count, picked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -394,8 +394,7 @@ def make_feed(
     from tfdist.training.feed.feed import Feed
 
     size = options.global_batch_size
-    if not isinstance(size, int) or size < 1:
-        raise OptionError("global_batch_size must be a whole number of at least 1", received=size)
+    check_count("global_batch_size", size)
     if options.bucket_by_length and not options.training:
         raise OptionError(
             "bucket_by_length must be said of training data alone, as others are read in order",

@@ -201,4 +201,6 @@ class DataParallel(Strategy):
         if problem is not None:
             raise problem
         if reason is not None:
-            raise LaunchError("rank 0 must save the model", received=reason)
+            raise LaunchError(
+                "rank 0 must save the model", received=reason, mend="See the error of rank 0"
+            )

@@ -144,7 +144,9 @@ def _from_launcher(
     )
     if place.rank >= place.world_size:
         raise OptionError(
-            f"{rank} must be less than {size}", received=f"{place.rank} of {environ[size]}"
+            f"{rank} must be less than {size}",
+            received=f"{place.rank} of {environ[size]}",
+            mend=f"Give each process a {rank} of its own, from 0 to {place.world_size - 1}",
         )
     return place
 

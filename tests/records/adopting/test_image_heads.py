@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image
 
-from tfdist.records.adopting.found import Head, head_of, other_format
+from tfdist.records.adopting.feature_statistics import Head, head_of, other_format
 
 
 def written(kind, mode, size=(31, 17), **options):

@@ -212,7 +212,7 @@ class TestWhatCannotBeToldIsAsked:
         (ROWS.batch(8).apply(tf.data.experimental.dense_to_ragged_batch(2)), "write shards with"),
         (ROWS.take(0).batch(8), "at least one record"),
         (ROWS.filter(lambda x, y: False).batch(8), "at least one record"),
-        (ROWS.batch(8).map(lambda x, y: (x, y[1:])), "as many rows each, but found 8, 7"),
+        (ROWS.batch(8).map(lambda x, y: (x, y[1:])), "the same number of rows, but found 8, 7"),
         (ROWS.shuffle(NUM).take(20).batch(8), r"Remove shuffle\(\)"),
         (
             ROWS.batch(8).map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y)),

@@ -282,6 +282,8 @@ class TestBadSources:
         ("source", "message"),
         [
             ((X, np.arange(7)), "same number of records"),
+            (([X, X], np.arange(NUM)), r"a tuple: \(\(a, b\), y\)"),
+            (([X, X[:, 0]], np.arange(NUM)), r"several shapes.* a tuple: \(\(a, b\), y\)"),
             ((X[:0], np.arange(0)), "at least one record"),
             ((X, np.arange(NUM), X), "one number a record"),
             ((X, np.full(NUM, None)), "numbers or strings"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.feed.keras_feed import GivenBatches, GivenStream
+from tfdist.training.feed.keras_feed import GivenBatches, GivenStream, counted
 
 
 def _drawn():
@@ -51,3 +53,16 @@ def test_data_that_ends_before_its_steps_says_so():
     stream.first()
     with pytest.raises(tf.errors.InvalidArgumentError, match="data that ended before"):
         _read(stream, (0, 3))
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_batches_that_are_not_as_many_as_counted(steps):
+    batches = counted(tf.data.Dataset.range(10).batch(3).map(lambda x: (x,)), steps, "steps")
+    read = []
+    told = "more batches" if steps == 3 else "fewer batches"
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match=f"come with steps.*{told}")
+    with contextlib.nullcontext() if steps == 4 else refused:
+        for (batch,) in batches:
+            read.append(batch.numpy().tolist())
+    of_steps = {3: 2, 4: 4, 5: 3}[steps]  # All but the last one, unless it is.
+    assert read == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]][:of_steps]

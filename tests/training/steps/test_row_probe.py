@@ -95,6 +95,15 @@ def test_metrics_that_are_functions_are_tried():
     assert coupled(built, spec) == ["metric 'summed'"]
 
 
+@pytest.mark.parametrize("function", [mean, of_rows])
+def test_one_number_cannot_be_weighed(function):
+    built = model(None)
+    built.compile("sgd", "mse", metrics=[mean], weighted_metrics=[function])
+    spec = (_SPEC[0], tf.TensorSpec([None, 4]), tf.TensorSpec([None]))
+    assert coupled(built, spec) == ["metric 'weighted_mean'"] * (function is mean)
+    assert coupled(built, spec[:2]) == []
+
+
 def f1(y, y_pred):
     """As many write it: of counts of a batch."""
     hits, guesses, all_ = (tf.reduce_sum(tf.round(each)) for each in (y * y_pred, y_pred, y))

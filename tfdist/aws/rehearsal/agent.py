@@ -39,7 +39,11 @@ class Storage:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         found = [(bucket, item["Key"]) for page in pages for item in page.get("Contents", [])]
         if not found:
-            raise DataError("an input must have objects in S3", received=f"none under {uri}")
+            raise DataError(
+                "an input must have objects in S3",
+                received=f"none under {uri}",
+                mend="Leave it out here: a rehearsal's S3 holds data.folder and its own results",
+            )
         return found
 
     def fetch(self, objects: list[tuple[str, str]], uri: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.aws.rehearsal.agent import Storage
-from tfdist.aws.rehearsal.training import Runner
+from tfdist.aws.rehearsal.training import SEE_ALL, Runner
 from tfdist.errors import LaunchError
 from tfdist.launch import local
 
@@ -60,7 +60,9 @@ def check_end(what: str, code: int, log: list[str]) -> None:
     """Raises LaunchError, with the last line that was printed, where a script has failed."""
     if code != 0:
         last = next((line for line in reversed(log) if line.strip()), "nothing was printed")
-        raise LaunchError(f"{what} must end with success", received=f"exit code {code}: {last}")
+        raise LaunchError(
+            f"{what} must end with success", received=f"exit code {code}: {last}", mend=SEE_ALL
+        )
 
 
 def property_files(

@@ -258,7 +258,9 @@ def run_tuning(
         _, metrics = run_training(job_name, trial, place, storage, environ, run)
         if metric not in metrics:
             raise LaunchError(
-                "a training of a search must print its metric", received=f"no {metric}"
+                "a training of a search must print its metric",
+                received=f"no {metric}",
+                mend="Compile the model with it, or choose another tuning.metric",
             )
         found[job_name] = (metrics, tried)
     sign = 1 if objective["Type"] == "Maximize" else -1

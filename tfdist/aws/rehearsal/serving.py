@@ -54,6 +54,7 @@ class Served:
             raise ModelError(
                 "model.tar.gz must have a SavedModel in a folder that is a number",
                 received=", ".join(sorted(path.name for path in folder.iterdir())),
+                mend="Have the training write it to SM_MODEL_DIR/1, as model.export does",
             )
         versions = [each for each in models[0].iterdir() if each.name.isdecimal()]
         newest = max(versions, key=lambda each: int(each.name))
@@ -114,6 +115,7 @@ def batches(data: bytes, most: int) -> Iterator[bytes]:
             raise DataError(
                 "a record must fit into a request of transform.max_payload_mb",
                 received=f"one of {after - end} bytes",
+                mend="Choose a larger one, at most 100, or write smaller records",
             )
         if after - begun > most:
             yield data[begun:end]

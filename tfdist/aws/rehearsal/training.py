@@ -21,6 +21,8 @@ CONTAINER_DIR = "/opt/ml"
 MAX_PROCESSES = 8
 # The toolkit looks its hosts up, and this name is always known.
 _ONLY_HOST = "localhost"
+# What is to be done where a step's script has failed.
+SEE_ALL = "See all that it has printed with tfdist aws rehearse --verbose"
 _MULTI_WORKER = "sagemaker_multi_worker_mirrored_strategy_enabled"
 
 #: (command, environment, job, on_line) -> exit code. The job is one of ``tfdist.launch``'s, such as
@@ -91,7 +93,9 @@ def run_training(
         code = run(command, environ, job, log.append)
     if code != 0:
         raise LaunchError(
-            "the training script must end with success", received=_reason(folder, code)
+            "the training script must end with success",
+            received=_reason(folder, code),
+            mend=SEE_ALL,
         )
     bucket_uri = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job_name}/output"
     first = folder / "algo-1"

@@ -42,7 +42,11 @@ def cluster(
         ModelError, EngineMissingError: as ``prune``. OptionError: fewer than 2 clusters.
     """
     if type(clusters) is not int or clusters < 2:
-        raise OptionError("clusters must be a whole number of at least 2", received=clusters)
+        raise OptionError(
+            "clusters must be a whole number of at least 2",
+            received=clusters,
+            mend="Choose for example 16",
+        )
     tuning.check_epochs(epochs)
     keras = tuning.import_tfmot().clustering.keras
     copy = tuning.plain_copy(model)

@@ -155,6 +155,7 @@ def _head(
         "a model to decompose must end in a Dense with a unit for each class, as logits or with "
         "softmax, and have layers before it",
         received=f"model '{model.name}', which ends in '{chain[-1].name}'",
+        mend="Give a classifier that ends in keras.layers.Dense(classes)",
     )
 
 
@@ -168,7 +169,9 @@ def _classes(groups: int | Sequence[Sequence[int]], count: int) -> list[tuple[in
     if isinstance(groups, numbers.Integral) and not isinstance(groups, bool):
         if not 2 <= groups <= count:
             raise OptionError(
-                f"groups must be 2 to {count}, the number of classes", received=groups
+                f"groups must be 2 to {count}, the number of classes",
+                received=groups,
+                mend="Choose for example 2",
             )
         return [tuple(map(int, own)) for own in np.array_split(np.arange(count), groups)]
     try:
@@ -181,6 +184,7 @@ def _classes(groups: int | Sequence[Sequence[int]], count: int) -> list[tuple[in
             "groups must be a whole number, or two lists or more that have each class 0 to "
             f"{count - 1} once",
             received=repr(groups),
+            mend="Write groups=2, or name each class in one of the lists",
         )
     return found
 
@@ -189,7 +193,11 @@ def _share(keep: float | None, groups: int) -> float:
     if keep is None:
         return 1 / math.sqrt(groups)
     if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
-        raise OptionError("keep must be a share above 0 and at most 1", received=repr(keep))
+        raise OptionError(
+            "keep must be a share above 0 and at most 1",
+            received=repr(keep),
+            mend="Leave it out, or choose for example 0.5",
+        )
     return float(keep)
 
 

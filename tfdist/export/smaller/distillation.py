@@ -55,9 +55,17 @@ def distill(
             temperature or share that cannot be.
     """
     if not isinstance(temperature, (int, float)) or not temperature > 0:
-        raise OptionError("temperature must be a number above 0", received=temperature)
+        raise OptionError(
+            "temperature must be a number above 0",
+            received=temperature,
+            mend="Choose for example 4",
+        )
     if not isinstance(teacher_share, (int, float)) or not 0 <= teacher_share <= 1:
-        raise OptionError("teacher_share must be a share, 0 to 1", received=teacher_share)
+        raise OptionError(
+            "teacher_share must be a share, 0 to 1",
+            received=teacher_share,
+            mend="Choose for example 0.7",
+        )
     tuning.check_epochs(epochs)
     whole = open_model(teacher).keras
     student = called(student_fn)

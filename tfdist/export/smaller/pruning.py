@@ -49,7 +49,11 @@ def prune(
             cannot be. EngineMissingError: tensorflow-model-optimization is not installed.
     """
     if not isinstance(sparsity, (int, float)) or not 0 < sparsity < 1:
-        raise OptionError("sparsity must be a share between 0 and 1", received=sparsity)
+        raise OptionError(
+            "sparsity must be a share between 0 and 1",
+            received=sparsity,
+            mend="Choose for example 0.5",
+        )
     tuning.check_epochs(epochs)
     sparse = tuning.import_tfmot().sparsity.keras
     copy = tuning.plain_copy(model)

@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError, EngineMissingError, ModelError, OptionError
+from tfdist.errors import DataError, EngineMissingError, ModelError
 from tfdist.export.models import whole_copy
 from tfdist.records.format.manifest import MANIFEST_NAME, load_manifest
 from tfdist.strategies.base import DataOptions, make_feed
+from tfdist.training.engine.options import check_count
 from tfdist.training.feed.feed import Feed
 
 # Layers whose kernels are worth it. The kernels of depthwise convolutions are few and sensitive.
@@ -64,6 +65,7 @@ def plain_copy(model: tf.keras.Model) -> tf.keras.Model:
         raise ModelError(
             "a model to make smaller must have a Dense or a convolution",
             received=f"model '{copy.name}'",
+            mend="Leave this model as it is: the kernels of such layers are what gets smaller",
         )
     return copy
 
@@ -109,8 +111,7 @@ def fit(
 
 
 def check_epochs(epochs: int) -> None:
-    if type(epochs) is not int or epochs < 1:
-        raise OptionError("epochs must be a whole number of at least 1", received=epochs)
+    check_count("epochs", epochs)
 
 
 def compile_like(model: tf.keras.Model, like: tf.keras.Model) -> None:

@@ -14,12 +14,12 @@ from tfdist import __version__
 from tfdist.errors import CorruptShardError, DataError, OptionError, spelt
 from tfdist.records.adopting.choose import check_roles, choose
 from tfdist.records.adopting.describe import Described, describe
-from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.feature_statistics import Found
+from tfdist.records.adopting.file_patterns import Files, divide, find_files, other_splits
 from tfdist.records.adopting.in_bucket import in_a_bucket_too
 from tfdist.records.adopting.reread import changed, put
 from tfdist.records.adopting.scan import Scanned, peek, scan
 from tfdist.records.adopting.tfds import Folder, read_folder
-from tfdist.records.adopting.which_files import Files, divide, find_files, other_splits
 from tfdist.records.buckets.urls import possible
 from tfdist.records.format.checking import Fault
 from tfdist.records.format.manifest import (
@@ -136,7 +136,11 @@ def adopt(
     x, y = (None if names is None else [*filter(None, parted(names))] for names in (inputs, labels))
     said = Asked(inputs=x, label=y, weight=weight)
     if first_class is not None and type(first_class) is not int:
-        raise OptionError("first_class must be a whole number", received=repr(first_class))
+        raise OptionError(
+            "first_class must be a whole number",
+            received=repr(first_class),
+            mend=f"Give the smallest class id, such as {spelt('first_class', 1)}",
+        )
     if split is not None and not isinstance(split, Mapping):
         raise OptionError(
             "split must be a dict with the pattern of the files of each split",
@@ -228,7 +232,11 @@ def adopt(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} must be writable", received=str(error)) from error
+        raise DataError(
+            f"{folder} must be writable",
+            received=str(error),
+            mend=f"Write the manifest elsewhere with {spelt('out', 'FOLDER')}",
+        ) from error
     put(folder, manifest)
     # A help only: without it the frames tell where records begin.
     with contextlib.suppress(OSError):
@@ -434,7 +442,11 @@ def _without_empty(
     empty = [name for names in splits.values() for name in names if not scanned[name].records]
     for split, names in used.items():
         if not names:
-            raise DataError(f"split '{split}' must have at least one record", received="none")
+            raise DataError(
+                f"split '{split}' must have at least one record",
+                received="none",
+                mend=f"Get its files again, or take the others alone with {other_splits()}",
+            )
     return used, empty
 
 
@@ -587,5 +599,6 @@ def _class_names(classes: Any) -> tuple[str, ...] | None:
         raise OptionError(
             "classes must be a text file with a name in each line, or a list of names",
             received=f"{classes}, which cannot be read ({error})",
+            mend=f"Name a file in UTF-8: {spelt('classes', 'names.txt')}",
         ) from None
     return tuple(line.strip() for line in lines if line.strip())

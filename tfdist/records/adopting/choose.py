@@ -118,6 +118,7 @@ def check_roles(place: str, chosen: Roles, described: Mapping[str, Described]) -
             raise DataError(
                 "a sample weight must be one number in every record",
                 received=f"'{item.name}', {item.kind} {item.shown_shape}",
+                mend=f"Name another feature with {spelt('weight', 'NAME')}",
             )
 
 

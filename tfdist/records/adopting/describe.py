@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.adopting.tfds import Told
 from tfdist.records.format.schema import IMAGE_ENCODINGS, RAW_DTYPES, STRING, Feature, Reading
 

@@ -47,7 +47,11 @@ def _adopted(adopt: Callable[..., Any], url: str, options: dict[str, Any], is_ne
     only = (MANIFEST_NAME,) if is_known and not is_new else None
     with local_tree(url, only) as folder:
         if not folder.is_dir():
-            raise DataError("what is adopted in a bucket must be a folder", received=url)
+            raise DataError(
+                "what is adopted in a bucket must be a folder",
+                received=url,
+                mend="Name the folder in which its files lie",
+            )
         tell = options.get("tell") or (lambda text: None)
 
         def of_url(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from tfdist.records.adopting.examples import NoExampleError, features_of
-from tfdist.records.adopting.found import Found
+from tfdist.records.adopting.feature_statistics import Found
 from tfdist.records.format.checking import Fault, ShardReader, check_records
 from tfdist.records.format.encoding import HEADER_BYTES, mask
 from tfdist.records.format.files import open_regular, unreadable
@@ -33,7 +33,7 @@ class Scanned:
     """One file.
 
     Attributes:
-        name: as in ``which_files.Files``.
+        name: as in ``file_patterns.Files``.
         found: by key, what its records have.
         lengths: of each record that was looked at, in bytes.
         fault: the first thing that is wrong with it; None when it is right.

@@ -64,7 +64,9 @@ def local_shards(path: Any) -> Path:
             manifest = Store(base).read(_MANIFEST)
         except DataError:
             raise MissingObjectError(
-                f"{url} must be a folder of shards with a {_MANIFEST}", received="none there"
+                f"{url} must be a folder of shards with a {_MANIFEST}",
+                received="none there",
+                mend="Check its spelling; `tfdist shard SOURCE OUT` writes shards",
             ) from None
     folder = _fetched(base, manifest, split)
     return folder if split is None else folder / split
@@ -85,7 +87,11 @@ def local_tree(url: str, only: Sequence[str] | None = None) -> Iterator[Path]:
         base, _, name = url.rpartition("/")
         sizes = {found: size for found, size in Store(base).sizes().items() if found == name}
     if not sizes:
-        raise MissingObjectError(f"{url} must be a folder or an object", received="none")
+        raise MissingObjectError(
+            f"{url} must be a folder or an object",
+            received="none",
+            mend="Check its spelling, and that something lies there",
+        )
     with scratch_folder() as folder:
         _make_room(folder, sum(size or 0 for size in sizes.values()), url)
         Mirror(folder, base).fetch(sizes)
@@ -120,7 +126,9 @@ def working_place(url: str, what: str) -> Path:
     """
     if url.split(":")[0] not in WRITABLE:
         raise OptionError(
-            f"{what} must be a folder, or a URL that begins with s3:// or gs://", received=url
+            f"{what} must be a folder, or a URL that begins with s3:// or gs://",
+            received=url,
+            mend="Name a folder, and copy it afterwards",
         )
     place = _root() / _WORKING / _name_of(url)
     try:
@@ -235,7 +243,11 @@ def _bound() -> int:
     try:
         return int(float(given) * 1e9)
     except (ValueError, OverflowError):
-        raise OptionError(f"{BOUND_VARIABLE} must be a number of GB", received=given) from None
+        raise OptionError(
+            f"{BOUND_VARIABLE} must be a number of GB",
+            received=given,
+            mend=f"Set {BOUND_VARIABLE}={_DEFAULT_GB}, or leave it unset",
+        ) from None
 
 
 def _name_of(url: str) -> str:

@@ -25,6 +25,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _SMALL_BYTES = 4096
 _LAST_TRIES = 3
 _BETWEEN_TRIES_S = 2.0
+_AGAIN = "Run this again, and if that does not help, upload the file again"
 
 
 class Mirror:
@@ -87,7 +88,11 @@ class Mirror:
     ) -> None:
         path = self.folder / name
         if ".." in path.parts or name.startswith("/"):
-            raise DataError(f"an object of {self.url} must have a plain name", received=repr(name))
+            raise DataError(
+                f"an object of {self.url} must have a plain name",
+                received=repr(name),
+                mend="Rename it in the bucket",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -95,12 +100,15 @@ class Mirror:
             found = temporary.stat().st_size
             if size is not None and found != size:
                 raise DataError(
-                    f"{self.url}/{key} must have {size} bytes", received=f"{found} bytes"
+                    f"{self.url}/{key} must have {size} bytes",
+                    received=f"{found} bytes",
+                    mend=_AGAIN,
                 )
             if checksum is not None and _checksum(temporary) != checksum:
                 raise DataError(
                     f"{self.url}/{key} must be as it was written",
                     received="bytes that do not match the checksum of the manifest",
+                    mend=_AGAIN,
                 )
             os.replace(temporary, path)
         finally:

@@ -115,13 +115,17 @@ class Store:
             yield
         except FileNotFoundError:
             raise MissingObjectError(
-                f"{place} must be an object that can be read", received="none"
+                f"{place} must be an object that can be read",
+                received="none",
+                mend="Check its spelling, and that it lies there",
             ) from None
         except DataError:
             raise
         except Exception as error:  # Each package has errors of its own.
             raise DataError(
-                f"{place} must be within reach", received=f"an error: {_first_line(error)}"
+                f"{place} must be within reach",
+                received=f"an error: {_first_line(error)}",
+                mend="Check the URL, the network, and your credentials and rights there",
             ) from error
 
 

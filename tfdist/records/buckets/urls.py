@@ -41,7 +41,11 @@ def url_of(path: Any) -> str | None:
     _refuse_secrets(scheme, found[2])
     if scheme not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
-        raise DataError(f"a URL must begin with one of {known}", received=f"{scheme}://{found[2]}")
+        raise DataError(
+            f"a URL must begin with one of {known}",
+            received=f"{scheme}://{found[2]}",
+            mend="Copy the data to such a place or into a folder, and name that",
+        )
     return f"{scheme}://{found[2].rstrip('/')}"
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, OptionError
 from tfdist.records.buckets.cache import local_shards
-from tfdist.records.clients.dealing import (
+from tfdist.records.clients.partition import (
     Partition,
     check_num_clients,
     deal,
@@ -279,6 +279,7 @@ def _to_numpy(records: tuple[Any, ...]) -> tuple[Any, ...]:
                         "all values must be finite",
                         received=f"{value} in {('x', 'y', 'sample_weight')[position]}, "
                         f"record {wrong[0][0]}",
+                        mend="Replace it, as in map_fn: tf.where(tf.math.is_finite(x), x, 0.)",
                     )
     return arrays
 

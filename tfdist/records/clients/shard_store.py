@@ -98,6 +98,7 @@ class ShardStore(ClientStore):
                     raise DataError(
                         f"{folder} must have a split '{name}'",
                         received=f"only {', '.join(manifest.splits)}",
+                        mend="Choose a split that all clients have, or move this folder away",
                     )
             except DataError as error:
                 parts[folder.name] = error
@@ -128,6 +129,7 @@ class ShardStore(ClientStore):
             parts[name] = DataError(
                 f"all clients in {root} must have the same features, and {name} those of most",
                 received=_difference(found, wanted),
+                mend="Write its shards again from the same columns, or move its folder away",
             )
         return cls(parts, _of_all_lengths(alike))
 

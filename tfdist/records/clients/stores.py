@@ -108,13 +108,19 @@ class ArrayStore(ClientStore):
                 self._sources[str(client)] = error
         if len(self._sources) != len(arrays):
             raise DataError(
-                "each client must have a name of its own", received="two of the same name"
+                "each client must have a name of its own",
+                received="two of the same name",
+                mend="Rename one of them: 1 and '1' are the same name",
             )
         self.ids = tuple(self._sources)
         found = list(self._sources.values())
         specs = [source.spec for source in found if not isinstance(source, DataError)]
         if not specs:
-            none = DataError("there must be at least one client", received="none")
+            none = DataError(
+                "there must be at least one client",
+                received="none",
+                mend="Give one or more: {'a name': (x, y)}",
+            )
             raise found[0] if found else none
         described = Counter(str(spec) for spec in specs)
         usual = described.most_common(1)[0][0]
@@ -141,6 +147,7 @@ class ArrayStore(ClientStore):
             raise DataError(
                 "all clients must have arrays of the same shapes and dtypes",
                 received=f"{_described(source.spec)}, where others have {_described(self._spec)}",
+                mend="Convert its arrays to the shapes and dtypes of the others",
             )
         return source.arrays
 

@@ -20,6 +20,7 @@ from tfdist.records.format.text_and_ragged import (
     as_label,
 )
 from tfdist.records.format.whole_numbers import note_rounded
+from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
 
 
 class Column(Protocol):
@@ -131,7 +132,9 @@ def from_arrays(
         for name, values in named.items():
             if name in arrays:
                 raise DataError(
-                    "each array must have a name of its own", received=f"'{name}' twice"
+                    "each array must have a name of its own",
+                    received=f"'{name}' twice",
+                    mend="Rename one of them",
                 )
             of = (columns or {}).get(name)
             feature, array = column_of(name, role, values, (classes or {}).get(name), notes, of)
@@ -152,9 +155,11 @@ def check_lengths(lengths: Mapping[str, int]) -> None:
     """Raises DataError unless all named arrays have the same number of records, at least one."""
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-        raise DataError("all arrays must have the same number of records", received=counted)
+        raise DataError(
+            "all arrays must have the same number of records", received=counted, mend=EQUAL_ROWS
+        )
     if 0 in lengths.values():
-        raise DataError("a source must have at least one record", received="none")
+        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
 
 
 def column_of(
@@ -189,11 +194,15 @@ def column_of(
         return feature, array
     if numbers.ndim == 0:
         raise DataError(
-            f"array '{name}' must have a first dimension of records", received="a scalar"
+            f"array '{name}' must have a first dimension of records",
+            received="a scalar",
+            mend="Give a list or an array with an entry for each record",
         )
     if 0 in shape:
         raise DataError(
-            f"each record of array '{name}' must have values", received=f"shape {array.shape}"
+            f"each record of array '{name}' must have values",
+            received=f"shape {array.shape}",
+            mend="Fill it, or leave it out",
         )
     numbers = _plain(name, numbers, role, notes, is_scalar=shape == ())
     if numbers.dtype.name not in RAW_DTYPES:
@@ -206,6 +215,7 @@ def column_of(
         raise DataError(
             "a sample weight must be one number a record",
             received=f"shape {list(shape)} a record",
+            mend="Make it one number, as by weights.mean(axis=1)",
         )
     if numbers.dtype.kind == "f":
         _check_finite(name, numbers, array.ends if isinstance(array, RaggedColumn) else None)
@@ -232,7 +242,11 @@ def column_of(
 def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Column]:
     """Returns a feature of strings; a label of text becomes the numbers of its classes."""
     if role == "weight":
-        raise DataError(f"the weight '{name}' must hold numbers", received="text")
+        raise DataError(
+            f"the weight '{name}' must hold numbers",
+            received="text",
+            mend="Convert it to numbers first",
+        )
     if role == "label" and column.shape == ():
         classes, ids = as_classes([as_label(name, text) for text in column.values.tolist()])
         feature = Feature(
@@ -246,7 +260,9 @@ def _text_column(name: str, role: str, column: TextColumn) -> tuple[Feature, Col
         return feature, ids
     if 0 in column.shape:
         raise DataError(
-            f"each record of array '{name}' must have values", received=f"shape {column.shape}"
+            f"each record of array '{name}' must have values",
+            received=f"shape {column.shape}",
+            mend="Fill it, or leave it out",
         )
     feature = Feature(name=name, dtype=STRING, shape=column.shape, encoding="bytes", role=role)
     return feature, column
@@ -273,7 +289,7 @@ def not_finite(name: str, value: Any, record: int) -> DataError:
     return DataError(
         "every value must be present" if is_missing else "every value must be finite",
         received=f"{'NaN' if is_missing else value} in array '{name}', record {record}",
-        mend=None if is_missing else "Replace it, as by numpy.nan_to_num, or leave the record out",
+        mend="Replace it, as by numpy.nan_to_num, or leave the record out",
     )
 
 
@@ -284,6 +300,7 @@ def _check_weights(name: str, weights: np.ndarray) -> None:
             raise DataError(
                 "a sample weight must be 0 or more",
                 received=f"{chunk[record]} in array '{name}', record {first + record}",
+                mend="Give 0 to a record that is not to count",
             )
 
 

@@ -99,7 +99,9 @@ def read_pipe(
             left.remove(found)
         if stream.read(1):
             raise CorruptShardError(
-                f"{path} must end with the last shard of the manifest", received="more bytes"
+                f"{path} must end with the last shard of the manifest",
+                received="more bytes",
+                mend="Check that the channel's prefix holds the shards of this split alone",
             )
 
 

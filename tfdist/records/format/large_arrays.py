@@ -127,6 +127,7 @@ class _Part:
                     raise DataError(
                         "the file of an array must stay as it is while it is written",
                         received="one that has become shorter",
+                        mend="Write again when nothing else changes the file",
                     )
                 wanted, at = wanted[got:], at + got
         return values

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfdist.errors import OptionError
+from tfdist.errors import OptionError, spelt
 
 BATCH = "batch"
 
@@ -34,9 +34,9 @@ def padding_of(pad_to: int | str | None, bucket_by_length: bool | Sequence[int])
     is_multiple = type(pad_to) is int and pad_to > 0
     if pad_to is not None and pad_to != BATCH and not is_multiple:
         raise OptionError(
-            'pad_to must be "batch", or a whole number of at least 1 whose multiples are the '
-            "lengths",
+            'pad_to must be "batch", or a whole number of at least 1',
             received=repr(pad_to),
+            mend=f"Write {spelt('pad_to', BATCH)} or {spelt('pad_to', 64)}",
         )
     is_list = isinstance(bucket_by_length, Sequence) and not isinstance(bucket_by_length, str)
     bounds = list(bucket_by_length) if is_list else []
@@ -47,6 +47,7 @@ def padding_of(pad_to: int | str | None, bucket_by_length: bool | Sequence[int])
         raise OptionError(
             "bucket_by_length must be True, or a list of rising lengths such as [32, 64, 128]",
             received=repr(bucket_by_length),
+            mend="Write the lengths from the least to the greatest, each once and above 0",
         )
     if bucket_by_length and pad_to is None:
         raise OptionError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tfdist.errors import DataError, OptionError, unknown_choice
+from tfdist.errors import DataError, OptionError, spelt, unknown_choice
 from tfdist.records.format.schema import FITS, Feature, Reading, Schema
 
 COLORS = {"gray": 1, "rgb": 3}
@@ -23,6 +23,7 @@ def parse_size(text: str | tuple[int, int]) -> tuple[int, int]:
     raise OptionError(
         "resize must be HEIGHTxWIDTH, such as 224x224, or a tuple of two numbers",
         received=repr(text),
+        mend=f"Write {spelt('resize', '224x224')}",
     )
 
 
@@ -53,7 +54,9 @@ def with_readings(
         raise unknown_choice("color", color, list(COLORS))
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         raise OptionError(
-            "max_length must be a whole number of at least 1", received=repr(max_length)
+            "max_length must be a whole number of at least 1",
+            received=repr(max_length),
+            mend="Choose 1 or more",
         )
     of_images = {"size": None if resize is None else parse_size(resize), "fit": fit}
     schema = _changed(schema, "resize and fit", "an image", _is_image, of_images)

@@ -297,14 +297,22 @@ class Schema:
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
-            raise DataError("each feature must have a name of its own", received=", ".join(names))
+            raise DataError(
+                "each feature must have a name of its own",
+                received=", ".join(names),
+                mend="Rename one of them",
+            )
         if not self.of_role("input"):
             raise DataError(
-                "a record must have at least one input", received=", ".join(names) or "none"
+                "a record must have at least one input",
+                received=", ".join(names) or "none",
+                mend="Make one of them an input",
             )
         if len(self.of_role("weight")) > 1:
             raise DataError(
-                "a record must have at most one sample weight", received=", ".join(names)
+                "a record must have at most one sample weight",
+                received=", ".join(names),
+                mend="Keep one of them",
             )
 
     def of_role(self, role: str) -> tuple[Feature, ...]:

@@ -54,7 +54,9 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
     for name, share in pairs:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
             raise OptionError(
-                "a split's name must be letters, digits and _, a letter first", received=repr(name)
+                "a split's name must be letters, digits and _, a letter first",
+                received=repr(name),
+                mend=example,
             )
         try:
             number = float(share)
@@ -67,7 +69,11 @@ def parse_split(split: str | Mapping[str, float]) -> dict[str, float]:
                 mend=example,
             )
         if name in shares:
-            raise OptionError("each split must be named once", received=f"'{name}' twice")
+            raise OptionError(
+                "each split must be named once",
+                received=f"'{name}' twice",
+                mend="Write it once, with the sum of its shares",
+            )
         shares[name] = number
     if not shares:
         raise OptionError("there must be at least one split", received=repr(split), mend=example)

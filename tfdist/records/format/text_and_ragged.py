@@ -115,6 +115,7 @@ def as_column(name: str, values: Any) -> np.ndarray | TextColumn | RaggedColumn:
         raise DataError(
             "every value must be present",
             received=f"an array '{name}' some values of which are masked",
+            mend="Fill them in, as by array.filled(0), or leave those records out",
         )
     if hasattr(values, "row_splits"):  # tf.RaggedTensor, which only a program with TensorFlow has.
         return _of_ragged_tensor(name, values)
@@ -164,8 +165,9 @@ def _is_list(value: Any) -> bool:
 def _of_ragged_tensor(name: str, values: Any) -> RaggedColumn:
     if values.ragged_rank != 1:
         raise DataError(
-            f"array '{name}' must differ in one length only, that of each record",
+            f"array '{name}' must have one ragged dimension, that of the records",
             received=f"{values.ragged_rank} ragged dimensions",
+            mend="Give ragged.to_tensor(), which pads all to one shape",
         )
     flat = np.asarray(values.flat_values)
     return RaggedColumn(flat, np.asarray(values.row_splits, np.int64)[1:])
@@ -180,6 +182,7 @@ def _of_lists(name: str, lists: np.ndarray) -> RaggedColumn:
                 f"the entries of array '{name}' must all have the same shape",
                 received=f"{list(part.shape[1:])} in record {record} where others have "
                 f"{list(filled[0].shape[1:])}",
+                mend="Pad or cut them to one shape",
             )
     flat = np.concatenate(filled)
     if flat.dtype.kind == "f":
@@ -204,6 +207,7 @@ def _as_part(name: str, record: int, value: Sequence[Any]) -> np.ndarray:
         raise DataError(
             f"each record of array '{name}' must be numbers or text, in equal rows",
             received=f"{value!r:.60} in record {record}",
+            mend="Give numbers or texts alone, and pad rows of unequal lengths",
         )
     if not hasattr(value, "dtype"):
         check_kept(name, value, part, record)

@@ -75,6 +75,7 @@ def parse_presets(presets: str | Sequence[str]) -> tuple[str, ...]:
         raise OptionError(
             f"augmentations must be one or more of {', '.join(_PRESETS)}",
             received=", ".join(map(repr, unknown)) or "none",
+            mend="Write them with commas between, such as flip,crop",
         )
     return tuple(name for name in _PRESETS if name in names)
 

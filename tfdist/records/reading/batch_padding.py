@@ -188,8 +188,10 @@ def of_records(
 
 
 def check_can_pad(schema: Schema | None, *, is_apart: bool) -> None:
-    """Raises:
-    DataError: records that have one length, or whose lengths cannot be known beforehand.
+    """Checks that records can be padded batch by batch.
+
+    Raises:
+        DataError: they have one length, or lengths that cannot be known beforehand.
     """
     if schema is None or not ragged_features(schema):
         raise DataError(

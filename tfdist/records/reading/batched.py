@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.errors import DataError
 from tfdist.records.reading import dataset_graph as graph
 from tfdist.records.sources.elements import Shape, cannot_be_told, in_words, told_by_shapes
+from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
 
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch", "MapAndBatch", "Rebatch", "LegacyRebatch")
 _MAPS = ("Map", "ParallelMap", "Scan", "ParseExample")
@@ -235,13 +236,16 @@ def _measured(batches: tf.data.Dataset) -> tuple[int, set[tuple[tuple[int, ...],
         sizes = [shape[0] for shape in shapes]
         if len(set(sizes)) > 1:
             raise DataError(
-                "the parts of a batch must have as many rows each",
+                "the parts of a batch must have the same number of rows",
                 received=", ".join(map(str, sizes)),
+                mend=EQUAL_ROWS,
             )
         rows += sizes[0]
         seen.add(tuple(shape[1:] for shape in shapes))
     if not rows:
-        raise DataError("data must have at least one record", received="an empty dataset")
+        raise DataError(
+            "data must have at least one record", received="an empty dataset", mend=NO_RECORD
+        )
     return rows, seen
 
 

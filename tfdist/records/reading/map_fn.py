@@ -46,6 +46,7 @@ def spec_after(map_fn: MapFn, spec: Any) -> Any:
             raise DataError(
                 "map_fn must take a batch and return one with the same number of rows",
                 received=f"shape {tuple(leaf.shape)} for {rows} rows",
+                mend="Return a row for each that is given; leave records out of the data instead",
             )
     return tf.nest.map_structure(
         lambda leaf: tf.TensorSpec(
@@ -62,4 +63,5 @@ def check_items(function: str, outputs: Any, given: int) -> None:
         raise DataError(
             f"{function} must return {_ITEMS[given]}, as it is given",
             received=f"{len(outputs)} items" if is_tuple else "no tuple",
+            mend=f"End it with return {_ITEMS[given][1:-1]}",
         )

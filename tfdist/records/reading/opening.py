@@ -63,6 +63,7 @@ def open_source(
         "data must be a folder of shards, arrays or tables (x, y), a tf.data.Dataset, a "
         "keras.utils.Sequence, or a function that yields records or batches",
         received=f"a {type(source).__name__}",
+        mend="Give one of these, such as (x, y)",
     )
 
 

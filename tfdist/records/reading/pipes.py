@@ -70,7 +70,11 @@ class PipeSource(ShardSource):
         passed = read_pipe(self._next_pipe(), shards, some=True, timeout_s=_TIMEOUT_S)
         found = tuple(ended for _, ended in passed if ended is not None)
         if not found:
-            raise DataError(f"{self._prefix} must give at least one shard", received="none")
+            raise DataError(
+                f"{self._prefix} must give at least one shard",
+                received="none",
+                mend="Check that the channel's prefix has a shard of this split for each instance",
+            )
         return replace(manifest, splits={split: SplitInfo(shards=found)})
 
     def _next_pipe(self) -> Path:

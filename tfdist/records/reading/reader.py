@@ -62,9 +62,11 @@ def read(
     """
     records = open_records(path, map_fn=map_fn, record_fn=record_fn, cache=cache)
     if batch_size < 1:
-        raise OptionError("batch_size must be at least 1", received=batch_size)
+        raise OptionError(
+            "batch_size must be at least 1", received=batch_size, mend="Choose 1 or more"
+        )
     if epochs < 1:
-        raise OptionError("epochs must be at least 1", received=epochs)
+        raise OptionError("epochs must be at least 1", received=epochs, mend="Choose 1 or more")
 
     def epoch_batches(epoch: Any) -> tf.data.Dataset:
         return records.batches(
@@ -123,7 +125,11 @@ def open_records(
             wrong size.
     """
     if cache not in (True, False, "auto"):
-        raise OptionError("cache must be True, False or 'auto'", received=repr(cache))
+        raise OptionError(
+            "cache must be True, False or 'auto'",
+            received=repr(cache),
+            mend="Leave it out, which is 'auto'",
+        )
     # An augmentation of tfdist's own does not bring images to one size.
     any_size = record_fn is not None and not getattr(record_fn, "keeps_sizes", False)
     opened = open_source(source, batched, any_size=any_size)

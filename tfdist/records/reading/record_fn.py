@@ -191,4 +191,5 @@ def _check_weights(weights: Any) -> None:
             raise DataError(
                 "record_fn must return one number as the weight of a record",
                 received=f"shape {tuple(leaf.shape)} of {path}",
+                mend="Return a scalar, as by tf.reduce_mean(weight)",
             )

@@ -22,6 +22,7 @@ from tfdist.records.sources.elements import (
     told_by_shapes,
 )
 from tfdist.records.sources.recognise import Source
+from tfdist.records.wording import NO_RECORD
 
 _NOTICE_INTERVAL_S = 20
 # An element that comes this many times, on average, comes from something that begins again.
@@ -113,7 +114,9 @@ def _surveyed(source: Source) -> _Survey:
             text = f"tfdist: counting {source.name}, {found.count:,} elements so far; it must end"
             print(text, file=sys.stderr, flush=True)
     if found is None:
-        raise DataError("data must have at least one record", received=f"none in {source.name}")
+        raise DataError(
+            "data must have at least one record", received=f"none in {source.name}", mend=NO_RECORD
+        )
     return found
 
 
@@ -130,6 +133,7 @@ def _check_alike(name: str, found: _Survey, element: Any, leaves: list[np.ndarra
         raise DataError(
             f"all elements of {name} must have the same parts, dtypes and numbers of dimensions",
             received=f"{_described(found.structure)} and {_described(element)}",
+            mend="Convert each element to what the first one is",
         )
 
 
@@ -162,5 +166,6 @@ def _part(value: Any) -> Any:
             raise DataError(
                 "each part of an element must be numbers or text",
                 received=f"a {type(item).__name__}",
+                mend="Make a NumPy array of equal rows of it, or leave it out",
             )
     return array

@@ -21,6 +21,7 @@ from tfdist.records.reading.decode import spec_bytes
 from tfdist.records.reading.elementwise import begun_anew, elementwise
 from tfdist.records.sources.dataframes import plain
 from tfdist.records.sources.elements import check_parts
+from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
 
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 _LOAD_BATCH_SIZE = 1024
@@ -30,6 +31,7 @@ _EPOCH_BITS = 40
 _COMPARED_RECORDS = 8
 # Of arrays, from the first to the last: enough to tell those that a rank has shuffled by itself.
 _COMPARED_ROWS = 32
+_TUPLE = "Give several inputs or outputs as a tuple: ((a, b), y)"
 
 
 def as_it_is(record: Any) -> Any:
@@ -156,6 +158,7 @@ class OrderedRecords(abc.ABC):
             raise DataError(
                 "data must keep its number of records",
                 received=f"{filled} records where there were {stop - start}",
+                mend="Give data that stays as it is while it is read",
             )
         return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
@@ -177,9 +180,12 @@ class ArraySource(OrderedRecords):
             raise DataError(
                 "all arrays must have the same number of records",
                 received=", ".join(map(str, lengths)),
+                mend=f"{EQUAL_ROWS}. {_TUPLE}",
             )
         if lengths[0] == 0:
-            raise DataError("data must have at least one record", received="empty arrays")
+            raise DataError(
+                "data must have at least one record", received="empty arrays", mend=NO_RECORD
+            )
         if len(arrays) == 3:
             arrays = (*arrays[:2], _to_weights(*arrays[1:]))
         self.arrays = arrays
@@ -215,7 +221,16 @@ def _as_parts(item: Any) -> Any:
         return {name: _as_parts(part) for name, part in item.items()}
     if isinstance(item, tuple):
         return tuple(_as_parts(part) for part in item)
-    return np.asarray(item) if isinstance(item, list) else plain(item)
+    if not isinstance(item, list):
+        return plain(item)
+    try:
+        return np.asarray(item)
+    except ValueError:
+        raise DataError(
+            "a list must be rows of one shape, for it is one array",
+            received=f"a list of {len(item)} of several shapes",
+            mend=_TUPLE,
+        ) from None
 
 
 def _to_array(value: Any) -> np.ndarray:
@@ -229,11 +244,17 @@ def _to_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.ndim == 0:
         raise DataError(
-            "an array must have a first dimension of records", received=repr(value)[:80]
+            "an array must have a first dimension of records",
+            received=repr(value)[:80],
+            mend="Give a list or an array with an entry for each record",
         )
     is_text = array.dtype.kind == "O" and all(isinstance(v, (str, bytes)) for v in array.flat)
     if array.dtype.kind not in "biufSU" and not is_text:
-        raise DataError("arrays must hold numbers or strings", received=f"dtype {array.dtype}")
+        raise DataError(
+            "arrays must hold numbers or strings",
+            received=f"dtype {array.dtype}",
+            mend="Convert it first, as by array.astype('float32')",
+        )
     return array
 
 
@@ -251,6 +272,7 @@ def _to_weights(labels: Any, weights: Any) -> Any:
             raise DataError(
                 "a sample weight must be one number a record, or one for each of its labels",
                 received=f"shape {array.shape}",
+                mend="Give weights of shape (records,), or of the shape of the labels",
             )
     return tf.nest.map_structure(lambda array: array.astype(np.float32), weights)
 
@@ -348,7 +370,9 @@ def _count(dataset: tf.data.Dataset) -> int:
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         cardinality = int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
     if cardinality == 0:
-        raise DataError("data must have at least one record", received="an empty dataset")
+        raise DataError(
+            "data must have at least one record", received="an empty dataset", mend=NO_RECORD
+        )
     return cardinality
 
 

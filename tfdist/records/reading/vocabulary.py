@@ -88,6 +88,8 @@ def _text_feature(inputs: Any, feature: str | None) -> str | None:
         raise DataError(
             "data for a text_vectorizer must have an input of text",
             received=", ".join(f"{name} {spec.dtype.name}" for name, spec in named.items()),
+            mend="Give data with one; of a table, `tfdist shard SOURCE OUT --text NAME` "
+            "keeps a column as text",
         )
     if not is_named and feature is not None:
         raise OptionError(

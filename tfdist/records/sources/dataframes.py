@@ -46,7 +46,9 @@ def series_of(frame: Any) -> list[tuple[str, Any]]:
     names = [str(name) for name in frame.columns]
     if len(set(names)) != len(names):
         raise DataError(
-            "each column of a DataFrame must have a name of its own", received=", ".join(names)
+            "each column of a DataFrame must have a name of its own",
+            received=", ".join(names),
+            mend="Name them anew: frame.columns = [...]",
         )
     return [(name, frame.iloc[:, number]) for number, name in enumerate(names)]
 

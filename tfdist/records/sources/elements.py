@@ -20,6 +20,7 @@ def check_parts(what: str, parts: Sequence[object]) -> None:
         raise DataError(
             f"{what} must be x, (x, y) or (x, y, sample_weight)",
             received=f"a tuple of {len(parts)}",
+            mend="Put several inputs into a dict: ({'a': a, 'b': b}, y)",
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.clients.dealing import take_column
+from tfdist.records.clients.partition import take_column
 from tfdist.records.format.columns import Columns, check_lengths, from_arrays
 from tfdist.records.format.large_arrays import LargeArray, large
 from tfdist.records.format.splits import SPLIT_WORDS
@@ -53,6 +53,7 @@ def from_npz(path: Path, asked: Asked) -> Columns:
         raise DataError(
             f"{path} must be an archive of numeric arrays, as numpy.savez writes it",
             received=f"an error: {error}",
+            mend="Write it again with numpy.savez, or get it again if it was cut",
         ) from None
     columns = from_named("npz", str(path), arrays, asked)
     return replace(columns, notes=(*columns.notes, *notes))
@@ -175,7 +176,9 @@ def _mapped(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except _UNREADABLE as error:
         raise DataError(
-            f"{path} must be an array, as numpy.save writes it", received=f"an error: {error}"
+            f"{path} must be an array, as numpy.save writes it",
+            received=f"an error: {error}",
+            mend="Write it again with numpy.save, or get it again if it was cut",
         ) from None
 
 
@@ -232,6 +235,7 @@ def _divided(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
             raise DataError(
                 f"split '{split}' must have one array '{part}'",
                 received=f"{name} beside another that is called so",
+                mend="Rename one of them",
             )
         parts[part] = array
     return divided if len(divided) > 1 and "train" in divided else None
@@ -248,6 +252,7 @@ def _joined(
             raise DataError(
                 f"every split of {place} must have the same arrays",
                 received=f"{', '.join(first)} in {first_split}, {', '.join(parts)} in {split}",
+                mend="Add those that are missing, or remove those that one split alone has",
             )
         check_lengths({f"{part} of {split}": len(array) for part, array in parts.items()})
         number = len(next(iter(parts.values())))
@@ -269,6 +274,7 @@ def _chained(place: str, part: str, arrays: Mapping[str, np.ndarray]) -> Any:
                 f"array '{part}' of {place} must be alike in all splits",
                 received=f"{first.dtype} {list(first.shape[1:])} in {first_split}, "
                 f"{array.dtype} {list(array.shape[1:])} in {split}",
+                mend="Convert them to one dtype and shape",
             )
     whole: Sequence[np.ndarray] = list(arrays.values())
     if first.ndim > 1 and first.dtype.kind in kinds:

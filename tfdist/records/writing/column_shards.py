@@ -13,8 +13,8 @@ import numpy as np
 from crc32c import crc32c
 
 from tfdist import __version__
-from tfdist.errors import DataError
-from tfdist.records.clients.dealing import Partition, deal
+from tfdist.errors import DataError, spelt
+from tfdist.records.clients.partition import Partition, deal
 from tfdist.records.format.columns import Columns, count_classes
 from tfdist.records.format.encoding import make_framer, make_layout
 from tfdist.records.format.manifest import Manifest, ShardInfo, SplitInfo
@@ -54,7 +54,9 @@ def write_columns(
     partition, class_ids = options.partition, columns.class_ids()
     if options.stratify and class_ids is None:
         raise DataError(
-            "data to stratify must have one label of class ids", received="no class ids"
+            "data to stratify must have one label of class ids",
+            received="no class ids",
+            mend=f"Leave {spelt('stratify', True)} out, or give one label of integers or text",
         )
     rows = columns.splits
     if not options.in_order:

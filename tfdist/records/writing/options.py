@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
-from tfdist.records.clients.dealing import Partition
+from tfdist.records.clients.partition import Partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import COMPRESSIONS
 from tfdist.records.format.schema import Schema
@@ -53,9 +53,11 @@ class WriteOptions:
         workers = 1 if self.workers is None else self.workers
         for name, value in (("num_shards", least), ("workers", workers)):
             if value < 1:
-                raise OptionError(f"{name} must be at least 1", received=value)
+                raise OptionError(
+                    f"{name} must be at least 1", received=value, mend="Choose 1 or more"
+                )
         if self.seed < 0:
-            raise OptionError("seed must be 0 or more", received=self.seed)
+            raise OptionError("seed must be 0 or more", received=self.seed, mend="Choose 0 or more")
         if self.compression not in COMPRESSIONS:
             raise unknown_choice("compression", self.compression, COMPRESSIONS)
 

@@ -79,6 +79,7 @@ def read_raw(
             "the source must be files, arrays or tables, a dataset, or a function that yields "
             "records or batches",
             received=f"a {type(source).__name__}",
+            mend="Give the records themselves, or the path of their files",
         )
     else:
         columns = _from_structure("arrays", source, client)
@@ -141,7 +142,9 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         return from_image_folder(path, asked, images)
     if not path.is_file():
         raise DataError(
-            f"the source must be {_KINDS}", received=f"'{source}', which does not exist"
+            f"the source must be {_KINDS}",
+            received=f"'{source}', which does not exist",
+            mend="Check its spelling, or write the whole path",
         )
     if kind_of_file(path) is not None:
         return from_table_file(path, asked)
@@ -155,7 +158,11 @@ def _open_named(source: str | Path, asked: Asked, images: ImageOptions) -> Colum
         )
     if path.suffix.lower() == ".json":
         raise DataError(f"the source must be {_KINDS}", received=f"'{source}'", mend=AS_JSON_LINES)
-    raise DataError(f"the source must be {_KINDS}", received=f"'{source}'")
+    raise DataError(
+        f"the source must be {_KINDS}",
+        received=f"'{source}'",
+        mend="Convert it to one of these, such as .csv",
+    )
 
 
 def digits_npz() -> bytes:

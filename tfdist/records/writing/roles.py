@@ -154,6 +154,7 @@ def assign(
         raise DataError(
             f"{place} must have an input {what} beside the label",
             received=f"{what}s {', '.join(names)}",
+            mend=f"Add one, or name fewer with {spelt('label')} and {spelt('drop')}",
         )
     used = {*inputs, *labels, client, weight}
     return Roles(
@@ -180,7 +181,11 @@ def named(
     for name in given:
         check_there(place, what, name, names, option)
     if len(set(given)) != len(given):
-        raise DataError(f"{option} must name each {what} once", received=", ".join(given))
+        raise DataError(
+            f"{option} must name each {what} once",
+            received=", ".join(given),
+            mend="Write each once",
+        )
     return tuple(given)
 
 
@@ -214,13 +219,11 @@ def check_there(
     if name is None or name in names:
         return
     near = difflib.get_close_matches(name, names, n=1)
-    mend = f"Write '{near[0]}', if that is what you mean" if near else None
-    if mend is None and option is not None:
-        mend = f"Name {what}s that are there with {option}"
+    mend = f"Name {what}s that are there{'' if option is None else f' with {option}'}"
     raise DataError(
         f"{place} must have the {what} '{name}'",
         received=f"{what}s {', '.join(names) or 'none'}",
-        mend=mend,
+        mend=f"Write '{near[0]}', if that is what you mean" if near else mend,
     )
 
 
@@ -230,7 +233,9 @@ def check_apart(place: str, what: str, *groups: Iterable[str] | None) -> None:
     both = [name for name in dict.fromkeys(taken) if taken.count(name) > 1]
     if both:
         raise DataError(
-            f"each {what} of {place} must have one role", received=f"two for {', '.join(both)}"
+            f"each {what} of {place} must have one role",
+            received=f"two for {', '.join(both)}",
+            mend="Name it with one option alone",
         )
 
 

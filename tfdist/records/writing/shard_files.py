@@ -87,7 +87,9 @@ def said_of(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{out} must be writable", received=f"an error: {error.strerror or error}"
+            f"{out} must be writable",
+            received=f"an error: {error.strerror or error}",
+            mend="Choose a folder that you may write, on a disk with room",
         ) from error
 
 

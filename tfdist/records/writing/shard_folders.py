@@ -74,6 +74,7 @@ def find_shards(source: object) -> ShardFolder | None:
             raise DataError(
                 f"{path} must have the split '{name}'",
                 received=f"splits {', '.join(manifest.splits)}",
+                mend=f"Write {path / next(iter(manifest.splits))}, or another of these",
             )
         manifest = replace(manifest, splits={name: manifest.splits[name]})
     for split_name, split in manifest.splits.items():

@@ -40,7 +40,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         return _unpacked(path) if path.suffix.lower() == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} must be readable", received=f"an error: {error}") from None
+        raise DataError(
+            f"{path} must be readable",
+            received=f"an error: {error}",
+            mend="Check that you may read it, or get it again if it was cut",
+        ) from None
 
 
 def _unpacked(path: Path) -> bytes:
@@ -66,11 +70,15 @@ def decoded(data: bytes, path: Path) -> tuple[str, str | None]:
         if data.startswith(_UTF_16):
             return data.decode("utf-16"), None
         if b"\0" in data:
-            raise DataError(f"{path} must be text", received="bytes of value 0")
+            raise DataError(
+                f"{path} must be text", received="bytes of value 0", mend="Save it as UTF-8"
+            )
         return data.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
         if data.startswith(_UTF_16):
-            raise DataError(f"{path} must be text", received=f"an error: {error}") from None
+            raise DataError(
+                f"{path} must be text", received=f"an error: {error}", mend="Save it as UTF-8"
+            ) from None
     try:
         return data.decode("cp1252"), "Western European Windows text (cp1252)"
     except UnicodeDecodeError:

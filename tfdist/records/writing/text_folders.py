@@ -79,7 +79,11 @@ def from_text_folders(folder: Path, *, skip_bad: bool = False) -> Columns:
             mend=f"Mend them, or leave them out with {spelt('skip_bad', True)}",
         )
     if not found.texts:
-        raise DataError(f"the class folders of {folder} must hold .txt files", received="none")
+        raise DataError(
+            f"the class folders of {folder} must hold .txt files",
+            received="none",
+            mend="Put texts in them, in files called .txt",
+        )
     classes, ids = as_classes(found.classes)
     columns = from_arrays(
         "folder", {"text": objects(found.texts)}, {"label": ids}, classes={"label": classes}
@@ -147,7 +151,11 @@ def _read_class(folder: Path, split: str, found: _Found) -> None:
         found.classes.append(folder.name)
         found.splits.append(split)
     if len(found.texts) + len(found.bad) == count:
-        raise DataError("every class folder must have a text", received=f"none in {folder}")
+        raise DataError(
+            "every class folder must have a text",
+            received=f"none in {folder}",
+            mend="Put a .txt file in it, or remove the folder",
+        )
 
 
 def _notes(folder: Path, found: _Found) -> Iterator[str]:

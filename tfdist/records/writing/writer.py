@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist.errors import DataError, OptionError, spelt
 from tfdist.records.buckets.urls import url_of
-from tfdist.records.clients.dealing import Partition, check_num_clients, parse_partition
+from tfdist.records.clients.partition import Partition, check_num_clients, parse_partition
 from tfdist.records.format.columns import Columns
 from tfdist.records.format.manifest import Manifest
 from tfdist.records.format.readings import with_readings

@@ -101,7 +101,11 @@ class ClientFeed:
             lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self.clients.element_spec
         )
         if len(batched) < 2:
-            raise DataError("a federated fit must have labels", received="records of inputs alone")
+            raise DataError(
+                "a federated fit must have labels",
+                received="records of inputs alone",
+                mend="Give the labels beside the inputs: (x, y)",
+            )
         spec = OrderedDict(zip(("x", "y", "w"), _by_name(batched), strict=False))
         if self.class_weight:
             spec["w"] = tf.TensorSpec([None], tf.float32)

@@ -85,6 +85,7 @@ class Options:
             raise OptionError(
                 "min_clients must be at most clients_per_round",
                 received=f"min_clients={self.min_clients}, clients_per_round={asked}",
+                mend=f"Choose min_clients={asked} or fewer, or more clients_per_round",
             )
 
     def _check_algorithm(self) -> None:
@@ -92,6 +93,7 @@ class Options:
             raise OptionError(
                 "proximal_strength must go with algorithm='fedprox'",
                 received=f"algorithm='{self.algorithm}'",
+                mend="Leave proximal_strength out, or choose algorithm='fedprox'",
             )
         if self.algorithm != "fedsgd":
             return
@@ -113,7 +115,9 @@ class Options:
         if self.dp_clip_norm != "adaptive":
             if isinstance(self.dp_clip_norm, str):
                 raise OptionError(
-                    "dp_clip_norm must be a number or 'adaptive'", received=repr(self.dp_clip_norm)
+                    "dp_clip_norm must be a number or 'adaptive'",
+                    received=repr(self.dp_clip_norm),
+                    mend="Leave it out, for 'adaptive'",
                 )
             _check_number("dp_clip_norm", self.dp_clip_norm, low=0, open_low=True)
         if self.dp_delta is not None:
@@ -137,7 +141,11 @@ class Options:
         if self.quantize_bits is not None:
             _check_whole("quantize_bits", self.quantize_bits, at_least=1)
             if self.quantize_bits > 16:
-                raise OptionError("quantize_bits must be at most 16", received=self.quantize_bits)
+                raise OptionError(
+                    "quantize_bits must be at most 16",
+                    received=self.quantize_bits,
+                    mend="Choose for example 8",
+                )
         robust = self.aggregation in ("median", "trimmed_mean")
         if robust and (self.quantize_bits is not None or self.secure_aggregation):
             raise OptionError(
@@ -156,7 +164,9 @@ class Options:
 def _check_whole(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise OptionError(
-            f"{name} must be a whole number of at least {at_least}", received=repr(value)
+            f"{name} must be a whole number of at least {at_least}",
+            received=repr(value),
+            mend=f"Choose {at_least} or more",
         )
 
 
@@ -178,4 +188,8 @@ def _check_number(
     bounds = f"{'more than' if open_low else 'at least'} {low:g}"
     if high != math.inf:
         bounds += f" and {'less than' if open_high else 'at most'} {high:g}"
-    raise OptionError(f"{name} must be a number of {bounds}", received=repr(value))
+    raise OptionError(
+        f"{name} must be a number of {bounds}",
+        received=repr(value),
+        mend="Choose such a number, or leave it out for the default",
+    )

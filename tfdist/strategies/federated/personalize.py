@@ -240,11 +240,19 @@ def _check_options(
         counts["num_clients"] = num_clients
     for name, value in counts.items():
         if value < 1:
-            raise OptionError(f"{name} must be at least 1", received=value)
+            raise OptionError(f"{name} must be at least 1", received=value, mend="Choose 1 or more")
     if not 0 < held_out_share < 1:
-        raise OptionError("held_out_share must be between 0 and 1", received=held_out_share)
+        raise OptionError(
+            "held_out_share must be between 0 and 1",
+            received=held_out_share,
+            mend="Choose for example 0.5",
+        )
     if learning_rate is not None and not learning_rate > 0:
-        raise OptionError("learning_rate must be a positive number", received=learning_rate)
+        raise OptionError(
+            "learning_rate must be a positive number",
+            received=learning_rate,
+            mend="Leave it out, for the rate of the training",
+        )
 
 
 def _choose(clients: Clients, num_clients: int | None, seed: int) -> list[str]:
@@ -257,12 +265,17 @@ def _choose(clients: Clients, num_clients: int | None, seed: int) -> list[str]:
 def _divide(records: Any, held_out_share: float, seed: list[int]) -> tuple[Any, Any]:
     """Returns the records to fine-tune on and those that are held out, at least one each."""
     if len(records) < 2:
-        raise DataError("data for fine-tuning must have labels", received="records of inputs alone")
+        raise DataError(
+            "data for fine-tuning must have labels",
+            received="records of inputs alone",
+            mend="Give the labels beside the inputs: (x, y)",
+        )
     rows = _num_rows(records)
     if rows < 2:
         raise DataError(
             "a client must have a record to fine-tune on and one to hold out",
             received=f"{rows} in all",
+            mend="Give it 2 records or more",
         )
     order = np.random.default_rng(seed).permutation(rows)
     held_out = min(max(1, round(held_out_share * rows)), rows - 1)

@@ -61,6 +61,7 @@ class Layout:
                 f"a layout rule must name one mesh axis, or None, for each dimension of {path}, "
                 f"which has {len(shape)}",
                 received=f"{pattern!r}: {axes}",
+                mend=f"Write {(None,) * len(shape)}, with 'model' for the dimension to split",
             )
         for dimension, axis in enumerate(axes):
             size = shape[dimension]
@@ -134,18 +135,22 @@ def _checked(pattern: str, axes: Any) -> Axes:
         re.compile(pattern)
     except re.error as error:
         raise OptionError(
-            "a layout rule must begin with a regular expression", received=f"{pattern!r}: {error}"
+            "a layout rule must begin with a regular expression",
+            received=f"{pattern!r}: {error}",
+            mend="Write part of a weight's path, as dense_1/kernel, or escape what is named",
         ) from error
     if not isinstance(axes, (tuple, list)):
         raise OptionError(
             "a layout rule must end in one mesh axis, or None, for each dimension",
             received=f"{pattern!r}: {axes!r}",
+            mend="Write for example {'kernel': (None, 'model')}",
         )
     for axis in axes:
         if axis == "batch":
             raise OptionError(
                 "weights must be split on mesh axis 'model' only, since 'batch' splits the records",
                 received=f"{pattern!r}: {tuple(axes)}",
+                mend="Write 'model' or None in place of 'batch'",
             )
         if axis not in (None, "model"):
             raise unknown_choice("mesh axis", axis, ["model"])
@@ -153,5 +158,6 @@ def _checked(pattern: str, axes: Any) -> Axes:
         raise OptionError(
             "one mesh axis must split at most one dimension of a weight",
             received=f"{pattern!r}: {tuple(axes)}",
+            mend="Write 'model' once, and None for the other dimensions",
         )
     return tuple(axes)

@@ -10,7 +10,7 @@ from tfdist.strategies.base import ModelOrFn, called
 from tfdist.strategies.model_parallel import ModelParallel
 from tfdist.strategies.rank_devices import own_devices
 from tfdist.strategies.spec import check_shard
-from tfdist.training.engine.options import StepOptions
+from tfdist.training.engine.options import StepOptions, check_count
 
 if TYPE_CHECKING:
     from tfdist.strategies.mesh.description import Description
@@ -63,10 +63,7 @@ class Mesh(ModelParallel):
         warmup_epochs: float = 0,
     ):
         for axis, size in (("batch", batch), ("model", model)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise OptionError(
-                    f"mesh axis '{axis}' must be a whole number of at least 1", received=repr(size)
-                )
+            check_count(f"mesh axis '{axis}'", size)
         if devices is not None:
             devices = _names(devices)
             check_devices(batch, model, devices)

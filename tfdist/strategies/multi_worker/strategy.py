@@ -97,9 +97,10 @@ class MultiWorker(DataParallel):
                 check_count(option, value)
         if self._step.shards_weights and (communication != "auto" or bytes_per_pack is not None):
             raise OptionError(
-                "communication and bytes_per_pack must be left out with shard='weights', whose "
-                "messages are a block's weights each, and whose way TensorFlow chooses",
+                "communication and bytes_per_pack must be left out with shard='weights', which "
+                "sends the weights of one block at a time, by a way that TensorFlow chooses",
                 received=f"communication={communication!r}, bytes_per_pack={bytes_per_pack}",
+                mend="Leave them out, or leave shard='weights' out",
             )
         self._communication = communication
         self._bytes_per_pack = bytes_per_pack

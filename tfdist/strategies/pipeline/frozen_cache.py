@@ -23,7 +23,7 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.records.format.manifest import load_manifest
 from tfdist.records.reading.reader import Records
 from tfdist.records.reading.source import spec_of_rows
-from tfdist.strategies.pipeline import kept_outputs
+from tfdist.strategies.pipeline import output_cache
 from tfdist.strategies.pipeline.frozen import Frozen, bytes_of, same
 from tfdist.training.feed.feed import Feed
 
@@ -128,9 +128,9 @@ class KeptRecords:
             first = self._kept(next(self._source_batches(self._fill_rows)))
             self._check(first)
             flat = [np.asarray(leaf) for leaf in tf.nest.flatten(first)]
-            columns = kept_outputs.Columns(
+            columns = output_cache.Columns(
                 self.num_records,
-                tuple(kept_outputs.Column(leaf.shape[1:], leaf.dtype.name) for leaf in flat),
+                tuple(output_cache.Column(leaf.shape[1:], leaf.dtype.name) for leaf in flat),
             )
             self._filled = (of_model, first, self._arrays(columns, of_model))
         return self._filled[1:]
@@ -139,30 +139,30 @@ class KeptRecords:
     def _fill_rows(self) -> int:
         return min(_FILL_ROWS, self.num_records)
 
-    def _arrays(self, columns: kept_outputs.Columns, of_model: str) -> list[np.ndarray]:
+    def _arrays(self, columns: output_cache.Columns, of_model: str) -> list[np.ndarray]:
         if self._cache.folder is None:
-            kept_outputs.check_fits(columns, None)
-            arrays = kept_outputs.in_memory(columns)
+            output_cache.check_fits(columns, None)
+            arrays = output_cache.in_memory(columns)
             self._fill(arrays, columns, "in memory")
             return arrays
         self._cache.folder.mkdir(exist_ok=True)
         name = _hash(of_model, self._fingerprint(), str(self._training), str(self.num_records))
         folder = self._cache.folder / f"frozen-{name}"
-        arrays = kept_outputs.opened(folder, columns)
+        arrays = output_cache.opened(folder, columns)
         if arrays is not None and not self._are_right(arrays):
             shutil.rmtree(folder)
             arrays = None
         if arrays is None:
-            kept_outputs.check_fits(columns, self._cache.folder)
-            with kept_outputs.written(folder, columns) as written:
+            output_cache.check_fits(columns, self._cache.folder)
+            with output_cache.written(folder, columns) as written:
                 self._fill(written, columns, f"in {folder}")
-            arrays = kept_outputs.opened(folder, columns)
+            arrays = output_cache.opened(folder, columns)
             assert arrays is not None, folder
         else:
             print(f"tfdist: the outputs of frozen layers are read from {folder}", flush=True)
         return arrays
 
-    def _fill(self, arrays: list[np.ndarray], columns: kept_outputs.Columns, where: str) -> None:
+    def _fill(self, arrays: list[np.ndarray], columns: output_cache.Columns, where: str) -> None:
         print(
             f"tfdist: keeping the outputs of the layers up to '{self._cache.frozen.last}' "
             f"{where}: {columns.num_records:,} records of {columns.record_bytes / 1e3:,.1f} "

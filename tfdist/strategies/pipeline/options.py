@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import ModelError, OptionError, unknown_choice
-from tfdist.strategies.pipeline import kept_outputs, schedule
+from tfdist.strategies.pipeline import output_cache, schedule
 from tfdist.strategies.spec import check_shard
 
 BATCH_NORMS = ("synchronized", "per_microbatch")
@@ -58,6 +58,7 @@ class Options:
             raise OptionError(
                 f"cut_after must name one layer fewer than there are parts, here {self.parts - 1}",
                 received=f"{len(self.cut_names)}: {', '.join(self.cut_names)}",
+                mend=f"Name {self.parts - 1}, or choose another number of stages",
             )
 
         self._check_cache()
@@ -88,13 +89,14 @@ class Options:
             )
 
     def _check_cache(self) -> None:
-        if self.frozen_cache is not None and self.frozen_cache not in kept_outputs.KINDS:
-            raise unknown_choice("frozen_cache", self.frozen_cache, kept_outputs.KINDS)
+        if self.frozen_cache is not None and self.frozen_cache not in output_cache.KINDS:
+            raise unknown_choice("frozen_cache", self.frozen_cache, output_cache.KINDS)
         if self.frozen_cache is not None and self.freeze_until is None:
             raise OptionError(
                 "frozen_cache must go with freeze_until, which names the layers whose outputs it "
                 "keeps",
                 received=f"frozen_cache={self.frozen_cache!r} without freeze_until",
+                mend="Give freeze_until, or leave frozen_cache out",
             )
         if (self.frozen_cache == "disk") != (self.frozen_cache_dir is not None):
             raise OptionError(
@@ -152,12 +154,15 @@ def cuts_after(named: Sequence[tuple[str, Sequence[int]]], count: int) -> tuple[
     cuts = [max(items) + 1 for _, items in named]
     if cuts != sorted(set(cuts)):
         raise OptionError(
-            "cut_after must name layers in the order of the model", received=", ".join(names)
+            "cut_after must name layers in the order of the model",
+            received=", ".join(names),
+            mend="Name them in the order in which the model calls them, each once",
         )
     if cuts and cuts[-1] == count:
         raise OptionError(
             "the last stage must have a layer too",
             received=f"a cut after the last layer, {names[-1]}",
+            mend=f"Name a layer before {names[-1]} in its place",
         )
     return tuple(cuts)
 
@@ -165,8 +170,7 @@ def cuts_after(named: Sequence[tuple[str, Sequence[int]]], count: int) -> tuple[
 def check_enough(
     num_calls: int, parts: int, stages: int, name: str, whole: Sequence[str] = ()
 ) -> None:
-    """Raises:
-    ModelError: fewer layers than parts.
+    """Checks that each part gets a layer. Raises ModelError: fewer layers than parts.
 
     Args:
         whole: submodels of a class of their own, which no stage can have a part of.

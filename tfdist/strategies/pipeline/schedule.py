@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.training.engine.options import check_count
 
 NAMES = ("gpipe", "1f1b", "interleaved")
 
@@ -158,14 +159,11 @@ def make(
 
 
 def check(name: str, *, stages: int, microbatches: int, chunks_per_stage: int | None) -> None:
-    """Raises:
-    OptionError: there is no such schedule, or the numbers do not fit it.
-    """
+    """Checks a schedule. Raises OptionError: there is no such one, or the numbers do not fit it."""
     if name not in NAMES:
         raise unknown_choice("schedule", name, NAMES)
     for what, number in (("stages", stages), ("microbatches", microbatches)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise OptionError(f"{what} must be a whole number of at least 1", received=repr(number))
+        check_count(what, number)
     if name != "interleaved":
         if chunks_per_stage is not None:
             raise OptionError(

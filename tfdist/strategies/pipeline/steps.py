@@ -16,8 +16,8 @@ from tfdist.keras import step_context
 from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.frozen import Frozen
 from tfdist.strategies.pipeline.functions import OutputWithoutGradient, function_of, pay
+from tfdist.strategies.pipeline.microbatch_passes import Backward, Forward
 from tfdist.strategies.pipeline.microbatches import Share, divide, share_of
-from tfdist.strategies.pipeline.passes import Backward, Forward
 from tfdist.strategies.pipeline.schedule import Schedule
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import eager_variables, loss_masks

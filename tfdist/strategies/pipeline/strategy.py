@@ -253,6 +253,7 @@ def _prepared(fit: Callable, steps: Any, cache: Any) -> Callable:
                 "a fit with frozen_cache must be given what strategy.dataset returns, and all "
                 "other arguments by name",
                 received=f"fit({type(x).__name__}{', ...' if args else ''})",
+                mend="Write model.fit(strategy.dataset(data, global_batch_size=...), epochs=...)",
             )
         return _fit_on_kept(fit, cache, x, options)
 

@@ -88,9 +88,13 @@ class Checkpoints(tf.keras.callbacks.Callback):
     ):
         super().__init__()
         if every_steps is not None and every_steps < 1:
-            raise OptionError("every_steps must be at least 1", received=every_steps)
+            raise OptionError(
+                "every_steps must be at least 1",
+                received=every_steps,
+                mend="Choose 1 or more, or leave it out",
+            )
         if keep < 1:
-            raise OptionError("keep must be at least 1", received=keep)
+            raise OptionError("keep must be at least 1", received=keep, mend="Choose 1 or more")
         url = url_of(directory)
         self._bucket = url and BucketCheckpoints(url)
         self.directory = self._bucket.folder if self._bucket else Path(directory)

@@ -20,9 +20,7 @@ _OF_TRAINING = ("optimizer", "metrics")
 
 
 def check(path: str) -> None:
-    """Raises:
-    OptionError: no such file, or one of another kind.
-    """
+    """Checks a file of weights. Raises OptionError: there is none, or one of another kind."""
     if not Path(path).is_file() or not path.endswith(_SUFFIXES):
         raise OptionError(
             "init_weights must be a .keras or .weights.h5 file",
@@ -54,7 +52,8 @@ def with_weights(model_fn: Callable[[], Any], path: str) -> Callable[[], Any]:
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise OptionError(
                 f"init_weights must hold the weights of model '{model.name}', and no others",
-                received=f"{path}, of which is said: {' '.join(str(error).split())[:300]}",
+                received=f"an error for {path}: {' '.join(str(error).split())[:300]}",
+                mend="Give a file of the same architecture, as model.save wrote it",
             ) from error
         return model
 

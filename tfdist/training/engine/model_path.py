@@ -49,13 +49,15 @@ def check(model: str, kind: Kind = MODEL) -> None:
             mend=f"Write for example {kind.option} {kind.example}",
         )
     if place.endswith(".py") and not Path(place).is_file():
-        raise ModelError(f"the file of {kind.what} must exist", received=f"no file {place}")
+        raise ModelError(
+            f"the file of {kind.what} must exist",
+            received=f"no file {place}",
+            mend="Give its path from the current folder, or the whole one",
+        )
 
 
 def check_no_arguments(function: Any, name: str) -> None:
-    """Raises:
-    ModelError: ``function`` cannot be called without arguments, as tfdist calls it.
-    """
+    """Checks how ``function`` is called. Raises ModelError: it cannot be without arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # Of some functions Python cannot tell.
@@ -132,7 +134,9 @@ def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # It is there, and imports what is not.
             raise ModelError(
-                f"the module of {kind.what} must exist", received=f"an error: {error}"
+                f"the module of {kind.what} must exist",
+                received=f"an error: {error}",
+                mend="Install it, or give its file: FILE.py:NAME",
             ) from error
     if not hasattr(module, name):
         known = [
@@ -143,6 +147,7 @@ def load(model: str, kind: Kind = MODEL, *, again: bool = True) -> Any:
         raise ModelError(
             f"{place} must define {name}",
             received=f"a module that defines {', '.join(known) or 'nothing callable'}",
+            mend=f"Name one that it has, or write def {name}(): ... there",
         )
     return getattr(module, name)
 

@@ -90,6 +90,7 @@ def check_values(table: Any) -> None:
             raise OptionError(
                 f"{each.name} must be {' or '.join(_KINDS[kind] for kind in kinds)}",
                 received=repr(value),
+                mend=f"Give such a value, or leave {each.name} out",
             )
 
 
@@ -118,7 +119,9 @@ class StepOptions:
         check_count("accumulate_steps", self.accumulate_steps)
         if not isinstance(self.sync_batch_norm, bool):
             raise OptionError(
-                "sync_batch_norm must be True or False", received=repr(self.sync_batch_norm)
+                "sync_batch_norm must be True or False",
+                received=repr(self.sync_batch_norm),
+                mend="Write sync_batch_norm=False, or leave it out",
             )
         if self.shard not in SHARDS:
             raise unknown_choice("shard", self.shard, SHARDS)
@@ -127,7 +130,9 @@ class StepOptions:
         names = () if given is None else (given,) if isinstance(given, str) else given
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise OptionError(
-                "recompute must be 'none', 'blocks', or names of layers", received=repr(given)
+                "recompute must be 'none', 'blocks', or names of layers",
+                received=repr(given),
+                mend="Write recompute='blocks', or leave it out",
             )
 
     def _check_offload(self) -> None:
@@ -146,6 +151,7 @@ class StepOptions:
             raise OptionError(
                 "offload_dir must go with offload='activations', which are written there",
                 received=f"offload={self.offload!r}",
+                mend="Leave offload_dir out, or write offload='activations'",
             )
         if not os.path.isdir(self.offload_dir):
             raise OptionError(
@@ -228,33 +234,39 @@ class StepOptions:
 
 
 def check_count(option: str, value: object, least: int = 1) -> None:
-    """Raises:
-    OptionError: ``value`` is not a whole number of at least so many, or too large for TensorFlow.
-    """
+    """Checks a count. Raises OptionError: not a whole number of at least so many, or too large."""
     if type(value) is not int or value < least:
         raise OptionError(
-            f"{option} must be a whole number of at least {least}", received=repr(value)
+            f"{option} must be a whole number of at least {least}",
+            received=repr(value),
+            mend=f"Choose {least} or more",
         )
     if value > _MOST:
         raise OptionError(
-            f"{option} must be at most {_MOST}", received=f"{min(value, 10**300):.3g}"
+            f"{option} must be at most {_MOST}",
+            received=f"{min(value, 10**300):.3g}",
+            mend="Choose a smaller one",
         )
 
 
 def check_seed(seed: object) -> None:
-    """Raises:
-    OptionError: ``seed`` is none for Keras, NumPy and Python alike.
-    """
+    """Checks a seed. Raises OptionError: it is none for Keras, NumPy and Python alike."""
     if type(seed) is not int or not 0 <= seed < 2**32:
-        raise OptionError(f"seed must be a whole number from 0 to {2**32 - 1}", received=repr(seed))
+        raise OptionError(
+            f"seed must be a whole number from 0 to {2**32 - 1}",
+            received=repr(seed),
+            mend="Choose for example 0",
+        )
 
 
 def check_deadline(option: str, value: object) -> None:
-    """Raises:
-    OptionError: ``value`` is not a number of seconds, at least 1, and no deadline that never comes.
-    """
+    """Checks seconds to wait. Raises OptionError: less than 1, infinite, or no number."""
     if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
-        raise OptionError(f"{option} must be a number of seconds, at least 1", received=repr(value))
+        raise OptionError(
+            f"{option} must be a number of seconds, at least 1",
+            received=repr(value),
+            mend="Choose for example 600, ten minutes",
+        )
 
 
 def deadline(option: str, value: float | None) -> float:
@@ -270,8 +282,6 @@ def deadline(option: str, value: float | None) -> float:
 
 
 def check_precision(precision: str | None) -> None:
-    """Raises:
-    OptionError: there is no such precision.
-    """
+    """Checks a precision. Raises OptionError: there is no such one."""
     if precision is not None and precision not in PRECISIONS:
         raise unknown_choice("precision", precision, PRECISIONS)

@@ -163,6 +163,8 @@ class Feed:
             return None
         rows = min(count, self.num_records)
         batches = self.records.batches(0, rows, rows, shuffle=False, seed=self.seed, epoch=0)
+        if self.class_weight:
+            batches = batches.map(self._weigh_by_class)
         return next(iter(batches))
 
     def in_record_order(self) -> Feed:

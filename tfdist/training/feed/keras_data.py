@@ -24,13 +24,14 @@ from tfdist.records.sources.elements import check_parts
 from tfdist.records.sources.recognise import num_batches, recognise
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
+from tfdist.training.engine.options import check_count
 from tfdist.training.feed.keras_feed import (
     ENDLESS,
     GivenBatches,
     GivenFeed,
     GivenRecords,
     GivenStream,
-    lasting,
+    counted,
     passes,
 )
 from tfdist.training.feed.read_ahead import ReadAhead
@@ -141,6 +142,7 @@ class GivenData:
         steps: str,
         *,
         fits: bool = False,
+        predicts: bool = False,
         reads_on: bool = False,
     ) -> GivenFeed:
         """Returns a feed of what ``x`` gives; takes what it settles out of ``options``.
@@ -150,6 +152,7 @@ class GivenData:
             options: those of Keras' loop.
             steps: what Keras calls the number of steps there.
             fits: whether it is trained on.
+            predicts: whether it is for predict.
             reads_on: whether one pass may be as long as it is, if no process waits for another.
 
         Raises:
@@ -170,7 +173,10 @@ class GivenData:
         tell = print if self._collective.is_chief else _say_nothing
         ahead = ReadAhead(**ReadAhead.among(options))
         counts = not reads_on or self._collective.num_processes > 1
-        given = _opened(x, options.pop(steps, None), steps, order, ahead, tell, counts=counts)
+        evaluates = not fits and not predicts
+        resets = itertools.chain([not predicts], itertools.repeat(evaluates))
+        count = options.pop(steps, None)
+        given = _opened(x, count, steps, order, ahead, tell, resets, counts=counts)
         spec = given.dataset.element_spec
         _check_batches(spec)
         self._agree_on(given)
@@ -278,18 +284,20 @@ def _opened(
     order: Callable[[], Any] | None,
     ahead: ReadAhead,
     tell: Callable[[str], None],
+    resets: Iterator[bool],
     *,
     counts: bool,
 ) -> Given:
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise OptionError(f"{option} must be a whole number of at least 1", received=steps)
+    if steps is not None:
+        check_count(option, steps)
     kind = recognise(x).kind
     if kind == "dataset":
         return _of_dataset(x, steps, option, tell if counts else None)
     if kind == "sequence":
         if ahead.use_multiprocessing:
             tell("tfdist: threads read the batches of a Sequence, not processes")
-        return _of_sequence(x, steps, order() if order is not None else None, ahead)
+        order = order() if order is not None else None
+        return _of_sequence(x, steps, option, order, ahead, resets)
     return _of_iterator(x, steps, option)
 
 
@@ -320,7 +328,7 @@ def _of_dataset(
         ordered = without_shuffle(dataset)
         known = int(ordered.reduce(np.int64(0), lambda count, *_: count + 1))
         is_drawn_once = ordered is dataset
-        return _checked(Given(lasting(dataset, option), known, is_drawn_once=is_drawn_once))
+        return _checked(Given(counted(dataset, known, option), known, is_drawn_once=is_drawn_once))
     return _checked(Given(dataset, known, is_sized=True))
 
 
@@ -331,7 +339,11 @@ def _checked(given: Given) -> Given:
 
 
 def _no_batch(received: str) -> DataError:
-    return DataError("data must have at least one batch", received=received)
+    return DataError(
+        "data must have at least one batch",
+        received=received,
+        mend="Give records for at least a batch, and each fit a new generator",
+    )
 
 
 def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -348,7 +360,14 @@ def _read_on(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(first.get_value()).concatenate(others)
 
 
-def _of_sequence(sequence: Any, steps: int | None, order: Any, ahead: ReadAhead) -> Given:
+def _of_sequence(
+    sequence: Any,
+    steps: int | None,
+    option: str,
+    order: Any,
+    ahead: ReadAhead,
+    resets: Iterator[bool],
+) -> Given:
     batches = num_batches(sequence)
     if batches == 0:
         raise _no_batch("an empty Sequence")
@@ -358,20 +377,22 @@ def _of_sequence(sequence: Any, steps: int | None, order: Any, ahead: ReadAhead)
             received=f"{steps} steps of {batches} batches",
             mend="Say fewer steps",
         )
-    steps = steps or batches
 
     def one_pass() -> Iterator[Any]:
-        numbers = list(range(batches))
+        keras.steps.begin_pass(sequence, resets=next(resets))
+        numbers = list(range(num_batches(sequence)))
         if order is not None:
             order.shuffle(numbers)
-        found = ahead.read(sequence.__getitem__, numbers[:steps])
-        yield from itertools.islice(found, steps - 1)
-        # Copied: what the Sequence does at the end of an epoch may move its rows.
-        last = tf.nest.map_structure(np.array, element_of(next(found)))
-        sequence.on_epoch_end()
-        yield last
+        numbers = numbers[:steps]
+        for count, batch in enumerate(ahead.read(sequence.__getitem__, numbers), 1):
+            if count == len(numbers):
+                # Copied: what the Sequence does at the end of an epoch may move its rows.
+                batch = tf.nest.map_structure(np.array, element_of(batch))
+                sequence.on_epoch_end()
+            yield batch
 
-    return Given(_from_python(sequence[0], one_pass), steps)
+    of_pass = _from_python(sequence[0], one_pass)
+    return Given(of_pass if steps else counted(of_pass, batches, option), steps or batches)
 
 
 def _of_iterator(iterator: Iterator[Any], steps: int | None, option: str) -> Given:

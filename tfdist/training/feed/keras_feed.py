@@ -126,30 +126,48 @@ def passes(
     return tf.data.Dataset.range(ENDLESS).flat_map(one_pass)
 
 
-def lasting(dataset: tf.data.Dataset, counted_for: str | None = None) -> tf.data.Dataset:
-    """Returns the dataset followed by an error, so that no training ends early and unnoticed.
-
-    Args:
-        counted_for: what would have spared to count its batches, in a pass of its own.
-    """
+def lasting(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset followed by an error, so that no training ends early and unnoticed."""
     rule = "batches must last for all steps, or come with .repeat() or fewer steps"
-    received = "data that ended before"
-    if counted_for is not None:
-        rule = f"a dataset of unknown length must be readable again, or come with {counted_for}"
-        received = "fewer batches, or none, after the pass that counted them"
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return dataset
     spec = dataset.element_spec
 
     def nothing(_: tf.Tensor) -> Any:
-        ended = check(tf.constant(False), rule, tf.constant(received))
+        ended = check(tf.constant(False), rule, tf.constant("data that ended before"))
         with tf.control_dependencies([ended]):
-            return tf.nest.map_structure(
-                lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec
-            )
+            return _no_rows(spec)
 
     # Again and again: whoever asks after the first error must not be told of an end.
     return dataset.concatenate(tf.data.Dataset.range(1).repeat().map(nothing))
+
+
+def counted(dataset: tf.data.Dataset, steps: int, option: str) -> tf.data.Dataset:
+    """Returns the dataset, with an error before the last batch where ``steps`` are not all of them.
+
+    Args:
+        option: what spares to count them.
+    """
+    rule = f"data must give as many batches in each pass as at first, or come with {option}"
+    nothing = _no_rows(dataset.element_spec)
+
+    def one_behind(state: tuple[tf.Tensor, Any], given: Any, is_there: tf.Tensor) -> Any:
+        number, before = state
+        received = tf.where(is_there, "more batches", "fewer batches, or none")
+        known = check(is_there == (number < steps), rule, received)
+        with tf.control_dependencies([known]):
+            return (number + 1, given), tf.nest.map_structure(tf.identity, before)
+
+    end = tf.data.Dataset.from_tensors((nothing, False)).repeat()
+    with_end = dataset.map(lambda *batch: (batch, True)).concatenate(end)
+    initial = tf.constant(0), nothing
+    return with_end.scan(initial, lambda state, item: one_behind(state, *item)).skip(1).take(steps)
+
+
+def _no_rows(spec: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: tf.zeros([size or 0 for size in leaf.shape], leaf.dtype), spec
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +224,8 @@ class GivenFeed(Feed):
 
     def first_rows(self, count: int) -> Any:
         batch = self.batches.first()
+        if batch is not None and self.class_weight:
+            batch = self._weigh_by_class(*batch)
         return tf.nest.map_structure(lambda tensor: tensor[:count], batch)
 
     def in_order_of_records(self, local: Sequence[Any]) -> Any:

@@ -91,14 +91,13 @@ def _inputs(model: tf.keras.Model, element_spec: Any) -> list[tuple[str, Any, An
         raise DataError(
             f"a dataset must have one feature for each input of the model, here {len(expected)}",
             received=f"{len(given)} features",
+            mend="Give (x, y), x with a feature for each keras.Input, in their order or by name",
         )
     return list(zip(names, given, expected, strict=True))
 
 
 def check_free_lengths(model: tf.keras.Model, element_spec: Any) -> None:
-    """Raises:
-    DataError: an input of the model has one length, where that of a dataset's batches differs.
-    """
+    """Checks inputs of any length. Raises DataError: one has a fixed length, and batches differ."""
     for name, spec, symbol in _inputs(model, element_spec):
         wanted = tf.TensorShape(symbol.shape)[1:]
         is_free = bool(spec.shape.rank) and spec.shape.rank > 1 and spec.shape[1] is None
@@ -153,9 +152,9 @@ def explain_class_error(
 
 def class_without_weight(classes: object) -> DataError:
     return DataError(
-        "class_weight must have a weight for each class of the data, 1 for one that counts as "
-        "without",
+        "class_weight must have a weight for each class of the data, 1 to leave a class as it is",
         received=f"none for class {classes}",
+        mend="Add the class to class_weight",
     )
 
 
@@ -233,8 +232,7 @@ def _knows_what_it_needs(model: tf.keras.Model) -> bool:
 
 
 def check_text_labels(model: tf.keras.Model, labels: Any) -> None:
-    """Raises:
-    DataError: labels are text, of which no loss of Keras makes numbers.
+    """Checks the labels' dtype. Raises DataError: text, of which no loss of Keras makes numbers.
 
     Args:
         labels: in their structure, of each what ``is_text`` takes.

@@ -44,6 +44,7 @@ def on_chief(callback: Any) -> tf.keras.callbacks.Callback:
         raise OptionError(
             "tfdist.on_chief must be given a Keras callback, or a function that returns one",
             received=f"an object of type {type(callback).__name__}",
+            mend="Write tfdist.on_chief(MyCallback())",
         )
     setattr(callback, _MARK, True)
     return callback

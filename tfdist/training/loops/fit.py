@@ -116,7 +116,8 @@ class Runs:
         if not is_given_in_batches(x):
             return self._run_again_if_lost(loop, self._opening.as_feed(x, options), options)
         reads_on = keras.steps.steps_per_execution(self._model) == 1
-        feed = self._opening.given_feed(x, options, "steps", reads_on=reads_on)
+        predicts = loop == self._predict_feed
+        feed = self._opening.given_feed(x, options, "steps", predicts=predicts, reads_on=reads_on)
         results = loop(feed, **options)
         feed.seen.confirm(self._reader.gather)
         return results
@@ -229,7 +230,6 @@ class Runs:
         check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)
         self._reader.agree_on(feed)
-        self._preparation.try_step("test_step", feed)
         notices = self._notices(verbose)
         told = keras.steps.told_steps(feed.steps_per_epoch)
         with self._reader.steps(feed) as watch, tracing.closing(notices), told as steps:

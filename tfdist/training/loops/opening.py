@@ -168,6 +168,7 @@ def _split(arrays: tuple[Any, ...], validation_split: float) -> tuple[Any, Any]:
         raise OptionError(
             "validation_split must leave records on both sides",
             received=f"{validation_split} of {rows} records",
+            mend="Choose another share, or give validation_data",
         )
     return (
         tf.nest.map_structure(lambda array: array[:kept], arrays),

@@ -71,7 +71,6 @@ class Preparation:
             self._check(model)
         if self._is_untried():
             self._try_rows(feed.records.element_spec, feed.first_rows, tells=begun_at is None)
-        self.try_step("train_step", feed)
         keepers = keepers_among(callbacks)
         restores = any(keeper.resume for keeper in keepers)
         in_parts = bool(keepers) and keepers[0].meet(self._binding)
@@ -134,21 +133,6 @@ class Preparation:
             if found and self._collective.is_chief:
                 print(f"tfdist: warning: {'; '.join(found)}", flush=True)
         self._tried = self._binding.times_compiled
-
-    def try_step(self, name: str, feed: Feed) -> None:
-        """Tries a step of the user's own, on all processes; warns of what is no mean over rows."""
-        own, step = self._binding.own_steps, getattr(getattr(self._model, name), "given", None)
-        if step is None or own.key(step) in own.tried or not self.checks_rows:
-            return
-        own.note_results()
-        spec = feed.records.element_spec
-        tried = row_probe.step_tried(self._model, step, spec[0] if feed.is_bare else spec)
-        as_written, _ = key = own.key(step)
-        own.tried[key] = tried
-        called = getattr(as_written, "__name__", type(as_written).__name__)
-        found = row_probe.step_explained(called, tried)
-        if found and self._collective.is_chief:
-            print(f"tfdist: warning: {'; '.join(found)}", flush=True)
 
     def begin_slots(self) -> None:
         """Makes ready for steps that Keras' own loops take: slots may lie on the host."""

@@ -37,7 +37,11 @@ class Scaling:
         if self.rule is not None and self.rule not in RULES:
             raise unknown_choice("lr_scaling", self.rule, RULES)
         if not isinstance(self.warmup_epochs, (int, float)) or self.warmup_epochs < 0:
-            raise OptionError("warmup_epochs must be 0 or more", received=repr(self.warmup_epochs))
+            raise OptionError(
+                "warmup_epochs must be 0 or more",
+                received=repr(self.warmup_epochs),
+                mend="Leave it out, for no warmup",
+            )
 
     @property
     def factor(self) -> float:

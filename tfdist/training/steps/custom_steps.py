@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
@@ -33,6 +34,8 @@ STEPS = ("train_step", "test_step", "predict_step")
 _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
 APPLY = keras.optimizers.APPLIES[-1]
+_OVER_ROWS = {"Mean": "mean", "Sum": "sum", "Max": "maximum", "Min": "minimum"}
+_ROOT = "root"
 _NOW_AND_THEN = (
     "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
     "batch: those that it has kept of others count by the rows of the last one, so weights are not "
@@ -82,9 +85,6 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
-        #: A step of the user's own, and how often the model was compiled then -> what it gives of
-        #: rows, of ``row_probe.step_tried``.
-        self.tried: dict[tuple[Callable[[Any], Any], int], Any] = {}
         self._draws = ToldOnce()
         self._numbers = ToldOnce()
         take_as_meant()
@@ -101,21 +101,13 @@ class OwnSteps:
         for name, value in taken.items():
             self._binding.put(model, name, value)
 
-    def key(self, step: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], int]:
-        """Returns where ``tried`` has what is known of ``step``."""
-        return getattr(step, "__wrapped__", step), self._binding.times_compiled
-
-    def note_results(self) -> None:
-        """Has a step know which of the numbers that it returns are results of metrics."""
-        for metric in _metrics(self._model):
-            _note_results(self._binding, metric)
-
     def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
         """Returns what ``compute``, a compute_metrics of the user's own, does.
 
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
-        self.note_results()
+        for metric in _metrics(self._model):
+            _note_results(self._binding, metric)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
@@ -149,7 +141,7 @@ class OwnSteps:
             step_context.within(replica=self._replica),
             self._told_of_draws(),
         ):
-            results = self._counted(step, batch, share, self._binding.moved)
+            results = self._counted(_meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
@@ -190,14 +182,15 @@ class OwnSteps:
         """
         model = self._model
         losses.as_on_one_device(self._binding)
-        self.note_results()
+        for metric in _metrics(model):
+            _note_results(self._binding, metric)
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
             step_context.within(results_are_local=True, own_step=running),
         ):
-            results = _meeting(step)(batch)
+            results = step(batch)
         layer_state.merge(
             moved, running.part, lambda own, name: running.sum(own, running.name(name))
         )
@@ -207,13 +200,8 @@ class OwnSteps:
         if not isinstance(results, dict):
             return results
         self._note(running, results)
-        tried = self.tried.get(self.key(step))
-        joins = {} if tried is None else tried.joins
-        self._tell_of_own(results, joins)
-        return {
-            name: self._of_all(running, name, value, joins.get(name))
-            for name, value in results.items()
-        }
+        self._tell_of_own(results)
+        return {name: self._of_all(running, name, value) for name, value in results.items()}
 
     def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
         self._metric_of |= {
@@ -222,13 +210,10 @@ class OwnSteps:
             if id(value) in running.results
         }
 
-    def _of_all(self, running: RunningStep, name: str, value: Any, join: str | None) -> Any:
+    def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
         """Returns a number of this replica's rows as that of the global batch.
 
         Integers are those of the first replica that has rows: all processes must see the same.
-
-        Args:
-            join: one of ``replica_step.JOINS``; otherwise it is their mean by rows.
 
         Raises:
             ModelError: its shape is not known, as that of a number for each row.
@@ -243,9 +228,9 @@ class OwnSteps:
                 received=f"'{name}' {list(value.shape)}",
                 mend="Return a mean over the rows, or the result of a metric",
             )
-        if join in JOINS:
+        if _can_be_mean(value) and (join := _join_of(value)) in JOINS:
             return running.joined(value, join)
-        if can_be_mean(value):
+        if _can_be_mean(value):
             own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
         elif value.dtype.is_integer:
             # Known in the step alone: TensorFlow would compute an exchange of constants before it.
@@ -256,33 +241,22 @@ class OwnSteps:
             return value
         return tf.cast(running.sum(own, running.name(name)), value.dtype)
 
-    def _tell_of_own(self, results: dict[str, Any], tried: Container[str]) -> None:
+    def _tell_of_own(self, results: dict[str, Any]) -> None:
         """Tells once of what a step returns that stays each replica's own, or may be no mean."""
         if self._collective.num_replicas == 1 or not self._collective.is_chief:
             return
-        values = {
-            name: value
-            for name, value in zip(results, keras.tensors.all_raw(results.values()), strict=True)
-            if tf.is_tensor(value)
-            and not isinstance(value, tf.Variable)  # As a count of steps.
-            and name not in self._metric_of
-        }
-        own = [name for name, value in values.items() if not can_be_mean(value)]
-        each = [name for name, value in values.items() if name not in own and value.shape.rank]
-        each = [name for name in each if name not in tried]
-        found = {
-            "is shown as the first replica has it, of its rows alone": own,
-            "is shown as a mean over replicas, which is none of a number for each row": each,
-        }
-        lines = [
-            ", ".join(
-                f"'{name}' ({values[name].dtype.name} {list(values[name].shape)})" for name in names
+        shown: dict[str, list[str]] = {}
+        for name, value in zip(results, keras.tensors.all_raw(results.values()), strict=True):
+            # A variable may be a count of steps.
+            if tf.is_tensor(value) and not isinstance(value, tf.Variable):
+                way = None if name in self._metric_of else _shown_as(value)
+                if way is not None:
+                    listed = f"'{name}' ({value.dtype.name} {list(value.shape)})"
+                    shown.setdefault(way, []).append(listed)
+        if shown:
+            lines = (
+                f"{', '.join(names)} of a step of one's own {way}" for way, names in shown.items()
             )
-            + f" of a step of one's own {what}"
-            for what, names in found.items()
-            if names
-        ]
-        if lines:
             self._numbers.failed(
                 f"{'; '.join(lines)}. Return a float that is a mean over rows, or the result of a "
                 "metric"
@@ -307,7 +281,41 @@ class OwnSteps:
         }
 
 
-def can_be_mean(value: Any) -> bool:
+def _shown_as(value: tf.Tensor) -> str | None:
+    """Returns how a number that is none of the global batch is shown; None where it is one."""
+    if not _can_be_mean(value):
+        return "is shown as the first replica has it, of its rows alone"
+    join = _join_of(value)
+    if join == _ROOT:
+        return "is shown as a mean over replicas, which a root is not"
+    if join is None and value.shape.rank:
+        return "is shown as a mean over replicas, which is none of a number for each row"
+    return None
+
+
+def _join_of(value: tf.Tensor) -> str | None:
+    """Returns how replicas' numbers make up that of all rows, as far as the graph shows it.
+
+    "mean", one of ``replica_step.JOINS``, or ``_ROOT`` where nothing does. Rows are a first
+    dimension of no known length. Nothing is run for it, and nothing traced.
+    """
+    if not tf.is_symbolic_tensor(value):
+        return None
+    operation = value.op
+    while operation.type in ("Identity", "Cast", "StopGradient"):
+        operation = operation.inputs[0].op
+    if operation.type == "Sqrt":
+        return _ROOT
+    if operation.type not in _OVER_ROWS:
+        return None
+    rows, axes = operation.inputs
+    over = tf.get_static_value(axes)
+    if over is None or not rows.shape.rank or rows.shape[0] is not None:
+        return None
+    return _OVER_ROWS[operation.type] if 0 in np.ravel(over) % rows.shape.rank else None
+
+
+def _can_be_mean(value: Any) -> bool:
     """Whether numbers of replicas can be those of the global batch, by their parts."""
     return tf.is_tensor(value) and value.shape.is_fully_defined() and value.dtype.is_floating
 
@@ -341,7 +349,6 @@ def _of(taken: Callable[..., Any], given: Callable[[Any], Any]) -> Callable[[Any
     def step(data: Any) -> Any:
         return taken(given, data)
 
-    step.given = given
     return step
 
 

@@ -25,6 +25,7 @@ from tfdist.keras.losses import (
     compute_loss,
     function_of,
     metrics_by_output,
+    weighed_metrics,
 )
 from tfdist.training.layers import eager_variables, shared_embedding_rows
 from tfdist.training.layers.losses import (
@@ -79,7 +80,7 @@ def coupled(
             outputs = _outputs_measured(model, element_spec)
             for _, y, y_pred in tried(outputs, element_spec, given):
                 with contextlib.suppress(Exception):
-                    found += _metrics(model, y, y_pred)
+                    found += _metrics(model, y, y_pred, is_weighed=len(rows or element_spec) > 2)
     with contextlib.suppress(Exception):
         for spread in (False, True):
             found += _added(model, made_up(element_spec[0], spread=spread))
@@ -98,35 +99,16 @@ def coupling_layers_of(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> 
     return list(found)
 
 
-def step_tried(
-    model: tf.keras.Model, step: Callable[[Any], Any], batch_spec: Any
-) -> row_probe_steps.Tried | None:
-    """Returns what a step of the user's own gives of rows; None where it cannot be tried.
+def step_explained(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[str]:
+    """Returns a clause where a train_step of the user's own couples rows.
 
     Args:
-        batch_spec: of what the step takes.
+        model: as of ``coupled``, but that its metrics move: the step runs.
     """
     with contextlib.suppress(Exception):  # Whatever a user's step does with made-up rows.
-        batches = [made_up(batch_spec, seed=seed) for seed in range(DRAWS)]
-        return row_probe_steps.tried(model, step, batches, SLICES)
-    return None
-
-
-def step_explained(step: str, tried: row_probe_steps.Tried | None) -> list[str]:
-    """Returns a clause for each thing that couples rows in ``step``, of what it was tried on."""
-    if tried is None:
-        return []
-    found = [no_mean(f"the gradient of {step}")] if tried.is_parted else []
-    unlike = [f"'{name}'" for name, join in tried.joins.items() if join is None]
-    if unlike:
-        found.append(no_mean(f"what {step} returns as {', '.join(unlike)}"))
-    if tried.unknown:
-        names = ", ".join(f"'{name}'" for name in tried.unknown)
-        found.append(
-            f"what {step} returns as {names} is 0, or no number, on the rows that are tried, so it "
-            "is taken for a mean over the rows of a batch"
-        )
-    return found
+        if row_probe_steps.parted(model, made_up(element_spec), SLICES):
+            return [no_mean("the gradient of train_step")]
+    return []
 
 
 def moved_by(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> list[layer_state.Moved]:
@@ -164,8 +146,9 @@ def explained(
     found = [no_mean(name) for name in coupled(model, element_spec, rows)]
     untried = _untried(model)
     found += [looks_at_rows(name) for name in coupling_layers_of(model, element_spec)]
-    x, y = made_up(element_spec[0]), made_up(element_spec[1:2], seed=OTHER_ROWS)
-    for batch in (rows, (x, *y)):
+    x, *others = (*element_spec, tf.TensorSpec([None]))[: len(rows or element_spec)]
+    x, others = made_up(x), made_up(others, seed=OTHER_ROWS)
+    for batch in (rows, (x, *others)):
         if batch is not None and not found:
             with contextlib.suppress(Exception):  # Whatever a user's model does with such rows.
                 found = clauses_of(model, *batch, gradients=gradients)
@@ -205,23 +188,29 @@ def _outputs_measured(model: tf.keras.Model, element_spec: tuple[Any, ...]) -> A
     return outputs
 
 
-def _metrics(model: tf.keras.Model, y: Any, y_pred: Any) -> list[str]:
+def _metrics(model: tf.keras.Model, y: Any, y_pred: Any, *, is_weighed: bool) -> list[str]:
     by_output = metrics_by_output(model)
     if not by_output and len(tf.nest.flatten(y_pred)) == 1:
         by_output = [compiled_metrics(model)]
+    weighed = weighed_metrics(model) if is_weighed else []
     each = zip(by_output, tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
     return [
         f"metric '{metric.name}'"
         for metrics, truth, prediction in each
         for metric in metrics
-        if metric is not None and not is_keras_own(metric) and _is_no_sum(metric, truth, prediction)
+        if metric is not None
+        and not is_keras_own(metric)
+        and _is_no_sum(metric, truth, prediction, is_weighed=any(metric is m for m in weighed))
     ]
 
 
-def _is_no_sum(metric: Any, truth: Any, prediction: Any) -> bool:
+def _is_no_sum(metric: Any, truth: Any, prediction: Any, *, is_weighed: bool) -> bool:
     """Whether what replicas have counted, added up, is not what one device has counted."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        return couples(function_of(metric), truth, prediction)
+        function = function_of(metric)
+        # The sum of the weights would weigh it.
+        as_one = is_weighed and not tf.convert_to_tensor(function(truth, prediction)).shape.rank
+        return as_one or couples(function, truth, prediction)
     fresh = _another(metric)
 
     def count(y: Any, y_pred: Any) -> list[np.ndarray]:

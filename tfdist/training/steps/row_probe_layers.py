@@ -113,7 +113,7 @@ class Walk:
     def run(self, x: Any, taken: Callable[[Any, int, Any], Any]) -> Any:
         """Calls the model; what a layer gives goes through ``taken(layer, call, outputs)``."""
         self._calls.clear()
-        with state_kept(self._model), self.calls_replaced(taken):
+        with state_kept(self._model), self._calls_replaced(taken):
             return self._model(x, training=False)
 
     def record(self, layer: Any, call: int, outputs: Any) -> Any:
@@ -139,8 +139,7 @@ class Walk:
         return compare
 
     @contextlib.contextmanager
-    def calls_replaced(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
-        """Encloses calls of the model, or of its layers, as those of ``run`` are."""
+    def _calls_replaced(self, taken: Callable[[Any, int, Any], Any]) -> Iterator[None]:
         layers = called_in(self._model)
         # Of an operation between layers, and where tfdist has put another one.
         before = {id(layer): vars(layer)["call"] for layer in layers if "call" in vars(layer)}

@@ -73,10 +73,16 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
         try:
             value = read_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} must be a JSON file", received=f"an error: {error}") from None
+            raise DataError(
+                f"{path} must be a JSON file",
+                received=f"an error: {error}",
+                mend="Get the file again, or mend what it says",
+            ) from None
         if not is_coco(value):
             raise DataError(
-                f"{path} must hold COCO's images, annotations and categories", received="others"
+                f"{path} must hold COCO's images, annotations and categories",
+                received="others",
+                mend="Name a file such as instances_train2017.json",
             )
         _add(found, path, value, wrong)
     if wrong:
@@ -84,6 +90,7 @@ def read_annotations(paths: Sequence[Path]) -> Annotations:
             f"every annotation of {paths[0].parent} must be of one of its images and categories, "
             "each with an id of its own, and have a box in its image",
             received=f"{len(wrong):,} that are not: {listed(wrong, _BAD_SHOWN)}",
+            mend="Mend or remove these entries",
         )
     return found
 

@@ -221,7 +221,11 @@ class ImageFiles:
             with Image.open(path) as image:
                 return rewritten(image, header, self._resizing, are_masks=self._are_masks)
         except UNREADABLE as error:
-            raise DataError("every image must be decodable", received=f"{path}: {error}") from error
+            raise DataError(
+                "every image must be decodable",
+                received=f"{path}: {error}",
+                mend="Repair or remove it",
+            ) from error
 
 
 def rewritten(

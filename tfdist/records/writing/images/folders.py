@@ -87,7 +87,11 @@ def from_image_folder(folder: Path, asked: Asked, options: ImageOptions) -> Colu
         found["label"] = _class_label(images)
     if masks is not None:
         if image_masks.NAME in found:
-            raise DataError("each label must have a name of its own", received="'mask' twice")
+            raise DataError(
+                "each label must have a name of its own",
+                received="'mask' twice",
+                mend=f"Rename that column, or leave it out with {spelt('drop', image_masks.NAME)}",
+            )
         column = masks.column(kept, resizing=resizing)
         of_masks = [masks.headers[n] for n in kept]
         found[image_masks.NAME] = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.writing.tables.packing import Packed
 from tfdist.records.writing.tables.table import LISTS, Cells
@@ -43,6 +43,7 @@ def packed_labels(
             f"each label of {place} must be a number, a text, or a list of either, the same in all "
             "rows",
             received=f"{', '.join(wrong)}",
+            mend=f"Mend them, or leave columns out with {spelt('drop', 'NAME')}",
         )
     lengths = [_lengths(lists[name]) for name, kind in kinds.items() if kind == "boxes"]
     packed = Packed(place)

@@ -10,12 +10,12 @@ from types import NoneType
 
 import numpy as np
 
-from tfdist.errors import DataError, read_json
+from tfdist.errors import DataError, read_json, spelt
 from tfdist.records.wording import listed
 from tfdist.records.writing.images import coco
-from tfdist.records.writing.tables.complaints import refuse
 from tfdist.records.writing.tables.files import NAMES, read_table
 from tfdist.records.writing.tables.infer import infer
+from tfdist.records.writing.tables.row_errors import refuse
 from tfdist.records.writing.tables.table import Cells, Table, Values, Written
 
 _FILE_COLUMNS = (
@@ -93,6 +93,7 @@ def read_label_rows(path: str | Path, folder: Path) -> LabelRows:
         raise DataError(
             f"labels must name {NAMES}, or COCO's annotations",
             received=f"{path}, which is no file",
+            mend="Write its path from the current folder, or from that of the images",
         )
     if _holds_coco(path):
         return _of_coco(path, [path])
@@ -125,7 +126,11 @@ def _holds_coco(path: Path) -> bool:
 def _of_coco(path: Path, files: Sequence[Path]) -> LabelRows:
     found = coco.read_annotations(files)
     if not found.rows:
-        raise DataError(f"{path} must have a row for each image", received="none")
+        raise DataError(
+            f"{path} must have a row for each image",
+            received="none",
+            mend=f"Name other annotations with {spelt('labels', 'FILE')}",
+        )
     boxes = sum(len(row[coco.BOXES]) for row in found.rows)
     notes = [
         f"{boxes:,} boxes, in parts of height and width, are those of {listed(map(str, files))}"

@@ -49,7 +49,11 @@ def find_masks(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError("masks must name a folder", received=f"{folder}, which is none")
+        raise DataError(
+            "masks must name a folder",
+            received=f"{folder}, which is none",
+            mend="Check its spelling, or write the whole path",
+        )
     files = {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in sorted(folder.rglob("*"))

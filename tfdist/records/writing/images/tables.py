@@ -47,7 +47,9 @@ class ImageTable:
     def __init__(self, path: str | Path, folder: Path, images: Sequence[FoundImage], asked: Asked):
         if asked.inputs is not None:
             raise DataError(
-                "the inputs of images must be the images", received="inputs beside labels"
+                "the images must be the only inputs",
+                received="inputs beside labels",
+                mend=f"Leave {spelt('inputs')} out; {spelt('drop', 'NAME')} leaves out columns",
             )
         self._found = read_label_rows(path, folder)
         self.path, self.files, table = self._found.path, self._found.files, self._found.table
@@ -144,6 +146,7 @@ class ImageTable:
             raise DataError(
                 f"{self.path} must have a label beside the column '{self._column}'",
                 received=f"columns {', '.join(names)}",
+                mend="Add a column of labels, or leave fewer out",
             )
         return roles
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdist.errors import DataError
-from tfdist.records.clients.dealing import take_column
+from tfdist.records.clients.partition import take_column
 from tfdist.records.format.columns import Column, Columns, check_lengths, column_of
 from tfdist.records.format.encoding import Block, varint_width
 from tfdist.records.format.schema import Feature, Schema

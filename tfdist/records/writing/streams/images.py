@@ -116,6 +116,7 @@ class StreamImages:
             raise DataError(
                 f"all images '{self._name}' must have as many bits a channel",
                 received=f"8 and 16, in record {record}",
+                mend="Convert those of one kind first",
             )
         return data
 

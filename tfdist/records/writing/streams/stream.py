@@ -17,6 +17,7 @@ from tfdist.records.sources.elements import (
     parts_of,
     told_by_shapes,
 )
+from tfdist.records.wording import EQUAL_ROWS, NO_RECORD
 from tfdist.records.writing.roles import WEIGHT, Asked, Roles, assign, looks_like_label
 
 # Values by name, of as many records each: an array [records, ...] or a list.
@@ -77,7 +78,7 @@ def of_elements(
     elements = iter(elements)
     first = list(itertools.islice(elements, _SEEN))
     if not first:
-        raise DataError("a source must have at least one record", received="none")
+        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
     if batched is None:
         shapes = [list(map(_shape, _leaves(parts_of(element)))) for element in first]
         batched = told_by_shapes(shapes)
@@ -263,8 +264,9 @@ def _checked_batches(batches: Iterator[Mapping[str, Any]]) -> Iterator[Chunk]:
         lengths = {name: len(np.atleast_1d(value)) for name, value in values.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(
-                "the parts of a batch must have as many rows each",
+                "the parts of a batch must have the same number of rows",
                 received=", ".join(map(str, lengths.values())) + f" in batch {number}",
+                mend=EQUAL_ROWS,
             )
         if next(iter(lengths.values())):
             yield values
@@ -274,6 +276,7 @@ def _unlike(number: int, expected: str, received: str) -> DataError:
     return DataError(
         f"every record must have {expected}, as the first has",
         received=f"{received} in record {number}",
+        mend="Make all records alike",
     )
 
 

@@ -60,12 +60,15 @@ def from_tar(path: Path, asked: Asked, *, decode: bool = True) -> Stream:
     first = next(records, None)
     if first is None and bad.left_out:
         raise DataError(
-            f"{path} must hold a record that can be read", received=", ".join(bad.notes())
+            f"{path} must hold a record that can be read",
+            received=", ".join(bad.notes()),
+            mend="Repair them, or get the archive again",
         )
     if first is None:
         raise DataError(
             f"{path} must hold files of images, text, numbers or arrays, as webdataset writes them",
             received="none",
+            mend="Put such files in it, as 0001.jpg and 0001.cls for one record",
         )
     structure = Structure.of(first, asked, path.name)
 
@@ -120,7 +123,7 @@ class _Bad:
                 member, kind, reason = value.args
                 if not self._is_asked:
                     raise DataError(
-                        f"every .{kind} file of {self._path} must be one",
+                        f"every .{kind} file of {self._path} must be valid",
                         received=f"{member}: {reason}",
                         mend=f"Repair it, or leave its record out with {spelt('skip_bad', True)}",
                     )
@@ -165,11 +168,14 @@ def _records(path: Path, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
                         raise DataError(
                             f"each part of a record of {path} must come once",
                             received=f"'{part}' twice, again in {member.name}",
+                            mend="Rename one: files of a record have one name up to its first dot",
                         )
                 record.update(parts)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(
-            f"{path} must be a whole .tar archive", received=f"an error: {error}"
+            f"{path} must be a whole .tar archive",
+            received=f"an error: {error}",
+            mend="Get it again, or write it anew",
         ) from None
     if record:
         yield record

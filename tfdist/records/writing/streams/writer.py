@@ -22,6 +22,7 @@ from tfdist.records.format.encoding import (
 )
 from tfdist.records.format.manifest import Layout, Manifest
 from tfdist.records.format.offsets import write_offsets
+from tfdist.records.wording import NO_RECORD
 from tfdist.records.writing.images.options import ImageOptions
 from tfdist.records.writing.options import WriteOptions
 from tfdist.records.writing.shard_files import Counter, staging_folder, stop_on_sigterm
@@ -80,7 +81,7 @@ def read_head(stream: Stream, images: ImageOptions, *, head_bytes: int | None = 
             is_whole = False
             break
     if not chunks:
-        raise DataError("a source must have at least one record", received="none")
+        raise DataError("a source must have at least one record", received="none", mend=NO_RECORD)
     features = StreamFeatures(stream, [chunk for _, chunk in chunks], images)
     return Head(chunks, is_whole, features)
 

@@ -42,12 +42,16 @@ def read_arrow(path: Path, kind: str) -> Table:
             found = _read_ipc(path, pyarrow, ipc)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(
-            f"{path} must be a {kind} file that pyarrow reads", received=f"an error: {error}"
+            f"{path} must be a {kind} file that pyarrow reads",
+            received=f"an error: {error}",
+            mend="Write it again with pyarrow or pandas, or get it again if it was cut",
         ) from None
     names = found.column_names
     if len(set(names)) != len(names):
         raise DataError(
-            f"each column of {path} must have a name of its own", received=", ".join(names)
+            f"each column of {path} must have a name of its own",
+            received=", ".join(names),
+            mend="Rename one of them",
         )
     return Table(
         kind=kind,

@@ -71,9 +71,14 @@ def _read(
         raise DataError(
             f"{path} must be a {name}-separated table",
             received=f"an error: {error} in line {reader.line_num + lines_before}",
+            mend="Mend that line; within a value in quotes, a quote is written twice",
         ) from None
     if not rows and not bad:
-        raise DataError(f"{path} must have rows below its header", received="none")
+        raise DataError(
+            f"{path} must have rows below its header",
+            received="none",
+            mend="Write rows below the names",
+        )
     # Turned here once, so that each value is kept once.
     by_column = zip(*rows, strict=True) if rows else [()] * width
     return Table(
@@ -115,6 +120,7 @@ def _check_header(path: Path, header: list[str]) -> list[str]:
         raise DataError(
             f"the first line of {path} must name each column, each once",
             received=", ".join(names) or "an empty line",
+            mend="Write a name above each column, all of them different",
         )
     numbers = [name for name in names if name != UNNAMED]
     # pandas counts columns that have no names.

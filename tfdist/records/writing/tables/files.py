@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tfdist.errors import DataError
 from tfdist.records.format.columns import Columns
+from tfdist.records.wording import NO_RECORD
 from tfdist.records.writing.roles import Asked
 from tfdist.records.writing.tables.table import Table
 
@@ -59,5 +60,5 @@ def read_table(path: Path, kind: str | None = None) -> Table:
 
     table = read_arrow(path, kind)
     if not len(table.lines):
-        raise DataError(f"{path} must have rows", received="none")
+        raise DataError(f"{path} must have rows", received="none", mend=NO_RECORD)
     return table

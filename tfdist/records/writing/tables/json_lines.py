@@ -65,7 +65,11 @@ def read_json_lines(path: Path) -> Table:
         lines.append(line)
         names |= dict.fromkeys(flat)
     if not names and not bad:
-        raise DataError(f"{path} must hold a JSON object in each line", received="none")
+        raise DataError(
+            f"{path} must hold a JSON object in each line",
+            received="none",
+            mend='Write a line for each record, such as {"x": 1.5, "label": 0}',
+        )
     if is_nested:
         nested = [name for name in names if "." in name]
         notes = (*notes, f"objects within objects are columns of their own: {listed(nested, 5)}")

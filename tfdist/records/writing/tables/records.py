@@ -12,11 +12,11 @@ from tfdist.records.format.columns import Columns, from_arrays
 from tfdist.records.format.text_and_ragged import objects
 from tfdist.records.wording import left_out, listed
 from tfdist.records.writing.roles import Asked, Roles, assign, mentioned, named
-from tfdist.records.writing.tables.complaints import complaints_of, refuse
 from tfdist.records.writing.tables.delimited import UNNAMED
 from tfdist.records.writing.tables.infer import infer
 from tfdist.records.writing.tables.missing import DROP, MASK, filled, parse_missing
 from tfdist.records.writing.tables.packing import Packed
+from tfdist.records.writing.tables.row_errors import complaints_of, refuse
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
     DATE,
@@ -71,7 +71,11 @@ def columns_of_table(table: Table, asked: Asked, *, last_is_label: bool) -> Colu
     cells = {name: column for name, column in cells.items() if name not in empty}
     inputs = [name for name in roles.inputs if name not in empty]
     if not inputs:
-        raise DataError(f"{table.place} must have an input with values", received="none")
+        raise DataError(
+            f"{table.place} must have an input with values",
+            received="none",
+            mend="Fill one in, or leave fewer out",
+        )
     was_missing = {name: column.missing for name, column in cells.items()}
     kept, notes, counts = _kept_rows(
         table, asked, how, cells, [n for n in cells if n not in inputs]
@@ -171,11 +175,17 @@ def cells_of(table: Table, roles: Roles, said: Mapping[str, Sequence[str]]) -> d
             cells[name] = replace(as_written, missing=found.missing, bad=found.bad)
     for name in (*roles.labels, *others):
         if cells[name].kind == EMPTY or cells[name].missing.all():
-            raise DataError(f"column '{name}' of {table.place} must have values", received="none")
+            raise DataError(
+                f"column '{name}' of {table.place} must have values",
+                received="none",
+                mend="Fill it in, or name another",
+            )
     if roles.weight is not None and cells[roles.weight].kind not in NUMERIC:
         raise DataError(
             f"the sample weights in column '{roles.weight}' of {table.place} must be numbers",
             received=cells[roles.weight].kind,
+            mend=f"Name another with {spelt('weight', 'NAME')}, or leave it out with "
+            f"{spelt('drop', roles.weight)}",
         )
     if roles.weight is not None:
         weights = cells[roles.weight]
@@ -256,7 +266,12 @@ def _kept_rows(
         counts["row with a missing value"] = count
         notes.append(left_out(count, "row", "for missing values", of_columns, most=len(of_columns)))
     if not is_kept.any():
-        raise DataError(f"{table.place} must have a row that is whole", received="none")
+        raise DataError(
+            f"{table.place} must have a row without missing or bad values",
+            received="none",
+            mend="Fill in what is missing, or leave out the columns that lack it: "
+            f"{spelt('drop', 'NAME')}",
+        )
     return np.flatnonzero(is_kept), notes, counts
 
 

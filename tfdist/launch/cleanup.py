@@ -1,5 +1,5 @@
 """Runs one command and leaves nothing of it behind:
-``python -m tfdist.launch.guard [--loopback] [--temporary=FOLDER ...] -- COMMAND...``.
+``python -m tfdist.launch.cleanup [--loopback] [--temporary=FOLDER ...] -- COMMAND...``.
 
 A process of its own above the command. The kernel hands it every descendant that loses its parent,
 even one that made itself a daemon. Whichever way the command ends, the guard ends all of it, and
@@ -11,7 +11,7 @@ for ever for the output of a daemon that outlives its rank.
 
 SIGTERM ends neither: whoever sends it to all processes of a job wants the ranks to write a last
 checkpoint, for which the supervisor gives them the time. So what stands above the ranks (mpirun,
-``tagged``) does not hear it, and is ended by SIGHUP; a rank's guard passes it on.
+``rank_output``) does not hear it, and is ended by SIGHUP; a rank's guard passes it on.
 
 With ``--loopback`` nothing of the command listens on the network: see ``topology.loopback``.
 """

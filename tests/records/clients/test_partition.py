@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.clients.dealing import Partition, deal, parse_partition, take_column
+from tfdist.records.clients.partition import Partition, deal, parse_partition, take_column
 
 CLASS_IDS = np.random.default_rng(0).integers(0, 10, 3000)
 KINDS = ("iid", "dirichlet:0.3", "dirichlet:1e-300", "dirichlet:1e300", "shards:2")

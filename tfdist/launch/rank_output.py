@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 from tfdist.launch import events
-from tfdist.launch.guard import GIVE_UP_S, TERM_GRACE_S
+from tfdist.launch.cleanup import GIVE_UP_S, TERM_GRACE_S
 from tfdist.launch.streams import LONGEST_LINE_BYTES
 
 _writing = threading.Lock()

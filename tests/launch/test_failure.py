@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tfdist.launch import events
-from tfdist.launch.verdict import Failure, GlooVerdict, MpiVerdict, TogetherVerdict
+from tfdist.launch.failure import Failure, GlooVerdict, MpiVerdict, TogetherVerdict
 
 DASHES = "-" * 74
 

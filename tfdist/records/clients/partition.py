@@ -96,7 +96,11 @@ def check_num_clients(partition: Partition, num_clients: int | None) -> None:
             mend="Name it: tfdist shard SOURCE OUT --clients N, or clients=N in Python",
         )
     elif num_clients < 1:
-        raise OptionError("the number of clients must be at least 1", received=num_clients)
+        raise OptionError(
+            "the number of clients must be at least 1",
+            received=num_clients,
+            mend="Choose 1 or more",
+        )
 
 
 def take_column(
@@ -126,7 +130,9 @@ def take_column(
         values = values[:, 0]
     if values.ndim != 1:
         raise DataError(
-            f"column '{column}' must have one value a record", received=f"shape {values.shape}"
+            f"column '{column}' must have one value a record",
+            received=f"shape {values.shape}",
+            mend="Choose a column of one number or one text a record",
         )
     return values, others
 
@@ -159,6 +165,7 @@ def deal(
         raise DataError(
             f"a partition '{partition.kind}' must have one label of class ids",
             received="no class ids",
+            mend="Choose iid or by:COLUMN, or give one label of integers or text",
         )
     rng = np.random.default_rng(seed)
     order = rng.permutation(num_records)
@@ -191,10 +198,15 @@ def _by(order: np.ndarray, values: np.ndarray, column: str | None) -> dict[str, 
     texts = [_text(name).strip() for name in names.tolist()]
     if "" in texts or (names.dtype.kind == "f" and np.isnan(names).any()):
         raise DataError(
-            f"every value of column '{column}' must be present", received="an empty value"
+            f"every value of column '{column}' must be present",
+            received="an empty value",
+            mend="Fill it in, or remove the record",
         )
     if len(set(texts)) != len(texts):
-        raise DataError(f"the values of column '{column}' must differ in more than blanks")
+        raise DataError(
+            f"the values of column '{column}' must differ in more than blanks",
+            mend="Remove the blanks around them",
+        )
     owners = numbers[order]
     by_owner = order[np.argsort(owners, kind="stable")]
     ends = np.cumsum(np.bincount(owners, minlength=len(names)))[:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import DataError, OptionError
-from tfdist.records.adopting.which_files import divide, find_files
+from tfdist.records.adopting.file_patterns import divide, find_files
 
 
 def made(folder, *names):

@@ -10,7 +10,7 @@ from tfdist.strategies.pipeline.chunks import Chunk
 from tfdist.strategies.pipeline.functions import Functions, OutputWithoutGradient
 from tfdist.strategies.pipeline.microbatches import Microbatch, Share
 from tfdist.strategies.pipeline.schedule import WHOLE
-from tfdist.strategies.pipeline.values import Upstream, Values
+from tfdist.strategies.pipeline.tensors import Upstream, Values
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers.gradients import Sums
 from tfdist.training.layers.randomness import StepSeeds

@@ -60,6 +60,7 @@ def find_files(source: str | os.PathLike | Sequence[str | os.PathLike]) -> Files
             raise DataError(
                 "TFRecord files must be given as a folder, a file, or a pattern of files",
                 received=f"{item}, where there is none",
+                mend="Check its spelling, or write the whole path",
             )
         paths |= dict.fromkeys(found)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
@@ -138,19 +139,23 @@ def _as_said(files: Files, globs: Mapping[str, str]) -> tuple[dict[str, list[str
     for split, pattern in globs.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", split):
             raise OptionError(
-                "a split's name must be letters, digits and _, a letter first", received=repr(split)
+                "a split's name must be letters, digits and _, a letter first",
+                received=repr(split),
+                mend="Choose a name such as train, validation or test",
             )
         matched = [n for n in files.names if fnmatchcase(n, pattern) or _ends_as(n, pattern)]
         if not matched:
             raise OptionError(
                 f"the pattern of split '{split}' must match files",
                 received=f"'{pattern}' for {listed(files.names)}",
+                mend="Write a pattern that names of files match, where * stands for any letters",
             )
         twice = next((name for name in matched if name in taken), None)
         if twice is not None:
             raise OptionError(
                 "each file must be of one split",
                 received=f"{twice} of '{taken[twice]}' and '{split}'",
+                mend="Change the patterns, so that each file matches one alone",
             )
         taken |= dict.fromkeys(matched, split)
         splits[split] = matched

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tfdist.runs.progress import Progress, Silent
-from tfdist.runs.told import described, told
+from tfdist.runs.results_text import described, told
 
 
 @pytest.mark.parametrize(
