@@ -132,7 +132,8 @@ import tensorflow
 from tfdist.aws import saved_model
 from tfdist.strategies.horovod import strategy
 from tfdist.strategies import mirrored, single
-from tfdist.training import fit, checkpoint
+from tfdist.training.checkpoints import checkpoint
+from tfdist.training.loops import fit
 import tfdist
 print(tfdist.__file__)
 """
