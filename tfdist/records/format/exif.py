@@ -1,6 +1,6 @@
 """How a camera was held: the orientation that the EXIF of a photo names, 1 to 8.
 
-1 is upright; 5 to 8 exchange height and width. ``records.reading.upright`` reads the same in a
+1 is upright; 5 to 8 exchange height and width. ``records.reading.images`` reads the same in a
 graph.
 """
 
