@@ -27,7 +27,10 @@ _TESTS = Path(__file__).parent
 _ROOT = _TESTS.parent
 #: Rooms whose tests look at the processes themselves; and some of each other room. Their programs
 #: start as a user's do.
-_AND_ALL_IN = ("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies")
+_AND_ALL_IN = (
+    *("faults/", "launch/", "topology/", "examples/test_gpt.py", "export/test_strategies"),
+    "test_benchmarks.py",
+)
 _STARTED_COLD = (
     *(f"conformance/test_conformance.py::{row}" for row in ("single", "mirrored", "horovod")),
     *("training/test_fit.py::single", "runs/test_folder.py"),
