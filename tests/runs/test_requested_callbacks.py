@@ -183,9 +183,17 @@ def test_no_validation_is_told_before_anything_is_made(folder):
         settings.to_config({"train": str(folder / "data" / "train")})
 
 
-@pytest.mark.parametrize("lr", [0, -1.0, float("nan"), "fast"])
-def test_a_rate_that_cannot_be(lr, folder):
-    with pytest.raises(OptionError, match="lr must be a number"):
+@pytest.mark.parametrize(
+    ("lr", "rule"),
+    [
+        (0, "a number above 0"),
+        (-1.0, "a number above 0"),
+        (float("nan"), "a number above 0"),
+        ("fast", "a number, but found 'fast'"),
+    ],
+)
+def test_a_rate_that_cannot_be(lr, rule, folder):
+    with pytest.raises(OptionError, match=f"lr must be {rule}"):
         Settings(lr=lr).to_config({"train": str(folder / "data" / "train")})
 
 

@@ -205,7 +205,7 @@ class Settings(OfLearning, OfOutput, OfData):
                 mend="Set MLFLOW_TRACKING_URI in the environment and give --mlflow alone",
             )
         return picked(Settings, vars(self)) | {
-            "lr": None if self.lr is None else _rate(self.lr),
+            "lr": None if self.lr is None else _above_0(self.lr),
             "augment": None if self.augment is None else ",".join(parse_presets(self.augment)),
             "bucket_by_length": buckets,
             "class_weight": self.class_weight and class_weights(self.class_weight, splits["train"]),
@@ -236,8 +236,8 @@ def _check_writable(name: str, folder: str) -> None:
         ) from None
 
 
-def _rate(lr: object) -> float:
-    if not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
+def _above_0(lr: float) -> float:
+    if not 0 < lr < math.inf:
         raise OptionError(
             "lr must be a number above 0",
             received=repr(lr),

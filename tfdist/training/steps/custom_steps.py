@@ -228,9 +228,9 @@ class OwnSteps:
                 received=f"'{name}' {list(value.shape)}",
                 mend="Return a mean over the rows, or the result of a metric",
             )
-        if _can_be_mean(value) and (join := _join_of(value)) in JOINS:
-            return running.joined(value, join)
         if _can_be_mean(value):
+            if (join := _join_of(value)) in JOINS:
+                return running.joined(value, join)
             own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
         elif value.dtype.is_integer:
             # Known in the step alone: TensorFlow would compute an exchange of constants before it.
