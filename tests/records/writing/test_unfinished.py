@@ -331,10 +331,8 @@ def test_mistakes_leave_nothing_and_full_disks_what_is_done(tmp_path, table, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(column_shards, "ShardFile", Full)
-        with pytest.raises(
-            DataError,
-            match=r"No space left on device\. Choose a folder that you may write, on a disk with room, and go on with",
-        ):
+        mend = "Choose a folder that you may write, on a disk with room, and go on with"
+        with pytest.raises(DataError, match=rf"No space left on device\. {mend}"):
             write(table, tmp_path / "out", **OPTIONS)
     ended(table, tmp_path / "out", error=DataError("all must be well"), resume=True)
     write(table, tmp_path / "out", **OPTIONS, resume=True)
