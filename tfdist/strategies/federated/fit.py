@@ -22,6 +22,7 @@ from tfdist.training.engine.metrics import state_of
 from tfdist.training.feed.feed import Feed
 from tfdist.training.feed.keras_feed import GivenRecords
 from tfdist.training.layers.data_errors import check_inputs, check_labels
+from tfdist.training.loops.opening import refuse_settled
 from tfdist.training.model.refusals import refuse_xla
 
 _SETTLED = (
@@ -186,15 +187,7 @@ def refuse_one_batch(*args: Any, **options: Any) -> None:
 
 
 def _refuse_settled(options: dict) -> None:
-    given = [name for name in _SETTLED if options.get(name) is not None]
-    if given:
-        raise OptionError(
-            "what the clients have settled must not be given to fit again",
-            received=f"the option {given[0]}"
-            if len(given) == 1
-            else f"the options {', '.join(given)}",
-            mend="Leave it out, or give it to strategy.dataset instead",
-        )
+    refuse_settled(options, _SETTLED, by="the clients have", given_to="fit")
     known = inspect.signature(tf.keras.Model.fit).parameters
     unknown = [name for name in options if name not in known]
     if unknown:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -229,36 +230,29 @@ class Runs:
     def _evaluate_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         check_labels(self._model, feed.records.element_spec)
         feed = self._membership.present(feed)
-        self._reader.agree_on(feed)
-        notices = self._notices(verbose)
-        told = keras.steps.told_steps(feed.steps_per_epoch)
-        with self._reader.steps(feed) as watch, tracing.closing(notices), told as steps:
-            options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
+        with self._one_pass(feed, verbose, options) as told:
             is_masked = loss_masks.can_be(self._model)
             batches = self._reader.batches(feed.evaluated(is_masked=is_masked), 0, 1)
             eager_variables.make_known_metrics(self._model, feed.records.element_spec)
-            return self._keras_evaluate(
-                batches,
-                steps=steps,
-                verbose=self._membership.verbosity(verbose),
-                **options,
-            )
+            return self._keras_evaluate(batches, **told)
 
     def _predict_feed(self, feed: Feed, *, verbose: Any = "auto", **options: Any) -> Any:
         """Returns one prediction for each record, in record order, on every process."""
         feed = self._membership.present(feed)
+        with self._one_pass(feed, verbose, options) as told:
+            local = self._keras_predict(self._reader.batches(feed.evaluated(), 0, 1), **told)
+        return feed.in_order_of_records(self._collective.gather(local))
+
+    @contextlib.contextmanager
+    def _one_pass(self, feed: Feed, verbose: Any, options: dict) -> Iterator[dict[str, Any]]:
+        """Encloses a loop that trains nothing; gives the options that Keras' own is told."""
         self._reader.agree_on(feed)
         notices = self._notices(verbose)
         told = keras.steps.told_steps(feed.steps_per_epoch)
         with self._reader.steps(feed) as watch, tracing.closing(notices), told as steps:
-            options["callbacks"] = [*_listed(options.get("callbacks")), *watch, *notices]
-            local = self._keras_predict(
-                self._reader.batches(feed.evaluated(), 0, 1),
-                steps=steps,
-                verbose=self._membership.verbosity(verbose),
-                **options,
-            )
-        return feed.in_order_of_records(self._collective.gather(local))
+            callbacks = [*_listed(options.get("callbacks")), *watch, *notices]
+            shown = self._membership.verbosity(verbose)
+            yield options | {"callbacks": callbacks, "steps": steps, "verbose": shown}
 
     def _chain(self, callbacks: list, feed: Feed, epochs: int, verbose: Any) -> JobCallbacks:
         # First: the user's loggers then see what it adds.

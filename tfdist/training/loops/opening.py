@@ -55,7 +55,7 @@ class Opening:
     def opened(self, x: Any, options: dict) -> Feed:
         """Returns what to train on; takes what it settles out of ``options``."""
         if isinstance(x, Feed):
-            _refuse_settled(options)
+            refuse_settled(options)
             return x
         if is_given_in_batches(x):
             return self.given_feed(x, options, "steps_per_epoch", fits=True)
@@ -89,7 +89,7 @@ class Opening:
         own = {"validation_steps": steps}
         if isinstance(data, Feed):
             own["validation_batch_size"] = rows
-        _refuse_settled(own, tuple(own))
+        refuse_settled(own, tuple(own))
         rows = rows or batch_size or None
         if isinstance(data, (tuple, list)) and len(data) in (2, 3):
             x, *rest = data
@@ -99,7 +99,7 @@ class Opening:
     def as_feed(self, x: Any, options: dict) -> Feed:
         """Returns ``x`` as a Feed in record order; takes what it settles out of ``options``."""
         if isinstance(x, Feed):
-            _refuse_settled(options)
+            refuse_settled(options)
             return x.in_record_order()
         arrays = self.arrays(x, options)
         batch_size = self._batch_size(options)
@@ -137,17 +137,22 @@ class Opening:
                 mend="Leave it out, or give batches: tf.data.Dataset.from_tensor_slices((x, y))"
                 ".batch(size).repeat()",
             )
-        _refuse_settled(options, _SETTLED_BY_FEED)
+        refuse_settled(options, _SETTLED_BY_FEED)
         return options.pop("batch_size", None) or max(32, self._collective.num_replicas)
 
 
-def _refuse_settled(
-    options: dict, names: tuple[str, ...] = (*_SETTLED_WITH_ARRAYS, *_SETTLED_BY_FEED)
+def refuse_settled(
+    options: dict,
+    names: tuple[str, ...] = (*_SETTLED_WITH_ARRAYS, *_SETTLED_BY_FEED),
+    *,
+    by: str = "strategy.dataset has",
+    given_to: str = "fit, evaluate or predict",
 ) -> None:
+    """Raises OptionError where Keras' loops are given what is settled already."""
     settled = [name for name in names if options.get(name) is not None]
     if settled:
         raise OptionError(
-            "what strategy.dataset has settled must not be given to fit, evaluate or predict again",
+            f"what {by} settled must not be given to {given_to} again",
             received=f"the option {settled[0]}"
             if len(settled) == 1
             else f"the options {', '.join(settled)}",
