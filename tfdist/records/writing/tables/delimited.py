@@ -7,12 +7,13 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfdist.errors import DataError
+from tfdist.records.writing.tables.arrow_texts import parse_plain
 from tfdist.records.writing.tables.table import Complaint, Table, Written
 from tfdist.records.writing.text_files import read_text
 
@@ -59,7 +60,8 @@ def _read(
     try:
         header = _check_header(path, next(reader, []))
         width = len(header)
-        for row in reader:
+        plain = parse_plain(text, separator, width)
+        for row in reader if plain is None else ():
             if len(row) == width:
                 rows.append(row)
                 lines.append(reader.line_num + lines_before)
@@ -73,14 +75,17 @@ def _read(
             received=f"an error: {error} in line {reader.line_num + lines_before}",
             mend="Mend that line; within a value in quotes, a quote is written twice",
         ) from None
-    if not rows and not bad:
+    if plain is None and not rows and not bad:
         raise DataError(
             f"{path} must have rows below its header",
             received="none",
             mend="Write rows below the names",
         )
-    # Turned here once, so that each value is kept once.
-    by_column = zip(*rows, strict=True) if rows else [()] * width
+    if plain is not None:
+        by_column: Iterable[Sequence[str]] = plain
+        lines = list(range(2 + lines_before, 2 + lines_before + len(plain[0])))
+    else:  # Turned here once, so that each value is kept once.
+        by_column = zip(*rows, strict=True) if rows else [()] * width
     return Table(
         kind=kind,
         place=str(path),

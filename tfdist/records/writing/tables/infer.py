@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdist.errors import DataError, spelt
 from tfdist.records.format.text_and_ragged import objects
+from tfdist.records.writing.tables.arrow_texts import ArrowTexts
 from tfdist.records.writing.tables.dates import dates_of, seconds_of
 from tfdist.records.writing.tables.table import (
     BOOLEAN,
@@ -77,8 +78,9 @@ def infer(column: Cells | Written | Values, *, is_text: bool = False) -> Cells:
     if isinstance(column, Written):
         if not is_text:
             return _of_texts(column)
-        missing = [not text.strip() for text in column.texts]
-        return Cells(TEXT, objects(column.texts), np.array(missing, bool))
+        texts = list(column.texts)
+        missing = [not text.strip() for text in texts]
+        return Cells(TEXT, objects(texts), np.array(missing, bool))
     cells = _of_values(column.values, is_text) if isinstance(column, Values) else column
     if is_text and cells.kind != TEXT:
         return _as_text(cells.values.tolist(), cells.missing)
@@ -115,9 +117,10 @@ def _placed(
 
 def _of_texts(column: Written) -> Cells:
     texts = column.texts
-    quick = _only_numbers_of(texts)
+    quick = _arrow_numbers(texts) if isinstance(texts, ArrowTexts) else _only_numbers_of(texts)
     if quick is not None:
         return quick
+    texts = list(texts)
     stripped = [text.strip() for text in texts]
     missing = np.array([text.lower() in _MISSING for text in stripped], bool)
     rows = np.flatnonzero(~missing).tolist()
@@ -165,6 +168,15 @@ def _of_texts(column: Written) -> Cells:
             "between thousands: take these out to have numbers",
         )
     return Cells(TEXT, objects(texts), missing, notes=note)
+
+
+def _arrow_numbers(texts: ArrowTexts) -> Cells | None:
+    found = texts.numbers(_MISSING)
+    if found is None:
+        return None
+    values, missing, has_code = found
+    kind = INTEGER if values.dtype == np.int64 else NUMBER
+    return Cells(kind, values, missing, notes=_like_codes() if has_code else ())
 
 
 def _only_numbers_of(texts: Sequence[str]) -> Cells | None:
