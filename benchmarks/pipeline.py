@@ -9,6 +9,7 @@ their outputs kept.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from benchmarks import apart
 _apart = functools.partial(apart.call, "benchmarks.pipeline")
 _SECONDS_PER_ROW = 0.010
 _ROWS = 32
+_M_MMAP_THRESHOLD = -3  # Of malloc.h.
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -96,7 +98,7 @@ def _memory() -> list[dict]:
                 "baseline": round(baseline, 1),
                 "ours": round(ours, 1),
                 "ratio": round(baseline / ours, 3),
-                "target": 2.0,
+                "target": 4.0 if (schedule, recompute) == ("1f1b", "blocks") else 2.0,
             }
         )
     return rows
@@ -168,6 +170,8 @@ def overlap(stages: int, microbatches: int, schedule: str, steps: int) -> list[f
 
 def memory(schedule: str, recompute: str) -> list[float]:
     """Returns the MB that two steps of a wide model take at the peak, beside those at rest."""
+    # What is freed goes back at once: else a peak is what the allocator has kept by chance, too.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
     import numpy as np
     import tensorflow as tf
 
@@ -194,7 +198,10 @@ def peak_mb(model: Any, x: Any, y: Any) -> float:
 
     def batches_of(rows: int) -> Any:
         # A dataset that may end on a short batch: one trace then serves all sizes.
-        return iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(rows).repeat())
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(rows).repeat()
+        options = tf.data.Options()  # A batch read ahead is there, or not yet, by chance.
+        options.experimental_optimization.inject_prefetch = False
+        return iter(batches.with_options(options))
 
     step = model.make_train_function()
     batches, small = batches_of(len(x)), batches_of(64)

@@ -61,9 +61,11 @@ class Turns:
 
     def done(self, device: str, results: list[Any]) -> None:
         """``results`` must be all that the task has made, or the next one starts too early."""
+        # Of a function that TensorFlow inlines only side effects are waited for, not what it makes:
+        # so each result is read.
         if results:
             with tf.device(device):
-                self._last[device] = [tf.group(*results)]
+                self._last[device] = [tf.group(*map(tf.identity, results))]
 
 
 class Recorded:
