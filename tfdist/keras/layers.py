@@ -324,8 +324,8 @@ def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
     return [generator.state.value for generator in _generators_in(model)]
 
 
-#: What is to be put in the place of an attribute: its owner, its name, and the value.
-Replacement = tuple[Any, str, Any]
+#: What is to be put in the place of attributes: their owner, and the values by their names.
+Replacement = tuple[Any, dict[str, Any]]
 
 
 def draws_by_replica(model: tf.keras.Model) -> list[Replacement]:
@@ -335,7 +335,7 @@ def draws_by_replica(model: tf.keras.Model) -> list[Replacement]:
     all replicas. What is computed once more draws the same ones again.
     """
     return [
-        (generator, "next", _by_replica(generator.next))
+        (generator, {"next": _by_replica(generator.next)})
         for generator in _generators_in(model)
         if "next" not in vars(generator)
     ]
@@ -372,7 +372,7 @@ def losses_apart(model: tf.keras.Model) -> list[Replacement]:
     if not IS_KERAS_3:
         return []
     return [
-        (layer, "_losses", _OfThread())
+        (layer, {"_losses": _OfThread()})
         for layer in layers_in(model)
         if not isinstance(layer._losses, _OfThread)
     ]

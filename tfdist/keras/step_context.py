@@ -23,8 +23,8 @@ class StepContext:
         results_are_local: whether metrics give this process's results, not those of all.
         replica: returns the number of the replica, for random numbers that differ on each.
         own_step: the user's own step, a ``replica_step.RunningStep``.
-        norms: the forward pass of BatchNormalization over replicas, of ``batch_norm``.
-        microbatch_norms: the same of a microbatch in a pipeline, of ``strategies.pipeline.norms``.
+        norms: how BatchNormalization normalizes: a forward pass over replicas, of ``batch_norm``,
+            or one of a microbatch, of ``strategies.pipeline.norms``.
         repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
         draws: seed and count of the random numbers drawn, of ``randomness``.
         seeds: those that layers of Keras 3 have drawn, a list; or an iterator, to draw them again.
@@ -37,7 +37,6 @@ class StepContext:
     replica: Callable[[], Any] | None = None
     own_step: Any = None
     norms: Any = None
-    microbatch_norms: Any = None
     repeatable: Any = None
     draws: Any = None
     seeds: Any = None

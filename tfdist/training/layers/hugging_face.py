@@ -23,11 +23,14 @@ _TRAINS_ON_IT = "_using_dummy_loss"
 _NO_LABEL = -100
 
 
-def share_loss(binding: Binding) -> None:
-    """Has the loss that a model of HuggingFace computes be that of the global batch."""
+def shared_loss(binding: Binding) -> dict[str, Any]:
+    """Returns what has the loss that a model of HuggingFace computes be that of the global batch.
+
+    Name of a method -> what takes its place.
+    """
     given = getattr(binding.model, _LOSS, None)
     if given is None:
-        return
+        return {}
 
     @functools.wraps(given)
     def loss(labels: Any, *args: Any, **options: Any) -> Any:
@@ -36,7 +39,7 @@ def share_loss(binding: Binding) -> None:
         _count_as_told(binding, keras.losses.loss_shown(binding.model))
         return _by_positions(given(labels, *args, **options), labels)
 
-    binding.put(binding.model, _LOSS, tf.autograph.experimental.do_not_convert(loss))
+    return {_LOSS: tf.autograph.experimental.do_not_convert(loss)}
 
 
 def _by_positions(loss: tf.Tensor, labels: Any) -> tf.Tensor:
@@ -72,4 +75,4 @@ def _count_as_told(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
         return given(values, sample_weight=sample_weight if told is None else told)
 
     update_state.counts_as_told = update_state.counts_by_step = True  # See ``losses``.
-    binding.put(metric, "update_state", update_state)
+    binding.put(metric, {"update_state": update_state})

@@ -57,7 +57,7 @@ def as_on_one_device(binding: Binding) -> None:
     model = binding.model
     for name, whole in keras.losses.divided_by_replicas(model).items():
         if not isinstance(whole, AsOnOneDevice):
-            binding.put(model, name, AsOnOneDevice(whole))
+            binding.put(model, {name: AsOnOneDevice(whole)})
         # What layers add is told by itself where no loss is compiled.
         _count_by_step(binding, keras.losses.loss_shown(model))
     compiled = {id(metric) for metric in keras.losses.row_counters(model)}
@@ -90,7 +90,7 @@ def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
         return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
 
     update_state.counts_by_step = True
-    binding.put(metric, "update_state", update_state)
+    binding.put(metric, {"update_state": update_state})
 
 
 def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper) -> None:
@@ -112,7 +112,7 @@ def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricW
         return given(y, y_pred, sample_weight=sample_weight)
 
     update_state.counts_by_step = True
-    binding.put(metric, "update_state", update_state)
+    binding.put(metric, {"update_state": update_state})
 
 
 def part_of(share: tf.Tensor) -> tf.Tensor:

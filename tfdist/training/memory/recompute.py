@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,9 +65,7 @@ class Recomputation:
         self._outputs = [id(tensor) for tensor in graph.outputs]
         self._seeds = randomness.StepSeeds(model)
         randomness.put_on(binding)
-        self._call_whole = model.call
-        # A method of the model: Keras' writer of SavedModels traces nothing else.
-        binding.put(model, "call", types.MethodType(self._as_method(), model))
+        binding.call_by(model, self._call)
 
     @property
     def blocks(self) -> list[str]:
@@ -80,15 +77,12 @@ class Recomputation:
         seed = tf.random.experimental.stateless_fold_in(self._seeds.of_step(), replica)
         return step_context.within(repeatable=(seed, microbatch))
 
-    def _as_method(self) -> Callable:
-        def call(_model: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            if training is True and step_context.current().repeatable is not None:
-                return self._run(inputs, functools.partial(self._forward, reduced=[]))
-            if self._divided is not None and self._divided.are_apart:
-                return self._run(inputs, functools.partial(self._in_passing, training=training))
-            return self._call_whole(inputs, training=training, mask=mask)
-
-        return call
+    def _call(self, whole: Callable[..., Any], inputs: Any, training: Any, mask: Any) -> Any:
+        if training is True and step_context.current().repeatable is not None:
+            return self._run(inputs, functools.partial(self._forward, reduced=[]))
+        if self._divided is not None and self._divided.are_apart:
+            return self._run(inputs, functools.partial(self._in_passing, training=training))
+        return whole(inputs, training=training, mask=mask)
 
     def _run(self, inputs: Any, run: Callable[..., list[tf.Tensor]]) -> Any:
         """Returns the outputs of the model; ``run`` those of a segment, given tensors."""

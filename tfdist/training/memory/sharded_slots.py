@@ -342,7 +342,7 @@ class ShardedSlots:
             with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
                 finalize(weights)
 
-        self._binding.put(optimizer, "finalize_variable_values", finalize_whole)
+        self._binding.put(optimizer, {"finalize_variable_values": finalize_whole})
 
     def bytes_of_each(self) -> list[int]:
         """Returns the bytes of the slots that each replica of this process holds."""

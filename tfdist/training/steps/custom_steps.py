@@ -89,17 +89,17 @@ class OwnSteps:
         self._numbers = ToldOnce()
         take_as_meant()
 
-    def put_on(self) -> None:
-        """Puts them on the model, where its class has written a step anew."""
+    def in_place(self) -> dict[str, Any]:
+        """Returns what takes the place of the model's, where its class has written a step anew."""
         model = self._model
         given = {
             name: types.MethodType(getattr(type(model), name), model) for name in own_steps(model)
         }
-        taken = self._taking(given, self._merged) if given else {}
-        if not given and type(model).compute_metrics is not tf.keras.Model.compute_metrics:
-            taken = keras.steps.shown_once() | keras.steps.on_results(self._merged)
-        for name, value in taken.items():
-            self._binding.put(model, name, value)
+        if given:
+            return self._taking(given, self._merged)
+        if type(model).compute_metrics is tf.keras.Model.compute_metrics:
+            return {}
+        return keras.steps.shown_once() | keras.steps.on_results(self._merged)
 
     def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
         """Returns what ``compute``, a compute_metrics of the user's own, does.
@@ -383,7 +383,7 @@ def _share_gradients(binding: Binding, optimizer: Any) -> None:
             print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
         return None
 
-    binding.put(optimizer, APPLY, _marked(shared, "adds_up"))
+    binding.put(optimizer, {APPLY: _marked(shared, "adds_up")})
 
 
 def _is_in_branch() -> bool:
@@ -449,7 +449,7 @@ def _note_results(binding: Binding, metric: Any) -> None:
             step.kept.append(value)
         return value
 
-    binding.put(metric, "result", _marked(result, "notes"))
+    binding.put(metric, {"result": _marked(result, "notes")})
 
 
 # What it cannot be -------------------------------------------------------------------------------
