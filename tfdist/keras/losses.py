@@ -213,7 +213,7 @@ def _allow_means() -> None:
     def reduction(loss: tf.keras.losses.Loss) -> Any:
         kinds = tf.keras.losses.Reduction
         is_mean = loss.reduction in (kinds.AUTO, kinds.SUM_OVER_BATCH_SIZE)
-        is_undivided = step_context.current().is_undivided
+        is_undivided = step_context.current().part is not None
         return kinds.SUM_OVER_BATCH_SIZE if is_mean and is_undivided else given(loss)
 
     reduction.of_keras = given
@@ -231,7 +231,7 @@ def _replace_division() -> None:
 
 def _asking(given: Any) -> Any:
     def scale(value: Any) -> Any:
-        return value if step_context.current().is_undivided else given(value)
+        return given(value) if step_context.current().part is None else value
 
     scale.of_keras = given
     return scale

@@ -127,7 +127,7 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     warn_of_padding(model, is_chief=collective.is_chief)
     for owner, values in (
         *keras.layers.losses_apart(model),
-        *keras.layers.draws_by_replica(model),
+        *keras.layers.draws_by_step(model),
         (model, keras.steps.building_nothing_from_data()),
     ):
         binding.put(owner, values)

@@ -136,7 +136,7 @@ def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
     Metrics count one number of these rows as ``part``, float [].
     """
     keras.losses.ask_whether_undivided()
-    return step_context.within(part=part, is_undivided=True)
+    return step_context.within(part=part)
 
 
 def has_own_compute_loss(model: tf.keras.Model) -> bool:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.keras.layers import nested_outputs
+from tfdist.keras.layers import keeping_seeds, nested_outputs
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import batch_norm, randomness
@@ -176,11 +176,12 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     # Layers may add losses: what those need stays on the caller's tape, and is right as it is.
     @tf.custom_gradient
     def checkpoint(*_: tf.Tensor) -> Any:
-        with statistics.first(), step_context.within(seeds=seeds):
+        with statistics.first(), keeping_seeds(seeds):
             first.extend(forward(tensors))
 
         def back(*upstream: Any, variables: Sequence[tf.Variable] | None = None) -> Any:
             trained = [v for v in variables or () if v.trainable]
+            drawn = iter(seeds)
             upstream = [tf.convert_to_tensor(gradient) for gradient in upstream]
             # Without waiting, TensorFlow would compute it at once and keep it all the same.
             with tf.control_dependencies(upstream), tf.GradientTape() as tape:
@@ -189,7 +190,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
                 tape.watch([*sources, *trained])
                 with (
                     statistics.again(),
-                    step_context.within(seeds=iter(seeds)),
+                    step_context.within(seeds=lambda _: next(drawn)),
                     _without_side_effects(forward.segment),
                 ):
                     outputs = with_logits(forward(again))

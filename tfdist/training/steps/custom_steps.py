@@ -138,7 +138,7 @@ class OwnSteps:
             _share_gradients(self._binding, optimizer)
         with (
             shared_step(is_real=share[0] > 0),
-            step_context.within(replica=self._replica),
+            keras.layers.drawing_on(self._replica),
             self._told_of_draws(),
         ):
             results = self._counted(_meeting(step), batch, share, self._binding.moved)
@@ -188,7 +188,7 @@ class OwnSteps:
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
-            step_context.within(results_are_local=True, own_step=running),
+            step_context.within(own_step=running),
         ):
             results = step(batch)
         layer_state.merge(
