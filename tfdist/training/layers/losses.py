@@ -27,6 +27,7 @@ from tfdist.errors import ModelError
 from tfdist.keras import step_context
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
+from tfdist.training.layers.autograph import with_autograph
 
 _MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
 
@@ -102,12 +103,12 @@ def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricW
     if getattr(given, "counts_by_step", False):
         return
 
-    @tf.autograph.experimental.do_not_convert
     def update_state(y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         part = step_context.current().part
         may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
         if part is not None and sample_weight is None and may_be_one:
-            value = tf.convert_to_tensor(keras.losses.function_of(metric)(y, y_pred))
+            value = with_autograph(keras.losses.function_of(metric))(y, y_pred)
+            value = tf.convert_to_tensor(value)
             sample_weight = part if value.shape.rank == 0 else None
         return given(y, y_pred, sample_weight=sample_weight)
 
