@@ -140,6 +140,23 @@ class Binding:
             setattr(owner, name, value)
             self.put_on.append((type(owner).__name__, name))
 
+    def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Has ``call`` be asked in the place of a method of ``owner``, which it is given; once.
+
+        Args:
+            call: of (owner, its method, what that is called with).
+        """
+        own = getattr(owner, name)
+        known = getattr(own, "asks", ())
+        if call in known:
+            return
+
+        def asked(*args: Any, **options: Any) -> Any:
+            return call(owner, own, *args, **options)
+
+        asked.asks = (call, *known)
+        self.put(owner, {name: asked})
+
     def call_by(self, layer: Any, call: Callable[..., Any]) -> None:
         """Has ``call`` be asked in the place of a layer's own, which it is given.
 

@@ -304,7 +304,7 @@ class ShardedSlots:
             parts = apart.submit(self._made).result()
         # Keras would look for variables in it.
         vars(parts.given).setdefault(_PLACE, weakref.WeakKeyDictionary())[self._binding] = parts
-        self._finalize_whole(parts.given)
+        self._binding.around(parts.given, "finalize_variable_values", self._finalize)
         keras.optimizers.before_checkpoints(parts.given, self._refuse_empty)
 
     def _made(self) -> Parts:
@@ -334,15 +334,10 @@ class ShardedSlots:
                 mend="Give compile a new one",
             )
 
-    def _finalize_whole(self, optimizer: Any) -> None:
+    def _finalize(self, optimizer: Any, finalize: Callable[..., None], weights: Any) -> None:
         """Has the end of Keras' fit, which gives weights their averages, read whole slots."""
-        finalize = optimizer.finalize_variable_values
-
-        def finalize_whole(weights: Sequence[Any]) -> None:
-            with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
-                finalize(weights)
-
-        self._binding.put(optimizer, {"finalize_variable_values": finalize_whole})
+        with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
+            finalize(weights)
 
     def bytes_of_each(self) -> list[int]:
         """Returns the bytes of the slots that each replica of this process holds."""

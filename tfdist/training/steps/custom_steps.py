@@ -107,7 +107,7 @@ class OwnSteps:
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
         for metric in _metrics(self._model):
-            _note_results(self._binding, metric)
+            self._binding.around(metric, "result", _noted)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
@@ -135,7 +135,7 @@ class OwnSteps:
         _refuse_unknown_optimizers()
         randomness.draw_apart(self._collective.process)
         for optimizer in optimizers_of(self._model):
-            _share_gradients(self._binding, optimizer)
+            self._binding.around(optimizer, APPLY, self._share_gradients)
         with (
             shared_step(is_real=share[0] > 0),
             keras.layers.drawing_on(self._replica),
@@ -145,6 +145,22 @@ class OwnSteps:
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
+
+    @tf.autograph.experimental.do_not_convert
+    def _share_gradients(
+        self, optimizer: Any, apply: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """Adds up over the replicas what ``optimizer`` is given in a user's step."""
+        step, collective = running_step(), self._collective
+        if step is None:
+            return apply(*args, **options)
+        gradients, variables = keras.optimizers.applied(optimizer, args, options)
+        gradients = added_up(gradients, variables, self._binding.alike_look_ups)
+        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+        # After it: where replicas must meet outside of branches, it has been refused by now.
+        if collective.num_replicas > 1 and _is_in_branch() and collective.is_chief:
+            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
+        return None
 
     @contextlib.contextmanager
     def _told_of_draws(self) -> Iterator[None]:
@@ -183,7 +199,7 @@ class OwnSteps:
         model = self._model
         losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
-            _note_results(self._binding, metric)
+            self._binding.around(metric, "result", _noted)
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
@@ -365,27 +381,6 @@ def _states(model: tf.keras.Model) -> list[tf.Variable]:
 # What a user's step calls ------------------------------------------------------------------------
 
 
-def _share_gradients(binding: Binding, optimizer: Any) -> None:
-    """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
-    given = getattr(optimizer, APPLY)
-    if getattr(given, "adds_up", False):
-        return
-
-    def shared(*args: Any, **options: Any) -> Any:
-        step = running_step()
-        if step is None:
-            return given(*args, **options)
-        gradients, variables = keras.optimizers.applied(optimizer, args, options)
-        gradients = added_up(gradients, variables, binding.alike_look_ups)
-        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
-        # After it: where replicas must meet outside of branches, it has been refused by now.
-        if binding.collective.num_replicas > 1 and _is_in_branch() and binding.collective.is_chief:
-            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
-        return None
-
-    binding.put(optimizer, {APPLY: _marked(shared, "adds_up")})
-
-
 def _is_in_branch() -> bool:
     """Whether what is traced runs in some steps alone."""
     graph = tf.compat.v1.get_default_graph()
@@ -399,10 +394,12 @@ def _refuse_unknown_optimizers() -> None:
     for kind in _OPTIMIZERS:
         given = getattr(kind, APPLY, None)
         if given is not None and not hasattr(given, "refuses"):
-            setattr(kind, APPLY, _marked(_refusing(given), "refuses"))
+            setattr(kind, APPLY, _refusing(given))
 
 
 def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(given)
     def apply(optimizer: Any, *args: Any, **options: Any) -> Any:
         if running_step() is None:
             return given(optimizer, *args, **options)
@@ -413,14 +410,8 @@ def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
             mend="Write self.optimizer = ... (or another name) in the model's __init__ or compile",
         )
 
-    return functools.wraps(given)(apply)
-
-
-def _marked(function: Callable[..., Any], mark: str) -> Callable[..., Any]:
-    """Returns what takes the place of a method, and autograph leaves as it is."""
-    function = tf.autograph.experimental.do_not_convert(function)
-    setattr(function, mark, True)
-    return function
+    apply.refuses = True
+    return apply
 
 
 def _weighted(gradient: Any, step: RunningStep) -> Any:
@@ -435,21 +426,15 @@ def _weighted(gradient: Any, step: RunningStep) -> Any:
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
-def _note_results(binding: Binding, metric: Any) -> None:
+@tf.autograph.experimental.do_not_convert
+def _noted(metric: Any, result: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Has a user's step know which of the numbers that it returns are results of metrics."""
-    given = metric.result
-    if getattr(given, "notes", False):
-        return
-
-    def result(*args: Any, **options: Any) -> Any:
-        value = given(*args, **options)
-        step = running_step()
-        if step is not None and tf.is_tensor(value):
-            step.results[id(value)] = metric.name
-            step.kept.append(value)
-        return value
-
-    binding.put(metric, {"result": _marked(result, "notes")})
+    value = result(*args, **options)
+    step = running_step()
+    if step is not None and tf.is_tensor(value):
+        step.results[id(value)] = metric.name
+        step.kept.append(value)
+    return value
 
 
 # What it cannot be -------------------------------------------------------------------------------
