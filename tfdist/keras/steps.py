@@ -57,6 +57,23 @@ def follow_trainable(model: tf.keras.Model) -> None:
     model._reset_compile_cache()
 
 
+def trace_step(model: tf.keras.Model, iterator: Any) -> None:
+    """Traces the train step of ``model``, which reads nothing; not in eager execution.
+
+    The function of Keras 3 traces when it is called alone.
+    """
+    if model.run_eagerly:
+        return
+    with model.distribute_strategy.scope():
+        step = step_function(model, "train")
+    if IS_KERAS_3:
+        strategy = model.distribute_strategy
+        step = tf.function(
+            lambda batches: strategy.run(model.train_step, args=(next(batches),)), autograph=False
+        )
+    step.get_concrete_function(iterator)
+
+
 def step_function(model: tf.keras.Model, kind: str) -> Callable[[Any], Any]:
     """Returns the function of an iterator that takes a step; ``kind``: train or test.
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.training.engine.binding import LOOPS, Binding, Engine
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
@@ -35,7 +36,7 @@ from tfdist.training.model.refusals import (
 )
 from tfdist.training.model.scaling import Scaling
 from tfdist.training.model.stateful_rnn import refuse_stateful
-from tfdist.training.steps.custom_steps import STEPS, OwnSteps, optimizers_of
+from tfdist.training.steps.custom_steps import STEPS, OwnSteps
 from tfdist.training.steps.custom_steps import check as check_own_steps
 from tfdist.training.steps.shared_steps import SharedSteps
 

@@ -263,6 +263,7 @@ class ShardedSlots:
         elif is_new:
             with self._model.distribute_strategy.scope(), self._made_on_host():
                 self._empty = build_empty(given, self._model.trainable_variables)
+            eager_variables.make_slots(self._model)  # Those of a loss scale around it.
             if in_parts:  # What they begin with may be the weights'.
                 self._collective.broadcast(self._model.trainable_variables)
                 self._divide()

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
+from tfdist.keras.optimizers import KINDS, optimizers_of
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 from tfdist.training.engine.options import StepOptions
@@ -31,7 +32,6 @@ from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
 
 STEPS = ("train_step", "test_step", "predict_step")
-_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
 APPLY = keras.optimizers.APPLIES[-1]
 _OVER_ROWS = {"Mean": "mean", "Sum": "sum", "Max": "maximum", "Min": "minimum"}
@@ -58,19 +58,6 @@ def can_be_called(model: tf.keras.Model) -> bool:
 def can_evaluate(model: tf.keras.Model) -> bool:
     """Whether ``model`` can be called, or has a test step of its own."""
     return can_be_called(model) or "test_step" in own_steps(model)
-
-
-def optimizers_of(model: tf.keras.Model) -> list[Any]:
-    """Returns the optimizers of ``model``, in its attributes too, in an order of their own.
-
-    One that another wraps for its loss scale is not called by itself, and is none of them.
-    """
-    found = keras.optimizers.descendants_of(model)
-    optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
-    if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
-        optimizers.append(model.optimizer)
-    wrapped = [inner for one in optimizers if (inner := keras.optimizers.inner_of(one)) is not one]
-    return [one for one in optimizers if not any(one is inner for inner in wrapped)]
 
 
 class OwnSteps:
@@ -391,7 +378,7 @@ def _is_in_branch() -> bool:
 
 def _refuse_unknown_optimizers() -> None:
     """Has all other optimizers refuse to be called in a user's step; once for each process."""
-    for kind in _OPTIMIZERS:
+    for kind in KINDS:
         given = getattr(kind, APPLY, None)
         if given is not None and not hasattr(given, "refuses"):
             setattr(kind, APPLY, _refusing(given))
@@ -466,9 +453,6 @@ def check(
     ):
         found = f"an optimizer with a loss scale, and a {own[0]} of its own"
         mend = "Use float32, or mixed_bfloat16, which needs no scale"
-    elif not keras.optimizers.CAN_BE_SEVERAL and len(optimizers_of(model)) > 1:
-        found = f"{len(optimizers_of(model))} optimizers, of Keras 3"
-        mend = "Set TF_USE_LEGACY_KERAS=1, where they can be several"
     elif losses.is_sum(model):
         found = f"a loss that is a sum over rows, and a {own[0]} of its own"
         mend = "Compile the model with a loss that is a mean"
