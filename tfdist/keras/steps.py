@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a model can be built by its first batch, within a strategy that has taken it before.
@@ -60,9 +61,9 @@ def follow_trainable(model: tf.keras.Model) -> None:
 def trace_step(model: tf.keras.Model, iterator: Any) -> None:
     """Traces the train step of ``model``, which reads nothing; not in eager execution.
 
-    The function of Keras 3 traces when it is called alone.
+    The function of Keras 3 can be called alone, so it is traced apart, where slots are to be made.
     """
-    if model.run_eagerly:
+    if model.run_eagerly or (IS_KERAS_3 and all(one.built for one in optimizers_of(model))):
         return
     with model.distribute_strategy.scope():
         step = step_function(model, "train")
