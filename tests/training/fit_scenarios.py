@@ -770,6 +770,30 @@ def ranks_that_read_other_batches_are_told(strategy, folder):
         model.fit(fewer, verbose=0)
 
 
+class Counting(keras.Model):
+    """Tells a tracker of its own one number a batch."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tracker = keras.metrics.Mean(name="largest")
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
+        self.tracker.update_state(tf.reduce_mean(tf.reduce_max(y_pred, -1)))
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**results, "largest": self.tracker.result()}
+
+
+@scenario
+def a_number_that_compute_metrics_counts(strategy, folder):
+    def model_fn() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = Counting(inputs, layers.Dense(3, "softmax")(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    equals_one_device(strategy, model_fn, data())
+
+
 class Late(keras.Model):
     """Knows the shapes of its weights when it is called."""
 

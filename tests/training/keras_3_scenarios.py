@@ -19,6 +19,7 @@ from scenarios import scenario
 from tensorflow import keras
 
 sys.path.append(str(Path(__file__).parent))
+import own_steps_scenarios
 from options_scenarios import given
 
 import tfdist
@@ -254,6 +255,15 @@ def averages_whose_weights_replicas_divide(strategy, folder):
         equals_one_device(divided, partial(mlp, partial(Unread, 4), optimizer=optimizer), (X, Y))
 
 
+@scenario("mirrored", "horovod", long=True)
+def several_optimizers(strategy, folder):
+    """Their slots are made outside of branches, which a warning would tell of, and resumed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        own_steps_scenarios.two_optimizers(strategy, folder)
+        own_steps_scenarios.all_optimizers_are_resumed(strategy, folder)
+    assert "some steps alone" not in out.getvalue()
+
+
 @scenario
 def executions_of_several_steps(strategy, folder):
     check_exact(strategy, lambda: mlp(steps_per_execution=5))
@@ -385,6 +395,15 @@ def weights_that_replicas_divide(strategy, folder):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
     model.set_weights([2 * weight for weight in reference.get_weights()])
     np.testing.assert_allclose(model.get_weights()[0], 2 * reference.get_weights()[0])
+    model.save_weights(folder / "kept.weights.h5")
+    strategy.from_chief(None)  # The chief has written it.
+    kept = strategy.from_chief(folder) / "kept.weights.h5"
+    model.set_weights(reference.get_weights())
+    for one in (model, reference):
+        one.load_weights(kept)
+        one.fit(X[:12], Y[:12], batch_size=12, verbose=0)
+    for one, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
     constrained = partial(layers.Dense, 16, kernel_constraint="max_norm")
     with pytest.raises(TfdistError, match="neither regularizers nor constraints"):
         divided.build(lambda: mlp(constrained))
@@ -439,15 +458,39 @@ def a_gradient_that_overflows_on_one_replica(strategy, folder):
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    model = strategy.build(model_fn)
-    before = model.get_weights()
     x, y = X[:GLOBAL_BATCH_SIZE].copy(), Y[:GLOBAL_BATCH_SIZE, None]
     x[-1] = np.inf  # Of the second replica, where records keep their order.
-    feed = strategy.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, training=False)
-    model.fit(feed, verbose=0)
-    for found, expected in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert int(model.optimizer.iterations.numpy()) == 0
+    for made in (strategy, given(strategy, shard="optimizer", precision="mixed_float16")):
+        model = made.build(model_fn)
+        before = model.get_weights()
+        feed = made.dataset((x, y), global_batch_size=GLOBAL_BATCH_SIZE, training=False)
+        model.fit(feed, verbose=0)
+        for found, expected in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert int(model.optimizer.iterations.numpy()) == 0
+        assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
+
+
+@scenario("mixed_float16")
+def a_loss_scale_whose_slots_replicas_divide(strategy, folder):
+    def model_fn() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(3)(layers.Dense(16, "tanh")(inputs)))
+        model.compile(keras.optimizers.AdamW(0.01, epsilon=1e-3, clipnorm=0.3), "mse")
+        return model
+
+    weights = []
+    for made in (strategy, given(strategy, shard="optimizer", precision="mixed_float16")):
+        model = made.build(model_fn)
+        model.optimizer.dynamic_growth_steps = 3
+        feed = made.dataset((X, Y[:, None]), global_batch_size=GLOBAL_BATCH_SIZE, seed=2)
+        model.fit(feed, epochs=2, verbose=0)
+        scale = float(model.optimizer.dynamic_scale.numpy())
+        weights.append([*model.get_weights(), scale, model.optimizer.iterations.numpy()])
+    assert weights[0][-2] > 2.0**15
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @scenario

@@ -147,7 +147,7 @@ class Gan(keras.Model):
             judged = self.discriminator(self.generator(noise, training=True), training=True)
             g_loss = self.loss_fn(tf.zeros_like(judged), judged)
         weights = self.generator.trainable_weights
-        self.g_optimizer.minimize(g_loss, weights, tape=tape)
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
         self.d_tracker.update_state(d_loss)
         return {"d_loss": d_loss, "g_loss": g_loss, "d_so_far": self.d_tracker.result()}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -324,18 +326,14 @@ def seeds_in(model: tf.keras.Model) -> list[tf.Variable]:
     return [generator.state.value for generator in _generators_in(model)]
 
 
-#: What is to be put in the place of an attribute: its owner, its name, and the value.
-Replacement = tuple[Any, str, Any]
+#: What is to be put in the place of attributes: their owner, and the values by their names.
+Replacement = tuple[Any, dict[str, Any]]
 
 
-def draws_by_replica(model: tf.keras.Model) -> list[Replacement]:
-    """Has the layers of ``model`` draw other random numbers on each replica of a step.
-
-    The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
-    all replicas. What is computed once more draws the same ones again.
-    """
+def draws_by_step(model: tf.keras.Model) -> list[Replacement]:
+    """Has the layers of ``model`` draw the random numbers that a step tells them to draw."""
     return [
-        (generator, "next", _by_replica(generator.next))
+        (generator, {"next": _by_step(generator.next)})
         for generator in _generators_in(model)
         if "next" not in vars(generator)
     ]
@@ -347,20 +345,38 @@ def _generators_in(model: tf.keras.Model) -> list[Any]:
     return [generator for layer in layers_in(model) for generator in layer._seed_generators]
 
 
-def _by_replica(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _by_step(given: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def next_seed(*args: Any, **options: Any) -> tf.Tensor:
-        now = step_context.current()
-        if isinstance(now.seeds, Iterator):
-            return next(now.seeds)
-        seed = draw(*args, **options)
-        if now.replica is not None:
-            replica = tf.cast(now.replica(), seed.dtype)
-            seed += tf.stack([replica, tf.zeros_like(replica)])
-        if now.seeds is not None:
-            now.seeds.append(seed)
-        return seed
+        seeds, draw = step_context.current().seeds, functools.partial(given, *args, **options)
+        return draw() if seeds is None else seeds(draw)
 
     return next_seed
+
+
+def drawing_on(replica: Callable[[], Any]) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass that draws other random numbers on each replica.
+
+    The first draws what one device does. In Keras 3 the seeds are variables, which are the same on
+    all replicas.
+    """
+
+    def seed_of(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        seed = draw()
+        number = tf.cast(replica(), seed.dtype)
+        return seed + tf.stack([number, tf.zeros_like(number)])
+
+    return step_context.within(seeds=seed_of)
+
+
+def keeping_seeds(kept: list[tf.Tensor]) -> contextlib.AbstractContextManager:
+    """Returns what encloses a forward pass whose seeds are ``kept``, to be drawn once more."""
+    given = step_context.current().seeds
+
+    def seed_of(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        kept.append(draw() if given is None else given(draw))
+        return kept[-1]
+
+    return step_context.within(seeds=seed_of)
 
 
 def losses_apart(model: tf.keras.Model) -> list[Replacement]:
@@ -372,7 +388,7 @@ def losses_apart(model: tf.keras.Model) -> list[Replacement]:
     if not IS_KERAS_3:
         return []
     return [
-        (layer, "_losses", _OfThread())
+        (layer, {"_losses": _OfThread()})
         for layer in layers_in(model)
         if not isinstance(layer._losses, _OfThread)
     ]

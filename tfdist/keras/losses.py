@@ -205,7 +205,10 @@ def ask_whether_undivided() -> None:
 
 
 def _allow_means() -> None:
-    """Has loss objects of Keras 2 ask the thread that they are in; once for each process."""
+    """Has loss objects of Keras 2 ask the thread that they are in; once for each process.
+
+    They take no mean in a step on replicas (tensorflow#58938).
+    """
     given = tf.keras.losses.Loss._get_reduction
     if hasattr(given, "of_keras"):
         return
@@ -213,7 +216,7 @@ def _allow_means() -> None:
     def reduction(loss: tf.keras.losses.Loss) -> Any:
         kinds = tf.keras.losses.Reduction
         is_mean = loss.reduction in (kinds.AUTO, kinds.SUM_OVER_BATCH_SIZE)
-        is_undivided = step_context.current().is_undivided
+        is_undivided = step_context.current().part is not None
         return kinds.SUM_OVER_BATCH_SIZE if is_mean and is_undivided else given(loss)
 
     reduction.of_keras = given
@@ -221,7 +224,10 @@ def _allow_means() -> None:
 
 
 def _replace_division() -> None:
-    """Has Keras 3 ask the thread that it is in; once for each process."""
+    """Has Keras 3 ask the thread that it is in; once for each process.
+
+    It divides each loss by the replicas, whoever reduces it (keras#16285).
+    """
     module = keras_source("losses.loss")
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         given = getattr(module, name)
@@ -231,7 +237,7 @@ def _replace_division() -> None:
 
 def _asking(given: Any) -> Any:
     def scale(value: Any) -> Any:
-        return value if step_context.current().is_undivided else given(value)
+        return given(value) if step_context.current().part is None else value
 
     scale.of_keras = given
     return scale

@@ -11,15 +11,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat import is_keras
+from tfdist.errors import ModelError
 from tfdist.keras.tensors import all_raw, raw
 from tfdist.keras.version import IS_KERAS_3
 
 #: The methods that apply gradients: the first calls the last, where they are two.
 APPLIES = ("apply_gradients", "apply") if IS_KERAS_3 else ("apply_gradients",)
+#: Whether a checkpoint gives values to those slots alone that are there when it is read.
+SLOTS_COME_FIRST = IS_KERAS_3
+#: What a compiled model may have for an optimizer.
+KINDS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: Whether equal look-ups of a table are added up before its update.
 ADDS_UP_LOOK_UPS = not IS_KERAS_3
-#: Whether the optimizers of one model can be several.
-CAN_BE_SEVERAL = not IS_KERAS_3
 
 # Whether a thread looks for what there is, and writes or reads none of it.
 _walk = threading.local()
@@ -93,6 +96,38 @@ def descendants_of(owner: Any) -> list[Any]:
         del _walk.is_for_files
 
 
+def optimizers_of(model: tf.keras.Model) -> list[Any]:
+    """Returns the optimizers of ``model``, in its attributes too, in an order of their own.
+
+    One that another wraps for its loss scale is not called by itself, and is none of them.
+    """
+    optimizers = [item for item in descendants_of(model) if isinstance(item, KINDS)]
+    if isinstance(model.optimizer, KINDS) and model.optimizer not in optimizers:
+        optimizers.append(model.optimizer)
+    wrapped = [inner for one in optimizers if (inner := inner_of(one)) is not one]
+    return [one for one in optimizers if not any(one is inner for inner in wrapped)]
+
+
+def beside_compiled(model: tf.keras.Model) -> dict[str, Any]:
+    """Returns optimizers by names in a checkpoint: those but the compiled one that Keras 3 has.
+
+    Of Keras 2 a checkpoint of the model holds them.
+
+    Raises:
+        ModelError: one has no slots yet, which the checkpoint would not hold.
+    """
+    others = [one for one in optimizers_of(model) if IS_KERAS_3 and one is not model.optimizer]
+    for one in others:
+        if not one.built:
+            raise ModelError(
+                "optimizers of Keras 3 beside the compiled one must have their slots before the "
+                "first step, for a checkpoint to hold them",
+                received=f"{type(one).__name__} without slots",
+                mend="Call its build(weights) where it is made, or compile without run_eagerly",
+            )
+    return {f"optimizer_{number}": one for number, one in enumerate(others)}
+
+
 def gradients_of(
     optimizer: Any, loss: tf.Tensor, variables: Sequence[Any], tape: tf.GradientTape
 ) -> list[Any]:
@@ -163,7 +198,11 @@ def applied(optimizer: Any, args: tuple, options: dict[str, Any]) -> tuple[list[
         return list(gradients), list(variables)
     gradients = args[0] if args else options["grads"]
     variables = args[1] if len(args) > 1 else options.get("trainable_variables")
-    return list(gradients), list(optimizer._trainable_variables if variables is None else variables)
+    if variables is None:
+        return list(gradients), list(optimizer._trainable_variables)
+    with tf.init_scope():  # Slots are made outside of the step, as those of Keras 2 are.
+        build(optimizer, variables)
+    return list(gradients), list(variables)
 
 
 def rate_of_last_step(optimizer: Any) -> Any:
@@ -233,15 +272,14 @@ def moved_average(optimizer: Any, average: tf.Variable, variable: tf.Variable) -
     return momentum * average + (1 - momentum) * variable
 
 
-def waits_or_scales(optimizer: Any) -> str | None:
-    """Returns what of an optimizer of Keras 3 is not in its update of a weight; None: nothing."""
-    names = ("initial_scale", "loss_scale_factor", "gradient_accumulation_steps")
-    return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
+#: What has an optimizer of Keras 3 update in some steps alone.
+WAITS = "gradient_accumulation_steps"
 
 
-def asks_whether_to_update(optimizer: Any) -> str | None:
+def asks_whether_to_update(
+    optimizer: Any, names: Sequence[str] = (WAITS, "ema_overwrite_frequency")
+) -> str | None:
     """Returns what has an optimizer of Keras 3 ask in a step whether to update; None: nothing."""
-    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
     return next((name for name in names if IS_KERAS_3 and getattr(optimizer, name, None)), None)
 
 
@@ -269,9 +307,16 @@ def evaluate_schedule(optimizer: Any) -> None:
         optimizer._compute_current_learning_rate()
 
 
+def asks_whether_finite(optimizer: Any) -> bool:
+    """Whether ``optimizer`` has a loss scale that follows the gradients: in Keras 3 each does."""
+    is_wrapper = inner_of(optimizer) is not optimizer
+    return is_wrapper if IS_KERAS_3 else getattr(optimizer, "dynamic", False)
+
+
 def loss_scale_state(optimizer: Any) -> list[tf.Variable]:
-    """Returns what a dynamic loss scale consists of; empty without one."""
-    if not getattr(optimizer, "dynamic", False):
+    """Returns what a dynamic loss scale consists of; empty without one, and where it is told of in
+    ``variables_of``."""
+    if IS_KERAS_3 or not asks_whether_finite(optimizer):
         return []
     return [optimizer._loss_scale.current_loss_scale, optimizer._loss_scale.counter]
 
@@ -295,13 +340,39 @@ def decay_of(optimizer: Any, variable: tf.Variable) -> float | None:
     return decay if decay and optimizer._use_weight_decay(raw(variable)) else None
 
 
-def update_loss_scale(optimizer: Any, is_finite: tf.Tensor) -> None:
+def unscaled(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Returns what ``gradients_of`` has found without the loss scale, which Keras 2 has undone."""
+    scale = getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale_factor", None))
+    if not IS_KERAS_3 or scale is None:
+        return list(gradients)
+    factor = 1 / tf.convert_to_tensor(scale, tf.float32)
+    return [
+        None if gradient is None else tf.math.scalar_mul(tf.cast(factor, gradient.dtype), gradient)
+        for gradient in gradients
+    ]
+
+
+def update_loss_scale(
+    optimizer: Any, is_finite: tf.Tensor, own: Callable[[Any], tf.Variable]
+) -> None:
     """Counts a step in the dynamic loss scale of ``optimizer``; on each replica.
 
     Args:
         is_finite: whether the gradients of all replicas are, bool [].
+        own: returns that of a variable which this replica has.
     """
+    if IS_KERAS_3:
+        scale, count = own(optimizer.dynamic_scale), own(optimizer.step_counter)
+        grows = count >= optimizer.dynamic_growth_steps - 1
+        scale.assign(scale * tf.where(is_finite, tf.where(grows, 2.0, 1.0), 0.5))
+        count.assign(tf.where(is_finite & ~grows, count + 1, 0))
+        return
     optimizer._loss_scale.update([tf.where(is_finite, 0.0, float("nan"))])
+
+
+def counts_step(is_finite: tf.Tensor | None) -> Any:
+    """Returns how many steps one counts as: Keras 3 leaves out those that its loss scale skips."""
+    return tf.cast(is_finite, tf.int64) if IS_KERAS_3 and is_finite is not None else 1
 
 
 @contextlib.contextmanager

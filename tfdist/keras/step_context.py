@@ -19,28 +19,23 @@ class StepContext:
 
     Attributes:
         part: of the global batch that the step has, float []: what a metric counts one number as.
-        is_undivided: whether losses are means of the step's own rows, whatever replicas there are.
-        results_are_local: whether metrics give this process's results, not those of all.
-        replica: returns the number of the replica, for random numbers that differ on each.
+            Losses are means of the step's own rows then, whatever replicas there are, and metrics
+            give this process's results, not those of all.
         own_step: the user's own step, a ``replica_step.RunningStep``.
-        norms: the forward pass of BatchNormalization over replicas, of ``batch_norm``.
-        microbatch_norms: the same of a microbatch in a pipeline, of ``strategies.pipeline.norms``.
+        norms: how BatchNormalization normalizes: a forward pass over replicas, of ``batch_norm``,
+            or one of a microbatch, of ``strategies.pipeline.norms``.
         repeatable: seed and microbatch of a forward pass that may run again, of ``recompute``.
         draws: seed and count of the random numbers drawn, of ``randomness``.
-        seeds: those that layers of Keras 3 have drawn, a list; or an iterator, to draw them again.
+        seeds: what draws a seed in Keras 3 -> the one that a layer gets: see ``keras.layers``.
         gathered: whole weights of the block that runs, of ``weight_blocks``.
     """
 
     part: Any = None
-    is_undivided: bool = False
-    results_are_local: bool = False
-    replica: Callable[[], Any] | None = None
     own_step: Any = None
     norms: Any = None
-    microbatch_norms: Any = None
     repeatable: Any = None
     draws: Any = None
-    seeds: Any = None
+    seeds: Callable[[Callable[[], Any]], Any] | None = None
     gathered: Any = None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import OptionError
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.keras.version import IS_KERAS_3
 
 #: Whether a model can be built by its first batch, within a strategy that has taken it before.
@@ -55,6 +56,23 @@ def forget_validation(model: tf.keras.Model) -> None:
 def follow_trainable(model: tf.keras.Model) -> None:
     """Has the compiled ``model`` train what is trainable now, not what was when it was compiled."""
     model._reset_compile_cache()
+
+
+def trace_step(model: tf.keras.Model, iterator: Any) -> None:
+    """Traces the train step of ``model``, which reads nothing; not in eager execution.
+
+    The function of Keras 3 can be called alone, so it is traced apart, where slots are to be made.
+    """
+    if model.run_eagerly or (IS_KERAS_3 and all(one.built for one in optimizers_of(model))):
+        return
+    with model.distribute_strategy.scope():
+        step = step_function(model, "train")
+    if IS_KERAS_3:
+        strategy = model.distribute_strategy
+        step = tf.function(
+            lambda batches: strategy.run(model.train_step, args=(next(batches),)), autograph=False
+        )
+    step.get_concrete_function(iterator)
 
 
 def step_function(model: tf.keras.Model, kind: str) -> Callable[[Any], Any]:

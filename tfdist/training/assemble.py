@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from tfdist import keras
 from tfdist.errors import ModelError
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.training.engine.binding import LOOPS, Binding, Engine
 from tfdist.training.engine.collective import Collective
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.engine.options import StepOptions
 from tfdist.training.feed.feed import Feed
 from tfdist.training.layers import batch_norm
-from tfdist.training.layers.hugging_face import share_loss
+from tfdist.training.layers.hugging_face import shared_loss
 from tfdist.training.loops.batch_methods import RunsAndBatches
 from tfdist.training.memory.sharded_slots import ShardedSlots
 from tfdist.training.memory.sharded_weights import ShardedWeights
@@ -35,7 +36,7 @@ from tfdist.training.model.refusals import (
 )
 from tfdist.training.model.scaling import Scaling
 from tfdist.training.model.stateful_rnn import refuse_stateful
-from tfdist.training.steps.custom_steps import STEPS, OwnSteps, optimizers_of
+from tfdist.training.steps.custom_steps import STEPS, OwnSteps
 from tfdist.training.steps.custom_steps import check as check_own_steps
 from tfdist.training.steps.shared_steps import SharedSteps
 
@@ -80,16 +81,14 @@ def assemble(
     if is_elastic:
         refuse_late_slots(model)
     binding.enclose(engine.within)
-    for name, program in (collective.programs(model) | dict(engine.programs)).items():
-        binding.put(model, name, program)
-    binding.put(model, "get_metrics_result", binding.results)
+    programs = collective.programs(model) | dict(engine.programs)
+    binding.put(model, programs | {"get_metrics_result": binding.results})
     shares = collective.shares_batches
     takes_shared_steps = (shares and not engine.takes_shares) or options.changes_the_step
     if takes_shared_steps:
         _put_shared_steps(binding, strategy_name, options)
     if engine.steps is not None:
-        for name in STEPS:
-            binding.put(model, name, getattr(engine.steps, name))
+        binding.put(model, {name: getattr(engine.steps, name) for name in STEPS})
     runs = RunsAndBatches(
         binding,
         scaling,
@@ -98,13 +97,12 @@ def assemble(
         _check_step if takes_shared_steps else None,
         divides=divides or shares or options.accumulate_steps > 1,
     )
-    for name in LOOPS:
-        binding.put(model, name, engine.loops.get(name, getattr(runs, name)))
+    binding.put(model, {name: getattr(runs, name) for name in LOOPS} | dict(engine.loops))
     binding.enclose(engine.around)
     _watch_loops_by_hand(binding, by_hand)
     if engine.compiled is not None:
         binding.when_compiled(engine.compiled)
-    binding.put(model, "compile", watched(binding))
+    binding.put(model, {"compile": watched(binding)})
     if is_elastic or not collective.is_chief:
         by_chief = functools.partial(_by_chief, collective=collective)
         binding.enclose([(_WRITERS, _written_aside if collective.reads_together else by_chief)])
@@ -128,23 +126,21 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
         model, "replicas that divide them" if shares else "microbatches or a second pass"
     )
     warn_of_padding(model, is_chief=collective.is_chief)
-    for owner, name, value in (
+    for owner, values in (
         *keras.layers.losses_apart(model),
-        *keras.layers.draws_by_replica(model),
+        *keras.layers.draws_by_step(model),
+        (model, keras.steps.building_nothing_from_data()),
     ):
-        binding.put(owner, name, value)
-    for name, program in keras.steps.building_nothing_from_data().items():
-        binding.put(model, name, program)
+        binding.put(owner, values)
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
     steps = SharedSteps(binding, options)
-    for name in STEPS if shares else ("train_step",):
-        binding.put(model, name, getattr(steps, name))
+    taken = {name: getattr(steps, name) for name in (STEPS if shares else ("train_step",))}
     if shares:
         _refuse_nadam(model, strategy_name)
         binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
         binding.own_steps = OwnSteps(binding, options, steps.replica)
-        binding.own_steps.put_on()
-        share_loss(binding)
+        taken |= binding.own_steps.in_place() | shared_loss(binding)
+    binding.put(model, taken)
 
 
 def _refuse_nadam(model: tf.keras.Model, strategy_name: str) -> None:

@@ -60,7 +60,7 @@ def test_within_a_step_results_are_this_process_own():
     model = updated(data(5))
     own = {name: float(value) for name, value in model.get_metrics_result().items()}
     merged = MergedResults(model, Twice([v.numpy() for v in state_of(updated(data(9)))]))
-    with step_context.within(results_are_local=True):
+    with step_context.within(part=1.0):
         assert {name: float(value) for name, value in merged().items()} == own
     assert merged() != own
 

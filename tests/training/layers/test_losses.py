@@ -92,6 +92,25 @@ def test_a_metric_of_rows_is_left_as_it_is():
     assert float(model.distance.result()) == 1
 
 
+def test_a_metric_of_ones_own_may_branch_on_a_tensor():
+    def distance(y, y_pred):
+        if tf.reduce_mean(y_pred) > 0:
+            return tf.reduce_mean(tf.abs(y - y_pred))
+        return tf.zeros([])
+
+    model = built(Plain, loss="mse", metrics=[distance])
+    model.compiled_metrics.build(tf.ones([2, 1]), tf.ones([2, 1]))
+    losses.as_on_one_device(Binding(model, Alone()))
+
+    @tf.function
+    def step(part):
+        with losses.counted_as(part):
+            model.compiled_metrics.update_state(tf.zeros([2, 1]), tf.ones([2, 1]))
+
+    step(tf.constant(0.5))
+    assert [float(v) for v in model.compiled_metrics.metrics[0].variables] == [0.5, 0.5]
+
+
 def test_a_sum_beside_a_loss_of_ones_own_is_refused():
     total = keras.losses.MeanSquaredError(reduction="sum")
     assert losses.is_sum(built(Plain, loss=total))

@@ -24,9 +24,9 @@ from tfdist.strategies.mesh.recompute import Block, Segments, differentiated
 from tfdist.strategies.mesh.state import SlicedState
 from tfdist.training.engine.collective import Collective
 from tfdist.training.layers import loss_masks, losses
+from tfdist.training.layers.autograph import with_autograph
 from tfdist.training.layers.clipping import limit_of_values
 from tfdist.training.model.logits import changed
-from tfdist.training.steps.autograph import with_autograph
 
 
 def plan(model: tf.keras.Model, layout: Layout, num_rows: int) -> None:

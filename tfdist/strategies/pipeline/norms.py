@@ -8,13 +8,12 @@ about both, about layers of microbatches, and about forward passes that run once
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ModelError
 from tfdist.keras import step_context
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import batch_norm, batch_statistics
@@ -28,7 +27,27 @@ def of_part(*, is_real: Any, moves: bool) -> contextlib.AbstractContextManager:
         moves: whether layers move their moving statistics; a forward pass that is computed once
             more must not.
     """
-    return step_context.within(microbatch_norms=(is_real, moves))
+    return step_context.within(norms=_Part(is_real, moves))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """See ``of_part``."""
+
+    is_real: Any
+    moves: bool
+
+    def normalized(self, norm: batch_norm.Norm, inputs: tf.Tensor) -> tf.Tensor:
+        own = batch_statistics.local_sums(norm.layer, inputs)
+        output = batch_statistics.normalized(norm.layer, inputs, own)
+
+        def move() -> bool:
+            batch_statistics.move_statistics(norm.layer, own)
+            return True
+
+        if self.moves:  # Last: sums and output are around the moving mean.
+            tf.cond(tf.convert_to_tensor(self.is_real), move, lambda: False)
+        return output
 
 
 class OverRanks:
@@ -60,49 +79,4 @@ def put_on(binding: Binding) -> None:
         batch_norm.put_on(binding, synchronized=True)
         return
     for layer in batch_norm.layers_of(binding.model):
-        # A method of the layer: Keras' writer of SavedModels traces nothing else.
-        call = types.MethodType(_of_layer(_PartCall(layer)), layer)
-        binding.put(layer, "call", call)
-
-
-def _of_layer(replacement: Any) -> Any:
-    def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
-        return replacement(inputs, training=training, mask=mask)
-
-    return call
-
-
-def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
-    return ModelError(
-        "BatchNormalization must not follow a mask where a batch is divided into microbatches",
-        received=f"layer '{layer.name}' with a mask",
-        mend="Use LayerNormalization, or end the mask before it",
-    )
-
-
-class _PartCall:
-    """Replaces ``layer.call``; outside of ``of_part`` nothing changes."""
-
-    def __init__(self, layer: tf.keras.layers.BatchNormalization):
-        self._layer = layer
-        self._call_alone = layer.call
-
-    def __call__(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
-        layer = self._layer
-        if not layer.trainable:
-            training = False
-        now = step_context.current().microbatch_norms
-        if training is not True or now is None:
-            return self._call_alone(inputs, training=training, mask=mask)
-        if mask is not None and not layer.fused:  # Keras' fused code ignores it too.
-            raise masked_norm_error(layer)
-        is_real, moves = now
-        own = batch_statistics.local_sums(layer, inputs)
-        output = batch_statistics.normalized(layer, inputs, own)
-        if moves:  # Last: sums and output are around the moving mean.
-            tf.cond(tf.convert_to_tensor(is_real), lambda: self._move(own), lambda: False)
-        return output
-
-    def _move(self, own: tf.Tensor) -> bool:
-        batch_statistics.move_statistics(self._layer, own)
-        return True
+        batch_norm.follow(binding, layer, synchronized=True)

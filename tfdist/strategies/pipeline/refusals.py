@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.errors import ModelError
 from tfdist.keras.layers import layers_in
 from tfdist.keras.tensors import mask_of
-from tfdist.strategies.pipeline.norms import masked_norm_error
+from tfdist.training.layers.batch_norm import masked_norm_error
 from tfdist.training.layers.randomness import drawing_layers
 from tfdist.training.model.layer_calls import Call, normalizes
 from tfdist.training.model.refusals import (

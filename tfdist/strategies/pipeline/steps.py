@@ -224,7 +224,7 @@ class PipelineSteps:
             keras.losses.update_metrics(model, y, y_pred, sample_weight)
             return tf.constant(True)
 
-        with step_context.within(results_are_local=True):
+        with step_context.within(part=1.0):  # Of its own batch, whose results it shows.
             if share.is_real is True:
                 model.compiled_loss(labels, y_pred, weights, regularization_losses=added or None)
                 return model.compute_metrics(x, y, y_pred, sample_weight)

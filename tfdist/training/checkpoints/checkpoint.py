@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError, OptionError, TfdistError, cannot_write
+from tfdist.keras.optimizers import beside_compiled
 from tfdist.keras.tensors import saved
 from tfdist.records.buckets.urls import url_of
 from tfdist.training.checkpoints import callback_state, checkpoint_files, last_call
@@ -151,7 +152,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = CheckpointState(data, learned_words(model))
-        beside = self._saving.beside(model)
+        beside = self._saving.beside(model) | beside_compiled(model)
         parts = {name: saved(part) for name, part in {"model": model, **beside}.items()}
         checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **parts)
         self._without_words = tf.train.Checkpoint(

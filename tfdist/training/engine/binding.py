@@ -18,6 +18,7 @@ layers too, and by its binding alone. From within to without:
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -133,10 +134,42 @@ class Binding:
         self._when_compiled: list[Callable[[], None]] = []
         vars(model)[_PLACE] = self  # Keras would look for variables in it.
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
-        """Puts ``value`` in the place of an attribute of the model, its layers or its weights."""
-        setattr(owner, name, value)
-        self.put_on.append((type(owner).__name__, name))
+    def put(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Puts ``values`` in the place of attributes of the model, its layers or its weights."""
+        for name, value in values.items():
+            setattr(owner, name, value)
+            self.put_on.append((type(owner).__name__, name))
+
+    def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Has ``call`` be asked in the place of a method of ``owner``, which it is given; once.
+
+        Args:
+            call: of (owner, its method, what that is called with).
+        """
+        own = getattr(owner, name)
+        known = getattr(own, "asks", ())
+        if call in known:
+            return
+
+        def asked(*args: Any, **options: Any) -> Any:
+            return call(owner, own, *args, **options)
+
+        asked.asks = (call, *known)
+        self.put(owner, {name: asked})
+
+    def call_by(self, layer: Any, call: Callable[..., Any]) -> None:
+        """Has ``call`` be asked in the place of a layer's own, which it is given.
+
+        Args:
+            call: of (that of the layer, inputs, training, mask).
+        """
+        own = layer.call
+
+        # A method of the layer: Keras' writer of SavedModels traces nothing else.
+        def called(_layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            return call(own, inputs, training, mask)
+
+        self.put(layer, {"call": types.MethodType(called, layer)})
 
     @contextlib.contextmanager
     def taking(self, values: Mapping[str, Any]) -> Iterator[None]:
@@ -184,7 +217,7 @@ class Binding:
         """Puts enclosed methods of the model in their own place."""
         for names, enclosed in enclosures:
             for name in names:
-                self.put(self.model, name, enclosed(getattr(self.model, name)))
+                self.put(self.model, {name: enclosed(getattr(self.model, name))})
 
     def when_compiled(self, then: Callable[[], None]) -> None:
         """Calls ``then`` whenever the model is compiled anew, after those that came before."""

@@ -50,7 +50,7 @@ class MergedResults:
             self.carried = carried
 
     def __call__(self) -> dict[str, Any]:
-        if not tf.executing_eagerly() or step_context.current().results_are_local:
+        if not tf.executing_eagerly() or step_context.current().part is not None:
             return self._local_results()
         variables = state_of(self._model)
         local = [variable.numpy() for variable in variables]

@@ -1,13 +1,13 @@
 """BatchNormalization whose statistics cover the global batch, not one replica's share of it.
 
-The layer itself stays the user's own: only its ``call`` is replaced on the instance, so the model
-keeps its class, its weights and its file format.
+The layer itself stays the user's own: only its ``call`` is asked elsewhere, so the model keeps its
+class, its weights and its file format. How it normalizes in a step that is divided, the step says:
+``StepContext.norms`` has ``normalized(norm, inputs)``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +48,23 @@ class _Pass:
         self.is_real, self.name, self.known = is_real, name, known
         self.num_calls = 0
         self.kept: list[_Used] | None = None
+
+    def normalized(self, norm: Norm, inputs: tf.Tensor) -> tf.Tensor:
+        layer = norm.layer
+        used = None if self.known is None else next(self.known)
+        center = tf.identity(layer.moving_mean) if used is None else used.center
+        local = local_sums(layer, inputs, center, self.is_real)
+        if used is not None:
+            return normalized(layer, inputs, norm.as_known(local, used), center)
+        name = f"{self.name}.{self.num_calls}"
+        self.num_calls += 1
+        # One reduction for all three: latency is what costs.
+        total = norm.sum(local, name) if norm.is_synchronized else local
+        if self.kept is not None:
+            self.kept.append(_Used(name, center, total))
+        output = normalized(layer, inputs, total, center)
+        move_statistics(layer, total)
+        return output
 
 
 def shared_step(*, is_real: tf.Tensor, microbatch: int = 0) -> contextlib.AbstractContextManager:
@@ -115,79 +132,55 @@ def put_on(binding: Binding, *, synchronized: bool) -> None:
                 received=f"layer '{layer.name}' with renorm=True",
                 mend="Leave renorm out, or use strategy 'single'",
             )
-        shared = _Shared(layer, binding.collective, synchronized or _asks_for_all(layer))
-        binding.put(layer, "call", shared.as_method())
+        follow(binding, layer, synchronized=synchronized or _asks_for_all(layer))
+
+
+def follow(binding: Binding, layer: tf.keras.layers.Layer, *, synchronized: bool) -> None:
+    """Has a BatchNormalization normalize as the step says that it is called in."""
+    binding.call_by(layer, Norm(layer, binding.collective, synchronized))
 
 
 def _asks_for_all(layer: tf.keras.layers.BatchNormalization) -> bool:
     return bool(getattr(layer, "synchronized", False))
 
 
-def _ignores_masks(layer: tf.keras.layers.BatchNormalization) -> bool:
-    return keeps_unbiased_variance(layer)  # Both are ways of Keras' fused code.
+def masked_norm_error(layer: tf.keras.layers.BatchNormalization) -> ModelError:
+    return ModelError(
+        "BatchNormalization must not follow a mask where a batch is divided among replicas or "
+        "microbatches",
+        received=f"layer '{layer.name}' with a mask",
+        mend="Use LayerNormalization, end the mask before it, or use strategy 'single'",
+    )
 
 
-class _Shared:
-    """Replaces ``layer.call``: in a shared train step it reduces, anywhere else nothing changes."""
+@dataclass(frozen=True)
+class Norm:
+    """A BatchNormalization, called in the place of ``layer.call``; ``is_synchronized``: of all."""
 
-    def __init__(
-        self,
-        layer: tf.keras.layers.BatchNormalization,
-        collective: Collective,
-        synchronized: bool,
-    ):
-        self._layer = layer
-        self._collective = collective
-        self._synchronized = synchronized
-        self._call_alone = layer.call
+    layer: tf.keras.layers.BatchNormalization
+    collective: Collective
+    is_synchronized: bool
 
-    def as_method(self) -> Callable:
-        """Returns a method of the layer: Keras' writer of SavedModels traces nothing else."""
+    def __call__(self, alone: Callable[..., Any], inputs: Any, training: Any, mask: Any) -> Any:
+        now, layer = step_context.current().norms, self.layer
+        training = training if layer.trainable else False
+        if training is not True or now is None:
+            return alone(inputs, training=training, mask=mask)
+        if mask is not None and not keeps_unbiased_variance(layer):  # Keras' fused code ignores it.
+            raise masked_norm_error(layer)
+        return now.normalized(self, inputs)
 
-        def call(_layer: Any, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> Any:
-            if not self._layer.trainable:
-                training = False
-            if training is True and step_context.current().norms is not None:
-                if mask is not None and not _ignores_masks(self._layer):
-                    raise ModelError(
-                        "BatchNormalization must not follow a mask where a batch is divided among "
-                        "replicas or microbatches",
-                        received=f"layer '{self._layer.name}' with a mask",
-                        mend="Use LayerNormalization, or strategy 'single'",
-                    )
-                return self._train(inputs)
-            return self._call_alone(inputs, training=training, mask=mask)
-
-        return types.MethodType(call, self._layer)
-
-    def _train(self, inputs: tf.Tensor) -> tf.Tensor:
-        now, layer = step_context.current().norms, self._layer
-        used = None if now.known is None else next(now.known)
-        center = tf.identity(layer.moving_mean) if used is None else used.center
-        local = local_sums(layer, inputs, center, now.is_real)
-        if used is not None:
-            return normalized(layer, inputs, self._as_known(local, used), center)
-        name = f"{now.name}.{now.num_calls}"
-        now.num_calls += 1
-        # One reduction for all three: latency is what costs.
-        total = self._sum(local, name) if self._synchronized else local
-        if now.kept is not None:
-            now.kept.append(_Used(name, center, total))
-        output = normalized(layer, inputs, total, center)
-        move_statistics(layer, total)
-        return output
-
-    def _sum(self, local: tf.Tensor, name: str) -> tf.Tensor:
+    def sum(self, local: tf.Tensor, name: str) -> tf.Tensor:
         step = running_step()
-        return self._collective.sum(local, name) if step is None else step.sum(local, name)
+        return self.collective.sum(local, name) if step is None else step.sum(local, name)
 
-    def _as_known(self, local: tf.Tensor, used: _Used) -> tf.Tensor:
+    def as_known(self, local: tf.Tensor, used: _Used) -> tf.Tensor:
         """Returns the total, differentiable as the sum of all replicas' ``local`` that it is."""
 
         def back(gradient: tf.Tensor) -> tf.Tensor:
-            if not self._synchronized:
+            if not self.is_synchronized:
                 return gradient
-            return self._collective.sum(gradient, f"{used.name}.again")
+            return self.collective.sum(gradient, f"{used.name}.again")
 
         return with_gradient(used.total, of=local, back=back)
 

@@ -23,28 +23,32 @@ _TRAINS_ON_IT = "_using_dummy_loss"
 _NO_LABEL = -100
 
 
-def share_loss(binding: Binding) -> None:
-    """Has the loss that a model of HuggingFace computes be that of the global batch."""
+def shared_loss(binding: Binding) -> dict[str, Any]:
+    """Returns what has the loss that a model of HuggingFace computes be that of the global batch.
+
+    Name of a method -> what takes its place.
+    """
     given = getattr(binding.model, _LOSS, None)
     if given is None:
-        return
+        return {}
 
     @functools.wraps(given)
     def loss(labels: Any, *args: Any, **options: Any) -> Any:
         if not getattr(binding.model, _TRAINS_ON_IT):
             return given(labels, *args, **options)
-        _count_as_told(binding, keras.losses.loss_shown(binding.model))
-        return _by_positions(given(labels, *args, **options), labels)
+        shown = keras.losses.loss_shown(binding.model)
+        return _by_positions(given(labels, *args, **options), labels, shown)
 
-    binding.put(binding.model, _LOSS, tf.autograph.experimental.do_not_convert(loss))
+    return {_LOSS: tf.autograph.experimental.do_not_convert(loss)}
 
 
-def _by_positions(loss: tf.Tensor, labels: Any) -> tf.Tensor:
+def _by_positions(loss: tf.Tensor, labels: Any, shown: Any) -> tf.Tensor:
     """Returns the loss of a replica, which the step weighs by its rows, weighted by positions.
 
     Args:
         loss: a mean over the positions with a label, or one number for each of them.
         labels: int [batch, positions]; others are of whole rows.
+        shown: the metric that the loss is shown by.
     """
     step = running_step()
     if step is None or not tf.is_tensor(labels):
@@ -56,20 +60,5 @@ def _by_positions(loss: tf.Tensor, labels: Any) -> tf.Tensor:
     of_all = step.sum(own, step.name("positions"))
     part = tf.cast(step.part, loss.dtype)
     # Keras counts a batch once in what an epoch shows, or each of its positions.
-    step.loss_weight = part if loss.shape.num_elements() == 1 else part * of_all
+    step.loss_weights[id(shown)] = part * (1 if loss.shape.num_elements() == 1 else of_all)
     return loss * tf.math.divide_no_nan(tf.math.divide_no_nan(own, of_all), part)
-
-
-def _count_as_told(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
-    """Has the metric of the loss count as the step says, which Keras does not ask."""
-    given = metric.update_state
-    if getattr(given, "counts_as_told", False):
-        return
-
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
-        step = running_step()
-        told = None if step is None else step.loss_weight
-        return given(values, sample_weight=sample_weight if told is None else told)
-
-    update_state.counts_as_told = update_state.counts_by_step = True  # See ``losses``.
-    binding.put(metric, "update_state", update_state)

@@ -15,7 +15,7 @@ one number a batch, as in ``compute_loss`` or ``add_metric``, counts it with the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,6 +27,8 @@ from tfdist.errors import ModelError
 from tfdist.keras import step_context
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.collective import Collective
+from tfdist.training.layers.autograph import with_autograph
+from tfdist.training.layers.replica_step import running_step
 
 _MEAN_OF_WEIGHTED = "mean_with_sample_weight"  # Of Keras 3.
 
@@ -57,9 +59,9 @@ def as_on_one_device(binding: Binding) -> None:
     model = binding.model
     for name, whole in keras.losses.divided_by_replicas(model).items():
         if not isinstance(whole, AsOnOneDevice):
-            binding.put(model, name, AsOnOneDevice(whole))
+            binding.put(model, {name: AsOnOneDevice(whole)})
         # What layers add is told by itself where no loss is compiled.
-        _count_by_step(binding, keras.losses.loss_shown(model))
+        binding.around(keras.losses.loss_shown(model), "update_state", _count_numbers)
     compiled = {id(metric) for metric in keras.losses.row_counters(model)}
     for metric in model.metrics:
         mean = tf.keras.metrics.Mean  # Those of its kinds that compare rows update otherwise.
@@ -67,52 +69,45 @@ def as_on_one_device(binding: Binding) -> None:
             isinstance(metric, mean) and type(metric).update_state is mean.update_state
         )
         if is_told_numbers and id(metric) not in compiled:
-            _count_by_step(binding, metric)
+            binding.around(metric, "update_state", _count_numbers)
     for metric in keras.losses.compiled_metrics(model):
         if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-            _count_number_by_step(binding, metric)
+            binding.around(metric, "update_state", _count_number)
 
 
-def _count_by_step(binding: Binding, metric: tf.keras.metrics.Mean) -> None:
-    given = metric.update_state
-    if getattr(given, "counts_by_step", False):
-        return
-
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
-        part = step_context.current().part
-        values = tf.convert_to_tensor(values)
-        if part is None or sample_weight is not None or values.shape.rank is None:
-            return given(values, sample_weight=sample_weight)
-        # One number is that of the rows; of several, those of a row of padding count nothing.
-        is_real = tf.cast(part > 0, values.dtype)
-        weight = part if values.shape.rank == 0 else tf.ones_like(values) * is_real
-        # Of no rows, a mean may be NaN.
-        return given(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
-
-    update_state.counts_by_step = True
-    binding.put(metric, "update_state", update_state)
+def _count_numbers(
+    metric: tf.keras.metrics.Mean, count: Callable, values: Any, sample_weight: Any = None
+) -> Any:
+    part, step = step_context.current().part, running_step()
+    if step is not None and step.loss_weights.get(id(metric)) is not None:
+        return count(values, sample_weight=step.loss_weights[id(metric)])
+    values = tf.convert_to_tensor(values)
+    if part is None or sample_weight is not None or values.shape.rank is None:
+        return count(values, sample_weight=sample_weight)
+    # One number is that of the rows; of several, those of a row of padding count nothing.
+    is_real = tf.cast(part > 0, values.dtype)
+    weight = part if values.shape.rank == 0 else tf.ones_like(values) * is_real
+    # Of no rows, a mean may be NaN.
+    return count(tf.where(part > 0, values, tf.zeros_like(values)), sample_weight=weight)
 
 
-def _count_number_by_step(binding: Binding, metric: tf.keras.metrics.MeanMetricWrapper) -> None:
-    """Has a function that returns one number a batch, as a mean, count it by its rows.
+def _count_number(
+    metric: tf.keras.metrics.MeanMetricWrapper,
+    count: Callable,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
+    """Counts by its rows what a function returns as one number a batch, as a mean.
 
     A user's own may; Keras' own do of outputs of rank 1.
     """
-    given = metric.update_state
-    if getattr(given, "counts_by_step", False):
-        return
-
-    @tf.autograph.experimental.do_not_convert
-    def update_state(y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        part = step_context.current().part
-        may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
-        if part is not None and sample_weight is None and may_be_one:
-            value = tf.convert_to_tensor(keras.losses.function_of(metric)(y, y_pred))
-            sample_weight = part if value.shape.rank == 0 else None
-        return given(y, y_pred, sample_weight=sample_weight)
-
-    update_state.counts_by_step = True
-    binding.put(metric, "update_state", update_state)
+    part = step_context.current().part
+    may_be_one = y_pred.shape.rank == 1 or not is_keras_own(metric)
+    if part is not None and sample_weight is None and may_be_one:
+        value = with_autograph(keras.losses.function_of(metric))(y, y_pred)
+        sample_weight = part if tf.convert_to_tensor(value).shape.rank == 0 else None
+    return count(y, y_pred, sample_weight=sample_weight)
 
 
 def part_of(share: tf.Tensor) -> tf.Tensor:
@@ -136,7 +131,7 @@ def counted_as(part: tf.Tensor) -> contextlib.AbstractContextManager:
     Metrics count one number of these rows as ``part``, float [].
     """
     keras.losses.ask_whether_undivided()
-    return step_context.within(part=part, is_undivided=True)
+    return step_context.within(part=part)
 
 
 def has_own_compute_loss(model: tf.keras.Model) -> bool:

@@ -148,11 +148,11 @@ def augments(layer: tf.keras.layers.Layer) -> bool:
 
 def put_on(binding: Binding) -> None:
     """Lets the layers of a model that draw random numbers follow ``microbatch``."""
-    seeded = (layer for layer in layers_in(binding.model) if _draws_at_once(layer))
-    for number, layer in enumerate(seeded):
+    drawing = (layer for layer in layers_in(binding.model) if _draws_at_once(layer))
+    for number, layer in enumerate(drawing):
         generator = random_generator(layer)
-        for name, seeded_draw in _DRAWS.items():
-            binding.put(generator, name, _draw(number, getattr(generator, name), seeded_draw))
+        draws = {n: _draw(number, getattr(generator, n), seeded) for n, seeded in _DRAWS.items()}
+        binding.put(generator, draws)
 
 
 def _draw(layer: int, unseeded: Callable, seeded: Callable) -> Callable:

@@ -31,15 +31,15 @@ class RunningStep:
         part: of the global batch that the replica has, float [].
         share: rows of the replica and of the global batch, int64 [2].
         results: metric -> the name of what it has been asked for.
-        loss_weight: what the compiled loss counts with among the batches of all replicas, float [];
-            None leaves that to Keras, which counts rows.
+        loss_weights: metric of a loss -> what it counts with among the batches of all replicas,
+            float []; without, Keras counts rows.
     """
 
     collective: Collective
     part: tf.Tensor
     share: tf.Tensor
     results: dict[int, str] = field(default_factory=dict)
-    loss_weight: tf.Tensor | None = None
+    loss_weights: dict[int, tf.Tensor] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)  # So that no other tensor gets its id.
     _num_names: int = 0
     _last: list[tf.Tensor] = field(default_factory=list)

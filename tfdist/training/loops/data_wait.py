@@ -116,7 +116,7 @@ class DataWait(tf.keras.callbacks.Callback):
                 there.assign(tf.timestamp(), read_value=False)
             return take_step(data)
 
-        binding.put(model, "train_step", step)
+        binding.put(model, {"train_step": step})
         keras.steps.forget_functions(model)
         self._step, self._there = step, there
 

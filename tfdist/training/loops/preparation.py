@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.records.reading.source import fingerprint, spec_of_rows
 from tfdist.training.checkpoints.checkpoint import keepers_among
 from tfdist.training.checkpoints.checkpoint_state import ORDER, DataState, Start
@@ -24,7 +25,6 @@ from tfdist.training.loops.opening import Opening
 from tfdist.training.model.lookup_vocabularies import check_vocabularies, follow_variables
 from tfdist.training.model.scaling import ScaleLearningRate, Scaling
 from tfdist.training.steps import layer_state, row_probe
-from tfdist.training.steps.custom_steps import optimizers_of
 from tfdist.training.steps.row_probe_rows import ROWS, filled_up
 
 
@@ -144,7 +144,8 @@ class Preparation:
         model = self._model
         if self._binding.sharded is None:
             eager_variables.make_slots(model)  # They must exist to be restored or sent.
-        if self._collective.num_processes > 1 and optimizers_of(model) != [model.optimizer]:
+        knows_late = self._collective.num_processes > 1 or keras.optimizers.SLOTS_COME_FIRST
+        if knows_late and optimizers_of(model) != [model.optimizer]:
             self._trace(feed)  # What a step gives to other optimizers is known when it is traced.
         start = Start()
         keepers = keepers_among(callbacks)
@@ -174,9 +175,5 @@ class Preparation:
         return start
 
     def _trace(self, feed: Feed) -> None:
-        model = self._model
-        with model.distribute_strategy.scope():
-            step = keras.steps.step_function(model, "train")
-        if hasattr(step, "get_concrete_function"):  # Not in eager execution.
-            specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
-            step.get_concrete_function(iter(self._reader.batches(specimen, 0, 1)))
+        specimen = feed.specimen() if isinstance(feed, GivenFeed) else feed
+        keras.steps.trace_step(self._model, iter(self._reader.batches(specimen, 0, 1)))

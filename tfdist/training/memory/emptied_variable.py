@@ -57,8 +57,8 @@ def listen(
 
         return run
 
-    for name in (*_READS, *_WRITES):
-        binding.put(variable, name, told(getattr(variable, name), name in _WRITES))
+    names = (*_READS, *_WRITES)
+    binding.put(variable, {n: told(getattr(variable, n), n in _WRITES) for n in names})
 
 
 class Elsewhere:
@@ -87,8 +87,8 @@ class Elsewhere:
             dtype=variable.dtype, shape=variable.shape, shared_name=f"tfdist_divided_{number}"
         )
         self._nothing._handle_data = variable.handle._handle_data  # noqa: SLF001
-        binding.put(variable, "_handle", self._nothing)
         ways = dict.fromkeys(_WRITES, self._refuse_change) | {
+            "_handle": self._nothing,
             "is_initialized": lambda name=None: tf.constant(True),
             "_read_variable_op": self._read,
             "sparse_read": self._look_up,
@@ -96,8 +96,7 @@ class Elsewhere:
             "assign": self._assign,
             "_restore_from_tensors": self._restore,
         }
-        for name, way in ways.items():
-            binding.put(variable, name, way)
+        binding.put(variable, ways)
 
     def take(self, value: Any) -> None:
         """Keeps the part of this process of a whole value."""

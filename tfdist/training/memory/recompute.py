@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
-from tfdist.keras.layers import nested_outputs
+from tfdist.keras.layers import keeping_seeds, nested_outputs
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import batch_norm, randomness
@@ -66,9 +65,7 @@ class Recomputation:
         self._outputs = [id(tensor) for tensor in graph.outputs]
         self._seeds = randomness.StepSeeds(model)
         randomness.put_on(binding)
-        self._call_whole = model.call
-        # A method of the model: Keras' writer of SavedModels traces nothing else.
-        binding.put(model, "call", types.MethodType(self._as_method(), model))
+        binding.call_by(model, self._call)
 
     @property
     def blocks(self) -> list[str]:
@@ -80,15 +77,12 @@ class Recomputation:
         seed = tf.random.experimental.stateless_fold_in(self._seeds.of_step(), replica)
         return step_context.within(repeatable=(seed, microbatch))
 
-    def _as_method(self) -> Callable:
-        def call(_model: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            if training is True and step_context.current().repeatable is not None:
-                return self._run(inputs, functools.partial(self._forward, reduced=[]))
-            if self._divided is not None and self._divided.are_apart:
-                return self._run(inputs, functools.partial(self._in_passing, training=training))
-            return self._call_whole(inputs, training=training, mask=mask)
-
-        return call
+    def _call(self, whole: Callable[..., Any], inputs: Any, training: Any, mask: Any) -> Any:
+        if training is True and step_context.current().repeatable is not None:
+            return self._run(inputs, functools.partial(self._forward, reduced=[]))
+        if self._divided is not None and self._divided.are_apart:
+            return self._run(inputs, functools.partial(self._in_passing, training=training))
+        return whole(inputs, training=training, mask=mask)
 
     def _run(self, inputs: Any, run: Callable[..., list[tf.Tensor]]) -> Any:
         """Returns the outputs of the model; ``run`` those of a segment, given tensors."""
@@ -182,11 +176,12 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
     # Layers may add losses: what those need stays on the caller's tape, and is right as it is.
     @tf.custom_gradient
     def checkpoint(*_: tf.Tensor) -> Any:
-        with statistics.first(), step_context.within(seeds=seeds):
+        with statistics.first(), keeping_seeds(seeds):
             first.extend(forward(tensors))
 
         def back(*upstream: Any, variables: Sequence[tf.Variable] | None = None) -> Any:
             trained = [v for v in variables or () if v.trainable]
+            drawn = iter(seeds)
             upstream = [tf.convert_to_tensor(gradient) for gradient in upstream]
             # Without waiting, TensorFlow would compute it at once and keep it all the same.
             with tf.control_dependencies(upstream), tf.GradientTape() as tape:
@@ -195,7 +190,7 @@ def _computed_again(forward: _Forward, tensors: list[tf.Tensor]) -> list[tf.Tens
                 tape.watch([*sources, *trained])
                 with (
                     statistics.again(),
-                    step_context.within(seeds=iter(seeds)),
+                    step_context.within(seeds=lambda _: next(drawn)),
                     _without_side_effects(forward.segment),
                 ):
                     outputs = with_logits(forward(again))

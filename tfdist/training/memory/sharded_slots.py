@@ -263,6 +263,7 @@ class ShardedSlots:
         elif is_new:
             with self._model.distribute_strategy.scope(), self._made_on_host():
                 self._empty = build_empty(given, self._model.trainable_variables)
+            eager_variables.make_slots(self._model)  # Those of a loss scale around it.
             if in_parts:  # What they begin with may be the weights'.
                 self._collective.broadcast(self._model.trainable_variables)
                 self._divide()
@@ -304,7 +305,7 @@ class ShardedSlots:
             parts = apart.submit(self._made).result()
         # Keras would look for variables in it.
         vars(parts.given).setdefault(_PLACE, weakref.WeakKeyDictionary())[self._binding] = parts
-        self._finalize_whole(parts.given)
+        self._binding.around(parts.given, "finalize_variable_values", self._finalize)
         keras.optimizers.before_checkpoints(parts.given, self._refuse_empty)
 
     def _made(self) -> Parts:
@@ -334,15 +335,10 @@ class ShardedSlots:
                 mend="Give compile a new one",
             )
 
-    def _finalize_whole(self, optimizer: Any) -> None:
+    def _finalize(self, optimizer: Any, finalize: Callable[..., None], weights: Any) -> None:
         """Has the end of Keras' fit, which gives weights their averages, read whole slots."""
-        finalize = optimizer.finalize_variable_values
-
-        def finalize_whole(weights: Sequence[Any]) -> None:
-            with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
-                finalize(weights)
-
-        self._binding.put(optimizer, "finalize_variable_values", finalize_whole)
+        with self.whole(everywhere=True) if optimizer.use_ema else contextlib.nullcontext():
+            finalize(weights)
 
     def bytes_of_each(self) -> list[int]:
         """Returns the bytes of the slots that each replica of this process holds."""

@@ -38,6 +38,7 @@ class ShardedUpdate:
         """
         parts = self._slots.parts
         assert parts is not None, "slots are divided before the first step"
+        gradients = keras.optimizers.unscaled(self._model.optimizer, gradients)
         known = [index for index, gradient in enumerate(gradients) if gradient is not None]
         if not known:
             return
@@ -79,10 +80,12 @@ class ShardedUpdate:
             update()
         else:
             if all(map(counts, keras.optimizers.loss_scale_state(self._model.optimizer))):
-                keras.optimizers.update_loss_scale(self._model.optimizer, is_finite)
+                keras.optimizers.update_loss_scale(
+                    self._model.optimizer, is_finite, lambda one: parts.components(one)[local]
+                )
             tf.cond(is_finite, update, lambda: tf.constant(False))
         if counts(parts.given.iterations):
-            parts.given.iterations.assign_add(1)
+            parts.given.iterations.assign_add(keras.optimizers.counts_step(is_finite))
         self._gather(parts, own, travelling, places, local)
 
     # Gradients ----------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class ShardedUpdate:
         The squared norms of whole gradients, where the optimizer clips by them; and whether all
         gradients are finite, bool [], where a loss scale asks for it, else None.
         """
-        asks = getattr(self._model.optimizer, "dynamic", False)
+        asks = keras.optimizers.asks_whether_finite(self._model.optimizer)
         dtype = tf.float64 if tf.float64 in {part.dtype for part in found.values()} else tf.float32
         told = []
         if clipping.clips_by_norm(parts.given):

@@ -134,6 +134,7 @@ class ShardedWeights(ShardedSlots):
             self.parts.scatter()
         else:
             build_empty(given, self._model.trainable_variables)
+            eager_variables.make_slots(self._model)  # Those of a loss scale around it.
             self._divide()
         wholes = self.parts.whole_slots()
         for (index, _), whole in zip(self.parts.slots, wholes, strict=True):

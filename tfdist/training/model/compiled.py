@@ -10,10 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ModelError
-from tfdist.keras.optimizers import compiling, is_of_another_scope
+from tfdist.keras.optimizers import KINDS, compiling, is_of_another_scope
 from tfdist.training.engine.binding import Binding
-
-_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 
 
 def check_optimizer(model: tf.keras.Model) -> None:
@@ -21,7 +19,7 @@ def check_optimizer(model: tf.keras.Model) -> None:
     ModelError: the optimizer is none of Keras, or there are several.
     """
     optimizer = model.optimizer
-    if isinstance(optimizer, _OPTIMIZERS):
+    if isinstance(optimizer, KINDS):
         return
     # Keras wraps those of tf.compat.v1.
     own = getattr(optimizer, "optimizer", optimizer)

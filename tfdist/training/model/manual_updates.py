@@ -61,7 +61,7 @@ class Watch:
             return getattr(type(self), method)(self, *args, **options)
 
         # Bound, so that a copy of the optimizer applies its own.
-        self._binding.put(optimizer, method, types.MethodType(apply, optimizer))
+        self._binding.put(optimizer, {method: types.MethodType(apply, optimizer)})
 
     def notice(self) -> None:
         if _running or self._has_warned:

@@ -77,15 +77,11 @@ def refuse_undivided(model: tf.keras.Model, options: StepOptions, *, is_elastic:
             else kind.__name__,
             mend=f"Choose one of tf.keras.optimizers: {ELEMENTWISE_NAMES}; or leave out the option",
         )
-    waits = keras.optimizers.waits_or_scales(model.optimizer) or keras.optimizers.waits_or_scales(
-        optimizer
-    )
-    if waits is not None:
+    if keras.optimizers.asks_whether_to_update(optimizer, [keras.optimizers.WAITS]):
         raise ModelError(
-            f"an optimizer of Keras 3 whose slots are divided ({option}) must update in each step, "
-            "and have no loss scale",
-            received=f"{type(model.optimizer).__name__} with {waits}",
-            mend="Use accumulate_steps of the strategy, and mixed_bfloat16, which needs no scale",
+            f"an optimizer of Keras 3 whose slots are divided ({option}) must update in each step",
+            received=f"{kind.__name__} with {keras.optimizers.WAITS}",
+            mend="Use accumulate_steps of the strategy",
         )
     if options.shards_weights and model.run_eagerly:
         raise ModelError(

@@ -13,9 +13,9 @@ from tfdist.errors import ModelError, OptionError
 from tfdist.training.engine.binding import Binding, Engine, binding_of
 from tfdist.training.engine.elastic_collective import ElasticCollective
 from tfdist.training.feed.feed import Feed
+from tfdist.training.layers.autograph import with_autograph
 from tfdist.training.model.deferred_build import build_now
 from tfdist.training.steps import custom_steps
-from tfdist.training.steps.autograph import with_autograph
 
 
 def run(

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.errors import ModelError
 from tfdist.keras import step_context
+from tfdist.keras.optimizers import KINDS, optimizers_of
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.failure_notices import ToldOnce
 from tfdist.training.engine.options import StepOptions
@@ -31,7 +32,6 @@ from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
 
 STEPS = ("train_step", "test_step", "predict_step")
-_OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
 #: The method of an optimizer that all others come to.
 APPLY = keras.optimizers.APPLIES[-1]
 _OVER_ROWS = {"Mean": "mean", "Sum": "sum", "Max": "maximum", "Min": "minimum"}
@@ -60,19 +60,6 @@ def can_evaluate(model: tf.keras.Model) -> bool:
     return can_be_called(model) or "test_step" in own_steps(model)
 
 
-def optimizers_of(model: tf.keras.Model) -> list[Any]:
-    """Returns the optimizers of ``model``, in its attributes too, in an order of their own.
-
-    One that another wraps for its loss scale is not called by itself, and is none of them.
-    """
-    found = keras.optimizers.descendants_of(model)
-    optimizers = [item for item in found if isinstance(item, _OPTIMIZERS)]
-    if isinstance(model.optimizer, _OPTIMIZERS) and model.optimizer not in optimizers:
-        optimizers.append(model.optimizer)
-    wrapped = [inner for one in optimizers if (inner := keras.optimizers.inner_of(one)) is not one]
-    return [one for one in optimizers if not any(one is inner for inner in wrapped)]
-
-
 class OwnSteps:
     """Puts a user's own steps in the place of those that all data-parallel engines share."""
 
@@ -89,17 +76,17 @@ class OwnSteps:
         self._numbers = ToldOnce()
         take_as_meant()
 
-    def put_on(self) -> None:
-        """Puts them on the model, where its class has written a step anew."""
+    def in_place(self) -> dict[str, Any]:
+        """Returns what takes the place of the model's, where its class has written a step anew."""
         model = self._model
         given = {
             name: types.MethodType(getattr(type(model), name), model) for name in own_steps(model)
         }
-        taken = self._taking(given, self._merged) if given else {}
-        if not given and type(model).compute_metrics is not tf.keras.Model.compute_metrics:
-            taken = keras.steps.shown_once() | keras.steps.on_results(self._merged)
-        for name, value in taken.items():
-            self._binding.put(model, name, value)
+        if given:
+            return self._taking(given, self._merged)
+        if type(model).compute_metrics is tf.keras.Model.compute_metrics:
+            return {}
+        return keras.steps.shown_once() | keras.steps.on_results(self._merged)
 
     def results_of(self, share: tf.Tensor, compute: Callable[[], Any]) -> Any:
         """Returns what ``compute``, a compute_metrics of the user's own, does.
@@ -107,7 +94,7 @@ class OwnSteps:
         Which of its numbers are results of metrics is noted: those of all processes are shown.
         """
         for metric in _metrics(self._model):
-            _note_results(self._binding, metric)
+            self._binding.around(metric, "result", _noted)
         running = RunningStep(self._collective, losses.part_of(share), share)
         with step_context.within(own_step=running):
             results = compute()
@@ -135,16 +122,32 @@ class OwnSteps:
         _refuse_unknown_optimizers()
         randomness.draw_apart(self._collective.process)
         for optimizer in optimizers_of(self._model):
-            _share_gradients(self._binding, optimizer)
+            self._binding.around(optimizer, APPLY, self._share_gradients)
         with (
             shared_step(is_real=share[0] > 0),
-            step_context.within(replica=self._replica),
+            keras.layers.drawing_on(self._replica),
             self._told_of_draws(),
         ):
             results = self._counted(_meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
             average_statistics(self._model, self._collective)
         return results
+
+    @tf.autograph.experimental.do_not_convert
+    def _share_gradients(
+        self, optimizer: Any, apply: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """Adds up over the replicas what ``optimizer`` is given in a user's step."""
+        step, collective = running_step(), self._collective
+        if step is None:
+            return apply(*args, **options)
+        gradients, variables = keras.optimizers.applied(optimizer, args, options)
+        gradients = added_up(gradients, variables, self._binding.alike_look_ups)
+        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
+        # After it: where replicas must meet outside of branches, it has been refused by now.
+        if collective.num_replicas > 1 and _is_in_branch() and collective.is_chief:
+            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
+        return None
 
     @contextlib.contextmanager
     def _told_of_draws(self) -> Iterator[None]:
@@ -183,12 +186,12 @@ class OwnSteps:
         model = self._model
         losses.as_on_one_device(self._binding)
         for metric in _metrics(model):
-            _note_results(self._binding, metric)
+            self._binding.around(metric, "result", _noted)
         before = {v.ref(): tf.identity(v) for v in _states(model)}
         running = RunningStep(self._collective, losses.part_of(share), share)
         with (
             losses.counted_as(running.part),
-            step_context.within(results_are_local=True, own_step=running),
+            step_context.within(own_step=running),
         ):
             results = step(batch)
         layer_state.merge(
@@ -365,27 +368,6 @@ def _states(model: tf.keras.Model) -> list[tf.Variable]:
 # What a user's step calls ------------------------------------------------------------------------
 
 
-def _share_gradients(binding: Binding, optimizer: Any) -> None:
-    """Has ``optimizer`` add up what it is given over the replicas, in a user's step."""
-    given = getattr(optimizer, APPLY)
-    if getattr(given, "adds_up", False):
-        return
-
-    def shared(*args: Any, **options: Any) -> Any:
-        step = running_step()
-        if step is None:
-            return given(*args, **options)
-        gradients, variables = keras.optimizers.applied(optimizer, args, options)
-        gradients = added_up(gradients, variables, binding.alike_look_ups)
-        step.apply(optimizer, [_weighted(one, step) for one in gradients], variables)
-        # After it: where replicas must meet outside of branches, it has been refused by now.
-        if binding.collective.num_replicas > 1 and _is_in_branch() and binding.collective.is_chief:
-            print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
-        return None
-
-    binding.put(optimizer, APPLY, _marked(shared, "adds_up"))
-
-
 def _is_in_branch() -> bool:
     """Whether what is traced runs in some steps alone."""
     graph = tf.compat.v1.get_default_graph()
@@ -396,13 +378,15 @@ def _is_in_branch() -> bool:
 
 def _refuse_unknown_optimizers() -> None:
     """Has all other optimizers refuse to be called in a user's step; once for each process."""
-    for kind in _OPTIMIZERS:
+    for kind in KINDS:
         given = getattr(kind, APPLY, None)
         if given is not None and not hasattr(given, "refuses"):
-            setattr(kind, APPLY, _marked(_refusing(given), "refuses"))
+            setattr(kind, APPLY, _refusing(given))
 
 
 def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(given)
     def apply(optimizer: Any, *args: Any, **options: Any) -> Any:
         if running_step() is None:
             return given(optimizer, *args, **options)
@@ -413,14 +397,8 @@ def _refusing(given: Callable[..., Any]) -> Callable[..., Any]:
             mend="Write self.optimizer = ... (or another name) in the model's __init__ or compile",
         )
 
-    return functools.wraps(given)(apply)
-
-
-def _marked(function: Callable[..., Any], mark: str) -> Callable[..., Any]:
-    """Returns what takes the place of a method, and autograph leaves as it is."""
-    function = tf.autograph.experimental.do_not_convert(function)
-    setattr(function, mark, True)
-    return function
+    apply.refuses = True
+    return apply
 
 
 def _weighted(gradient: Any, step: RunningStep) -> Any:
@@ -435,21 +413,15 @@ def _weighted(gradient: Any, step: RunningStep) -> Any:
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
-def _note_results(binding: Binding, metric: Any) -> None:
+@tf.autograph.experimental.do_not_convert
+def _noted(metric: Any, result: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Has a user's step know which of the numbers that it returns are results of metrics."""
-    given = metric.result
-    if getattr(given, "notes", False):
-        return
-
-    def result(*args: Any, **options: Any) -> Any:
-        value = given(*args, **options)
-        step = running_step()
-        if step is not None and tf.is_tensor(value):
-            step.results[id(value)] = metric.name
-            step.kept.append(value)
-        return value
-
-    binding.put(metric, "result", _marked(result, "notes"))
+    value = result(*args, **options)
+    step = running_step()
+    if step is not None and tf.is_tensor(value):
+        step.results[id(value)] = metric.name
+        step.kept.append(value)
+    return value
 
 
 # What it cannot be -------------------------------------------------------------------------------
@@ -481,9 +453,6 @@ def check(
     ):
         found = f"an optimizer with a loss scale, and a {own[0]} of its own"
         mend = "Use float32, or mixed_bfloat16, which needs no scale"
-    elif not keras.optimizers.CAN_BE_SEVERAL and len(optimizers_of(model)) > 1:
-        found = f"{len(optimizers_of(model))} optimizers, of Keras 3"
-        mend = "Set TF_USE_LEGACY_KERAS=1, where they can be several"
     elif losses.is_sum(model):
         found = f"a loss that is a sum over rows, and a {own[0]} of its own"
         mend = "Compile the model with a loss that is a mean"

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import OptionError
-from tfdist.keras.optimizers import given_learning_rate, inner_of
-from tfdist.training.steps.custom_steps import optimizers_of
+from tfdist.keras.optimizers import given_learning_rate, inner_of, optimizers_of
 
 _SCHEDULE = tf.keras.optimizers.schedules.LearningRateSchedule
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.layers import layers_in
+from tfdist.keras.optimizers import optimizers_of
 from tfdist.training.layers.losses import own_functions
 from tfdist.training.steps import custom_steps
 from tfdist.training.steps.row_probe_layers import ASKS_ALL, tolerance_of
@@ -50,7 +51,7 @@ def _sees_all_rows(model: tf.keras.Model) -> bool:
 
 def _gradients(model: tf.keras.Model, batch: Any) -> np.ndarray:
     """Returns all that a step gives to its optimizers, laid flat, [elements]."""
-    with _caught(custom_steps.optimizers_of(model)) as given:
+    with _caught(optimizers_of(model)) as given:
         model.train_step(batch)
     flat = [np.ravel(tf.convert_to_tensor(gradient)) for gradient in given]
     return np.concatenate([np.zeros(0), *flat])

@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfdist import keras
 from tfdist.compat import is_keras
 from tfdist.errors import ModelError
-from tfdist.keras import step_context
 from tfdist.keras.losses import function_of
 from tfdist.keras.tensors import mask_of, with_mask
 from tfdist.training.engine.binding import Binding
@@ -98,7 +97,7 @@ class SharedSteps:
             with (
                 shared_step(is_real=share[0] > 0, microbatch=number),
                 self._recomputed(number),
-                step_context.within(replica=self.replica),
+                keras.layers.drawing_on(self.replica),
             ):
                 y_pred = self._model(batch[0], training=True)
             x, y, y_pred, sample_weight = _true_rows(share[0], batch[0], batch[1], y_pred, batch[2])
@@ -150,7 +149,7 @@ class SharedSteps:
 
     def _metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> Any:
         model = self._model
-        with step_context.within(results_are_local=True):
+        with losses.counted_as(losses.part_of(share)):
             own_kinds = _are_keras_own(keras.losses.compiled_metrics(model), model.compute_metrics)
             own_kinds &= not _gives_one_number(y_pred)
             own_results = type(model).compute_metrics is not tf.keras.Model.compute_metrics
@@ -162,8 +161,7 @@ class SharedSteps:
                 return model.compute_metrics(x, y, y_pred, sample_weight)
 
             def update() -> tf.Tensor:  # Results are for after it: replicas meet in them.
-                with step_context.within(part=losses.part_of(share)):
-                    keras.losses.update_metrics(model, y, y_pred, sample_weight)
+                keras.losses.update_metrics(model, y, y_pred, sample_weight)
                 return tf.constant(True)
 
             eager_variables.make_metrics(model, y_pred, y)  # They cannot be made within a branch.
