@@ -139,9 +139,9 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     steps = SharedSteps(binding, options)
     for name in STEPS if shares else ("train_step",):
         binding.put(model, name, getattr(steps, name))
+    _refuse_nadam(model, strategy_name)
+    binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
     if shares:
-        _refuse_nadam(model, strategy_name)
-        binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         binding.own_steps.put_on()
         share_loss(binding)
