@@ -240,12 +240,15 @@ class Draws:
     """Tells once what of the user's own draws random numbers in the steps of ``model``.
 
     Args:
-        divides: whether a step meets its batch in parts.
+        by_microbatch: whether a replica meets its rows in parts.
     """
 
-    def __init__(self, model: tf.keras.Model, collective: Collective, *, divides: bool):
+    def __init__(
+        self, model: tf.keras.Model, collective: Collective, *, by_microbatch: bool = False
+    ):
         self._model = model
-        self._is_told = divides and collective.is_chief
+        self._collective = collective
+        self._by_microbatch = by_microbatch
         self._line = ToldOnce()
 
     @contextlib.contextmanager
@@ -254,8 +257,9 @@ class Draws:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         before = 0 if graph is None else len(graph.get_operations())
         yield
+        divides = self._by_microbatch or self._collective.num_replicas > 1
         is_own = any(_is_of_a_user(layer) for layer in layers_in(self._model))
-        if graph is None or not (self._is_told and is_own):
+        if graph is None or not (divides and is_own and self._collective.is_chief):
             return
         found = drawn_in(self._model, graph, graph.get_operations()[before:])
         if found:

@@ -82,9 +82,7 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
-        self._draws = randomness.Draws(
-            binding.model, binding.collective, divides=binding.collective.num_replicas > 1
-        )
+        self._draws = randomness.Draws(binding.model, binding.collective)
         self._numbers = ToldOnce()
         self._losses = ToldOnce()
         take_as_meant()

@@ -56,8 +56,8 @@ class SharedSteps:
         self._collective = binding.collective
         self._results = binding.results
         self._options = options
-        divides = self._collective.num_replicas > 1 or options.accumulate_steps > 1
-        self._draws = Draws(model, self._collective, divides=divides)
+        by_microbatch = options.accumulate_steps > 1
+        self._draws = Draws(model, self._collective, by_microbatch=by_microbatch)
         self._sharded = binding.sharded and ShardedUpdate(binding, binding.sharded)
         self._recomputation: Recomputation | None = None
         divided = binding.sharded if isinstance(binding.sharded, ShardedWeights) else None
