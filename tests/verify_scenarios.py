@@ -97,7 +97,9 @@ class Noisy(layers.Layer):
 @scenario
 def a_layer_of_ones_own_that_draws_is_named(strategy, folder):
     model_fn = model_of(dense, lambda: layers.Dropout(0.5, name="drops"), lambda: Noisy(name="n"))
-    report = tfdist.verify(model_fn, DATA, strategy, steps=2, global_batch_size=12)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        report = tfdist.verify(model_fn, DATA, strategy, steps=2, global_batch_size=12)
+    assert said.getvalue().count("tfdist: warning: layer 'n' draws random numbers by itself") == 1
     assert report.causes == (
         "layer 'drops' draws other random numbers on each replica",
         "layer 'n' draws other random numbers on each replica",
@@ -150,8 +152,10 @@ def what_a_step_of_ones_own_does_is_the_cause(strategy, folder):
             found = tfdist.verify(stepping(loss), DATA, strategy, steps=2, global_batch_size=12)
         assert not found.exact
         assert found.causes == (cause,), loss
-        line = "tfdist: warning: train_step draws random numbers in a train_step of one's own"
+        line = "tfdist: warning: train_step draws random numbers by itself: other ones"
         assert said.getvalue().count(line) == is_told, said.getvalue()
+        line = "tfdist: warning: the loss of a train_step of one's own is no mean over the rows"
+        assert said.getvalue().count(line) == (loss is summed), said.getvalue()
 
 
 class KnowsItsReplica(layers.Layer):

@@ -65,6 +65,10 @@ def test_other_hosts_get_the_environment_that_ranks_need():
     assert "HOME" not in exported
     assert exported <= set(job.env)
     assert "lo" not in job.command
+    # Else a cut link is noticed after eight minutes.
+    assert {("oob_tcp_keepalive_time", "5"), ("oob_tcp_keepalive_probes", "2")} <= pairs(
+        job.command
+    )
 
 
 def test_the_command_comes_last_and_unchanged():

@@ -109,3 +109,19 @@ def test_a_host_that_ssh_does_not_find_is_named_and_the_rest_is_not_repeated():
     assert words in str(verdict.no_host)
     verdict = MpiVerdict()
     assert [shown for line in lines[1:] for shown in verdict.take(line)] == lines[2:4]
+
+
+def test_a_host_that_is_lost_is_named():
+    verdict = MpiVerdict()
+    lines = [
+        "-" * 20,
+        "ORTE has lost communication with a remote daemon.",
+        "",
+        "  HNP daemon   : [[14405,0],0] on node node0",
+        "  Remote daemon: [[14405,0],1] on node node1",
+        "",
+        "This is usually due to either a failure of the TCP network",
+        "-" * 20,
+    ]
+    assert [shown for line in lines for shown in verdict.take(line)] == []
+    assert "but found the loss of node1, which no longer answers." in str(verdict.no_host)

@@ -64,7 +64,10 @@ def check_refused(strategy: Any, model_fn: Callable[[], keras.Model], words: str
     assert "\n" not in str(refusal.value)
 
 
-class Moving(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):
+PyDataset = getattr(keras.utils, "PyDataset", keras.utils.Sequence)
+
+
+class Moving(PyDataset):
     """Batches of 8 rows, which the beginning and the end of an epoch move; ``more`` in the next."""
 
     def __init__(self, more: int = 0):
@@ -96,6 +99,34 @@ def a_py_dataset_is_told_of_epochs(strategy, folder):
     for more in (1, -1):
         with pytest.raises(DataError, match="must give as many batches in each pass"):
             model.fit(Moving(more), **options)
+
+
+class Endless(PyDataset):
+    """Batches by their number, and how many epochs it has been told of."""
+
+    num_batches = None
+    begun = 0
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def __getitem__(self, number):
+        rng = np.random.default_rng(number)
+        return rng.normal(size=(7, 6)).astype(np.float32), rng.integers(0, 3, 7)
+
+
+@scenario("mirrored")
+def a_py_dataset_without_end_goes_on_from_epoch_to_epoch(strategy, folder):
+    model, reference = pair(strategy, mlp)
+    options = {"epochs": 2, "steps_per_epoch": 3, "verbose": 0}
+    given = Endless()
+    found = model.fit(given, **options).history
+    expected = reference.fit(Endless(), **options).history
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
+    assert given.begun == 2
+    with pytest.raises(DataError, match="a Sequence must have a number of batches"):
+        model.fit(Endless(), verbose=0)
 
 
 @scenario

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import numpy as np
@@ -255,6 +257,24 @@ def more_microbatches_than_rows_are_refused(strategy, folder):
     with pytest.raises(OptionError, match=r"accumulate_steps=9.*it is what one update sees"):
         given(strategy, accumulate_steps=9).dataset(data(), global_batch_size=8)
     given(strategy, accumulate_steps=9).dataset(data(), global_batch_size=8, training=False)
+
+
+@scenario("single")
+def what_microbatches_would_do_otherwise_is_told(strategy, folder):
+    divided = given(strategy, accumulate_steps=2)
+    with pytest.raises(ModelError, match="found the optimizer Nadam"):
+        divided.build(lambda: mlp(optimizer="nadam"))
+
+    def model_fn() -> keras.Model:
+        normed = layers.SpectralNormalization(layers.Dense(3), name="normed")
+        model = keras.Sequential([keras.Input((5,)), normed])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        feed = divided.dataset(data(), global_batch_size=8)
+        divided.build(model_fn).fit(feed, verbose=0)
+    assert "the state of layer 'normed' is changed by each microbatch" in said.getvalue()
 
 
 # BatchNormalization ------------------------------------------------------------------------------

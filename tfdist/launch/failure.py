@@ -28,6 +28,14 @@ def _unreachable(host: str, reason: str) -> LaunchError:
     )
 
 
+def _lost(host: str, reason: str) -> LaunchError:
+    return LaunchError(
+        "every host of a job must stay until its end",
+        received=f"the loss of {host}{reason}",
+        mend="Look at that host and its network; --max-restarts starts all again",
+    )
+
+
 class MpiVerdict:
     """Open MPI frames each message in lines of dashes; those that tell of an end stop here."""
 
@@ -43,12 +51,13 @@ class MpiVerdict:
         r"(?:\S+@)?([^\s:@]+): (?=Permission denied \()|(?=Host key verification failed))(.*)"
     )
     _NO_DAEMON = "ORTE was unable to reliably start one or more daemons"
+    _LOST = re.compile(r"ORTE has lost communication .* Remote daemon: \S+ on node (\S+)")
     # Says no more than the message that follows it.
     _PREAMBLE = "Primary job terminated normally, but"
 
     def __init__(self) -> None:
         self.first_failure: Failure | None = None
-        #: Tells of a host that ssh could not reach.
+        #: Tells of a host that ssh could not reach, or that is lost.
         self.no_host: LaunchError | None = None
         self._block: list[str] | None = None
 
@@ -78,6 +87,9 @@ class MpiVerdict:
                 code = base + int(found[2]) if found[2] else None
                 self.first_failure = self.first_failure or Failure(int(found[1]), code)
                 return True
+        if found := self._LOST.search(message):
+            self.no_host = self.no_host or _lost(found[1], ", which no longer answers")
+            return True
         is_known = self.no_host is not None and message.startswith(self._NO_DAEMON)
         return is_known or message.startswith(self._PREAMBLE)
 
@@ -141,11 +153,9 @@ class TogetherVerdict:
         elif event["event"] == "no host" and not event["ranks"]:
             self.no_host = _unreachable(event["host"], event["reason"])
         elif event["event"] == "no host":
-            self.no_host = LaunchError(
-                "every host of a job must stay until its end",
-                received=f"the loss of {event['host']} with its ranks "
-                f"{', '.join(map(str, event['ranks']))}, of which ssh says: {event['reason']}",
-                mend="Look at that host; --max-restarts starts all again",
+            ranks = ", ".join(map(str, event["ranks"]))
+            self.no_host = _lost(
+                event["host"], f" with its ranks {ranks}, of which ssh says: {event['reason']}"
             )
         return []
 

@@ -76,12 +76,18 @@ def _local_arguments(workers: int, cores: int) -> list[str]:
     return ["--mca", "plm", "isolated", *_ONLY_THESE_HOSTS, *loopback, *binding]
 
 
+# A host that is gone, or whose link is cut, is noticed within 15 s, as by ``ssh``; not in minutes.
+_KEEPALIVE = {"time": "5", "intvl": "5", "probes": "2"}
+
+
 def _remote_arguments(places: list[hosts.Host], env: Mapping[str, str]) -> list[str]:
     # Not bound: the cores of the other hosts are not known here.
     arguments = ["-H", ",".join(f"{host.name}:{host.slots}" for host in places)]
     arguments += ["--bind-to", "none", *_ONLY_THESE_HOSTS]
     if "OPAL_PREFIX" in env:
         arguments += ["--prefix", env["OPAL_PREFIX"]]
+    for name, value in _KEEPALIVE.items():
+        arguments += ["--mca", f"oob_tcp_keepalive_{name}", value]
     for name in programs.exported(env):
         arguments += ["-x", name]
     return arguments

@@ -135,9 +135,9 @@ def _put_shared_steps(binding: Binding, strategy_name: str, options: StepOptions
     batch_norm.put_on(binding, synchronized=options.sync_batch_norm)
     steps = SharedSteps(binding, options)
     taken = {name: getattr(steps, name) for name in (STEPS if shares else ("train_step",))}
+    _refuse_nadam(model, strategy_name)
+    binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
     if shares:
-        _refuse_nadam(model, strategy_name)
-        binding.when_compiled(lambda: _refuse_nadam(model, strategy_name))
         binding.own_steps = OwnSteps(binding, options, steps.replica)
         taken |= binding.own_steps.in_place() | shared_loss(binding)
     binding.put(model, taken)

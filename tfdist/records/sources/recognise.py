@@ -91,13 +91,17 @@ def called(source: Source) -> Source:
     return replace(made, kind=kind, name=f"the generator '{name}'", read=function)
 
 
-def num_batches(sequence: Any) -> int:
-    """Returns how many batches a Sequence has. Raises DataError where it does not say."""
+def num_batches(sequence: Any, *, can_be_endless: bool = False) -> int | None:
+    """Returns how many batches a Sequence has. Raises DataError where it does not say.
+
+    Args:
+        can_be_endless: whether to return None of one that says so.
+    """
     try:
         found = len(sequence) if hasattr(sequence, "__len__") else sequence.num_batches
     except NotImplementedError:
-        found = None
-    if found is None:
+        found, can_be_endless = None, False
+    if found is None and not can_be_endless:
         raise DataError(
             "a Sequence must have a number of batches",
             received=f"'{type(sequence).__name__}', which does not say it",

@@ -23,7 +23,7 @@ from tfdist.training.engine.binding import Binding
 from tfdist.training.layers import eager_variables, loss_masks
 from tfdist.training.layers.gradients import Sums, weight_losses
 from tfdist.training.layers.losses import is_keras_own, is_sum
-from tfdist.training.layers.randomness import StepSeeds, is_seeded, refuse_unseeded
+from tfdist.training.layers.randomness import Draws, StepSeeds, is_seeded, refuse_unseeded
 from tfdist.training.memory.sharded_update import ShardedUpdate
 from tfdist.training.model.layer_calls import Graph, inputs_of
 
@@ -56,6 +56,7 @@ class PipelineSteps:
         self._frozen = frozen
         is_sum(model)  # A loss that cannot be shared is refused before the first step.
         self._losses: tuple[Any, Any] = (None, None)
+        self._draws = Draws(model, self.ranks, by_microbatch=True)
         self.output_keys = [id(tensor) for tensor in graph.outputs]
         self._forward_order = [slot.task for slot in schedule.timeline() if slot.task.is_forward]
         if not schedule.whole:  # As soon as the chunk before has finished a microbatch.
@@ -91,6 +92,10 @@ class PipelineSteps:
     # Keras' three steps -------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        with self._draws.told():
+            return self._run(data)
+
+    def _run(self, data: Any) -> dict[str, tf.Tensor]:
         if not pay(self.schedule.num_microbatches):
             return self._train_step(data)
         while True:

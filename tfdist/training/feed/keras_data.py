@@ -368,9 +368,12 @@ def _of_sequence(
     ahead: ReadAhead,
     resets: Iterator[bool],
 ) -> Given:
-    batches = num_batches(sequence)
+    batches = num_batches(sequence, can_be_endless=steps is not None)
     if batches == 0:
         raise _no_batch("an empty Sequence")
+    if batches is None:
+        stream = _from_python(sequence[0], lambda: _endless(sequence, steps, resets))
+        return Given(stream, steps, begins_anew=False)
     if steps is not None and steps > batches:
         raise DataError(
             "an epoch must have at most the batches of the Sequence",
@@ -385,14 +388,27 @@ def _of_sequence(
             order.shuffle(numbers)
         numbers = numbers[:steps]
         for count, batch in enumerate(ahead.read(sequence.__getitem__, numbers), 1):
-            if count == len(numbers):
-                # Copied: what the Sequence does at the end of an epoch may move its rows.
-                batch = tf.nest.map_structure(np.array, element_of(batch))
-                sequence.on_epoch_end()
-            yield batch
+            yield _ended_with(batch, sequence) if count == len(numbers) else batch
 
     of_pass = _from_python(sequence[0], one_pass)
     return Given(of_pass if steps else counted(of_pass, batches, option), steps or batches)
+
+
+def _endless(sequence: Any, steps: int, resets: Iterator[bool]) -> Iterator[Any]:
+    """Yields the batches of a PyDataset without end, which is told of epochs of ``steps``."""
+    for number in itertools.count():
+        if number % steps == 0:
+            keras.steps.begin_pass(sequence, resets=next(resets))
+        batch = sequence[number]
+        yield batch if (number + 1) % steps else _ended_with(batch, sequence)
+
+
+def _ended_with(batch: Any, sequence: Any) -> Any:
+    """Returns the last batch of an epoch, of whose end the Sequence is told."""
+    # Copied: what the Sequence does then may move its rows.
+    batch = tf.nest.map_structure(np.array, element_of(batch))
+    sequence.on_epoch_end()
+    return batch
 
 
 def _of_iterator(iterator: Iterator[Any], steps: int | None, option: str) -> Given:

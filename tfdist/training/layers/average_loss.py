@@ -3,7 +3,8 @@
 ``tf.nn.compute_average_loss`` divides by the rows of the global batch, and
 ``tf.nn.scale_regularization_loss`` by the replicas, for a sum over replicas to be right. A user's
 step runs as on one device, and what it gives is weighted by the replica's part (``losses``): there
-both give what that makes the value of one device, and are not divided twice.
+both give what that makes the value of one device, and are not divided twice. A tape notes what loss
+gradients of weights are asked of.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.tensors import all_raw
 from tfdist.training.layers.replica_step import running_step
 
 _average_of_all = tf.nn.compute_average_loss
 _part_of_term = tf.nn.scale_regularization_loss
+_gradient_of = tf.GradientTape.gradient
 
 
 def take_as_meant() -> None:
@@ -24,6 +27,7 @@ def take_as_meant() -> None:
     others who call them, they stay what they are."""
     tf.nn.compute_average_loss = _average
     tf.nn.scale_regularization_loss = _term
+    tf.GradientTape.gradient = _gradient
 
 
 @tf.autograph.experimental.do_not_convert
@@ -39,7 +43,7 @@ def _average(
         return _average_of_all(per_example_loss, sample_weight, rows)
     # A batch of fewer rows is divided by as many on one device, too.
     average = _average_of_all(per_example_loss, sample_weight, global_batch_size)
-    return tf.math.divide_no_nan(average, tf.cast(step.part, average.dtype))
+    return step.settle(tf.math.divide_no_nan(average, tf.cast(step.part, average.dtype)), "mean")
 
 
 @tf.autograph.experimental.do_not_convert
@@ -48,3 +52,16 @@ def _term(regularization_loss: Any) -> tf.Tensor:
     if running_step() is None:
         return _part_of_term(regularization_loss)
     return tf.reduce_sum(regularization_loss)
+
+
+@tf.autograph.experimental.do_not_convert
+@functools.wraps(_gradient_of)
+def _gradient(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+    step = running_step()
+    if step is not None and _has_weights(sources):
+        step.losses += [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+    return _gradient_of(tape, target, sources, *args, **options)
+
+
+def _has_weights(sources: Any) -> bool:
+    return any(isinstance(each, tf.Variable) for each in all_raw(tf.nest.flatten(sources)))

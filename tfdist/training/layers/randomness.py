@@ -20,6 +20,8 @@ from tfdist.errors import OptionError
 from tfdist.keras import step_context
 from tfdist.keras.layers import layer_of_scope, layers_in, random_generator
 from tfdist.training.engine.binding import Binding
+from tfdist.training.engine.collective import Collective
+from tfdist.training.engine.failure_notices import ToldOnce
 
 # Operations whose results are others each time they run.
 _UNSEEDED = (
@@ -222,15 +224,49 @@ def drawn_in(
     layers = {layer.name: layer for layer in layers_in(model) if layer is not model}
     # Loops of layers that augment carry no layer's name.
     has_own_step = type(model).train_step is not tf.keras.Model.train_step
-    tells_step = has_own_step and not any(augments(layer) for layer in layers.values())
+    whole = "train_step" if has_own_step else f"model '{model.name}'"
+    tells_whole = _is_of_a_user(model) and not any(augments(layer) for layer in layers.values())
     found = []
     for operation in unseeded(graph, operations):
         within = [name for scope in operation.split("/") if (name := layer_of_scope(scope, layers))]
         if within and _is_of_a_user(layers[within[-1]]):
             found.append(f"layer '{within[-1]}'")
-        elif not within and tells_step:
-            found.append("train_step")
+        elif not within and tells_whole:
+            found.append(whole)
     return list(dict.fromkeys(found))
+
+
+class Draws:
+    """Tells once what of the user's own draws random numbers in the steps of ``model``.
+
+    Args:
+        by_microbatch: whether a replica meets its rows in parts.
+    """
+
+    def __init__(
+        self, model: tf.keras.Model, collective: Collective, *, by_microbatch: bool = False
+    ):
+        self._model = model
+        self._collective = collective
+        self._by_microbatch = by_microbatch
+        self._line = ToldOnce()
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Encloses a step that is traced."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        before = 0 if graph is None else len(graph.get_operations())
+        yield
+        divides = self._by_microbatch or self._collective.num_replicas > 1
+        is_own = any(_is_of_a_user(layer) for layer in layers_in(self._model))
+        if graph is None or not (divides and is_own and self._collective.is_chief):
+            return
+        found = drawn_in(self._model, graph, graph.get_operations()[before:])
+        if found:
+            self._line.failed(
+                f"{', '.join(found)} draws random numbers by itself: other ones for each part of a "
+                "batch that is divided, so weights are not one device's"
+            )
 
 
 def _is_of_a_user(layer: Any) -> bool:

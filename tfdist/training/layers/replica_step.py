@@ -33,6 +33,9 @@ class RunningStep:
         results: metric -> the name of what it has been asked for.
         loss_weights: metric of a loss -> what it counts with among the batches of all replicas,
             float []; without, Keras counts rows.
+        settled: tensor -> "fixed" of what all replicas have alike, as they have exchanged it, or
+            "mean" of what is one over rows though the graph does not show it.
+        losses: what gradients of weights were asked of.
     """
 
     collective: Collective
@@ -40,6 +43,8 @@ class RunningStep:
     share: tf.Tensor
     results: dict[int, str] = field(default_factory=dict)
     loss_weights: dict[int, tf.Tensor] = field(default_factory=dict)
+    settled: dict[int, str] = field(default_factory=dict)
+    losses: list[Any] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)  # So that no other tensor gets its id.
     _num_names: int = 0
     _last: list[tf.Tensor] = field(default_factory=list)
@@ -62,7 +67,13 @@ class RunningStep:
             weighted = tf.math.multiply_no_nan(gradient, part)
             return tf.math.divide_no_nan(self._sum(weighted, self.name("back")), part)
 
-        return with_gradient(self._sum(tensor, name), of=tensor, back=back)
+        return self.settle(with_gradient(self._sum(tensor, name), of=tensor, back=back), "fixed")
+
+    def settle(self, tensor: tf.Tensor, kind: str) -> tf.Tensor:
+        """Notes what ``tensor`` is, as ``settled`` has it; returns it."""
+        self.settled[id(tensor)] = kind
+        self.kept.append(tensor)
+        return tensor
 
     def rows_around(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of the global batch before and after those of this replica, int32 []."""

@@ -128,7 +128,7 @@ class Preparation:
             rows = rows if sums == [sums[0]] * len(sums) else None
             found = [
                 *row_probe.explained(model, element_spec, rows, gradients=not saves_memory),
-                *layer_state.explained(moved, by_microbatch=by_microbatch),
+                *layer_state.explained(moved, by_microbatch=model if by_microbatch else None),
             ]
             if found and self._collective.is_chief:
                 print(f"tfdist: warning: {'; '.join(found)}", flush=True)

@@ -8,13 +8,11 @@ Metrics are merged by their state, other numbers that the step returns by rows.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras
@@ -30,12 +28,11 @@ from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.replica_step import JOINS, RunningStep, running_step
 from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
+from tfdist.training.steps.row_numbers import HIDDEN, MEAN, OTHER, RowNumbers
 
 STEPS = ("train_step", "test_step", "predict_step")
 #: The method of an optimizer that all others come to.
 APPLY = keras.optimizers.APPLIES[-1]
-_OVER_ROWS = {"Mean": "mean", "Sum": "sum", "Max": "maximum", "Min": "minimum"}
-_ROOT = "root"
 _NOW_AND_THEN = (
     "a train_step that gives gradients to its optimizer in some steps alone must give those of one "
     "batch: those that it has kept of others count by the rows of the last one, so weights are not "
@@ -72,8 +69,9 @@ class OwnSteps:
         self._replica = replica
         #: What a step returns -> the metric whose result that is, of the last step traced.
         self._metric_of: dict[str, str] = {}
-        self._draws = ToldOnce()
+        self._draws = randomness.Draws(binding.model, binding.collective)
         self._numbers = ToldOnce()
+        self._losses = ToldOnce()
         take_as_meant()
 
     def in_place(self) -> dict[str, Any]:
@@ -126,7 +124,7 @@ class OwnSteps:
         with (
             shared_step(is_real=share[0] > 0),
             keras.layers.drawing_on(self._replica),
-            self._told_of_draws(),
+            self._draws.told(),
         ):
             results = self._counted(_meeting(step), batch, share, self._binding.moved)
         if not self._options.sync_batch_norm:
@@ -148,21 +146,6 @@ class OwnSteps:
         if collective.num_replicas > 1 and _is_in_branch() and collective.is_chief:
             print(f"tfdist: warning: {_NOW_AND_THEN}", flush=True)
         return None
-
-    @contextlib.contextmanager
-    def _told_of_draws(self) -> Iterator[None]:
-        """Tells once what of the user's own draws random numbers in the step that is traced."""
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        before = 0 if graph is None else len(graph.get_operations())
-        yield
-        if graph is None or not (self._collective.num_replicas > 1 and self._collective.is_chief):
-            return
-        found = randomness.drawn_in(self._model, graph, graph.get_operations()[before:])
-        if found:
-            self._draws.failed(
-                f"{', '.join(found)} draws random numbers in a train_step of one's own: other ones "
-                "on each replica, so weights are not one device's"
-            )
 
     def _test(self, step: Callable[[Any], Any], data: Any) -> Any:
         return self._counted(step, *data)
@@ -194,6 +177,7 @@ class OwnSteps:
             step_context.within(own_step=running),
         ):
             results = step(batch)
+        self._tell_of_losses(running)
         layer_state.merge(
             moved, running.part, lambda own, name: running.sum(own, running.name(name))
         )
@@ -203,8 +187,11 @@ class OwnSteps:
         if not isinstance(results, dict):
             return results
         self._note(running, results)
-        self._tell_of_own(results)
-        return {name: self._of_all(running, name, value) for name, value in results.items()}
+        numbers = RowNumbers(running)
+        self._tell_of_own(results, numbers)
+        return {
+            name: self._of_all(numbers, running, name, value) for name, value in results.items()
+        }
 
     def _note(self, running: RunningStep, results: dict[str, Any]) -> None:
         self._metric_of |= {
@@ -213,7 +200,7 @@ class OwnSteps:
             if id(value) in running.results
         }
 
-    def _of_all(self, running: RunningStep, name: str, value: Any) -> Any:
+    def _of_all(self, numbers: RowNumbers, running: RunningStep, name: str, value: Any) -> Any:
         """Returns a number of this replica's rows as that of the global batch.
 
         Integers are those of the first replica that has rows: all processes must see the same.
@@ -232,7 +219,7 @@ class OwnSteps:
                 mend="Return a mean over the rows, or the result of a metric",
             )
         if _can_be_mean(value):
-            if (join := _join_of(value)) in JOINS:
+            if (join := numbers.join_of(value)) in JOINS:
                 return running.joined(value, join)
             own = tf.math.multiply_no_nan(value, tf.cast(running.part, value.dtype))
         elif value.dtype.is_integer:
@@ -244,15 +231,15 @@ class OwnSteps:
             return value
         return tf.cast(running.sum(own, running.name(name)), value.dtype)
 
-    def _tell_of_own(self, results: dict[str, Any]) -> None:
+    def _tell_of_own(self, results: dict[str, Any], numbers: RowNumbers) -> None:
         """Tells once of what a step returns that stays each replica's own, or may be no mean."""
-        if self._collective.num_replicas == 1 or not self._collective.is_chief:
+        if not self._tells():
             return
         shown: dict[str, list[str]] = {}
         for name, value in zip(results, keras.tensors.all_raw(results.values()), strict=True):
             # A variable may be a count of steps.
             if tf.is_tensor(value) and not isinstance(value, tf.Variable):
-                way = None if name in self._metric_of else _shown_as(value)
+                way = None if name in self._metric_of else _shown_as(value, numbers)
                 if way is not None:
                     listed = f"'{name}' ({value.dtype.name} {list(value.shape)})"
                     shown.setdefault(way, []).append(listed)
@@ -264,6 +251,21 @@ class OwnSteps:
                 f"{'; '.join(lines)}. Return a float that is a mean over rows, or the result of a "
                 "metric"
             )
+
+    def _tell_of_losses(self, running: RunningStep) -> None:
+        """Tells once of a loss whose gradient is none of one device: see ``row_numbers``."""
+        # A loss that counts by something else than rows is weighted by that.
+        if self._tells() and not running.loss_weights:
+            numbers = RowNumbers(running)
+            scalars = [loss for loss in running.losses if loss.shape.rank == 0]
+            if {numbers.join_of(loss) for loss in scalars} - {MEAN, HIDDEN, None}:
+                self._losses.failed(
+                    "the loss of a train_step of one's own is no mean over the rows of a batch, "
+                    "which are divided here, so its gradient is not that of one device"
+                )
+
+    def _tells(self) -> bool:
+        return self._collective.num_replicas > 1 and self._collective.is_chief
 
     def _merged(self, logs: Any) -> Any:
         """Returns what a loop shows: results of metrics are those of all processes.
@@ -284,38 +286,18 @@ class OwnSteps:
         }
 
 
-def _shown_as(value: tf.Tensor) -> str | None:
+def _shown_as(value: tf.Tensor, numbers: RowNumbers) -> str | None:
     """Returns how a number that is none of the global batch is shown; None where it is one."""
     if not _can_be_mean(value):
         return "is shown as the first replica has it, of its rows alone"
-    join = _join_of(value)
-    if join == _ROOT:
-        return "is shown as a mean over replicas, which a root is not"
+    join = numbers.join_of(value)
+    if join == OTHER:
+        return "is shown as a mean over replicas, and is none over rows"
+    if join == HIDDEN:
+        return "is shown as a mean over replicas, whatever a function or a branch makes of rows"
     if join is None and value.shape.rank:
         return "is shown as a mean over replicas, which is none of a number for each row"
     return None
-
-
-def _join_of(value: tf.Tensor) -> str | None:
-    """Returns how replicas' numbers make up that of all rows, as far as the graph shows it.
-
-    "mean", one of ``replica_step.JOINS``, or ``_ROOT`` where nothing does. Rows are a first
-    dimension of no known length. Nothing is run for it, and nothing traced.
-    """
-    if not tf.is_symbolic_tensor(value):
-        return None
-    operation = value.op
-    while operation.type in ("Identity", "Cast", "StopGradient"):
-        operation = operation.inputs[0].op
-    if operation.type == "Sqrt":
-        return _ROOT
-    if operation.type not in _OVER_ROWS:
-        return None
-    rows, axes = operation.inputs
-    over = tf.get_static_value(axes)
-    if over is None or not rows.shape.rank or rows.shape[0] is not None:
-        return None
-    return _OVER_ROWS[operation.type] if 0 in np.ravel(over) % rows.shape.rank else None
 
 
 def _can_be_mean(value: Any) -> bool:

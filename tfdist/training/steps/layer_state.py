@@ -137,14 +137,18 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(np.max(np.abs(np.subtract(one, other)), initial=0.0) <= _TOLERANCE * largest)
 
 
-def explained(moved: Sequence[Moved], *, by_microbatch: bool = False) -> list[str]:
+def explained(moved: Sequence[Moved], *, by_microbatch: tf.keras.Model | None = None) -> list[str]:
     """Returns a clause for each state that is not that of one device.
 
     Args:
-        by_microbatch: whether a step calls the layers once for each of several microbatches.
+        by_microbatch: a model of which a step calls the layers once for each of several
+            microbatches; None where it calls them once.
     """
-    if by_microbatch:
-        return [f"{each} is changed by each microbatch, not once a step" for each in moved]
+    if by_microbatch is not None:
+        kind = tf.keras.layers.SpectralNormalization  # Keras' own, beside BatchNormalization.
+        normed = [layer for layer in layers_in(by_microbatch) if isinstance(layer, kind)]
+        states = [*map(str, moved), *(f"the state of layer '{layer.name}'" for layer in normed)]
+        return [f"{each} is changed by each microbatch, not once a step" for each in states]
     return [
         f"{each} is changed in a step by no mean over the rows of a batch, which are divided here, "
         "so it is not that of one device"

@@ -28,7 +28,7 @@ from tfdist.training.feed.division import piece
 from tfdist.training.layers import eager_variables, loss_masks, losses
 from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.gradients import added, when_known
-from tfdist.training.layers.randomness import draw_apart
+from tfdist.training.layers.randomness import Draws, draw_apart
 from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.memory import offload
 from tfdist.training.memory.offload import Activations
@@ -55,6 +55,8 @@ class SharedSteps:
         self._collective = binding.collective
         self._results = binding.results
         self._options = options
+        by_microbatch = options.accumulate_steps > 1
+        self._draws = Draws(model, self._collective, by_microbatch=by_microbatch)
         self._sharded = binding.sharded and ShardedUpdate(binding, binding.sharded)
         self._recomputation: Recomputation | None = None
         divided = binding.sharded if isinstance(binding.sharded, ShardedWeights) else None
@@ -66,6 +68,10 @@ class SharedSteps:
         losses.is_sum(model)  # A loss that cannot be shared is refused before the first step.
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        with self._draws.told():
+            return self._train_step(data)
+
+    def _train_step(self, data: Any) -> dict[str, tf.Tensor]:
         model, optimizer = self._model, self._model.optimizer
         losses.as_on_one_device(self._binding)  # It may have been compiled anew.
         draw_apart(self._collective.process)
