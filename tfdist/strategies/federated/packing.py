@@ -92,7 +92,7 @@ class RoundFile:
         datasets = []
         for group in self._groups:
             if group.parts or self._with_empty:
-                parts = np.array(group.parts, np.int64).reshape([len(group.parts), -1, 2])
+                parts = np.array(group.parts or np.zeros([0, 0, 2]), np.int64)
                 given = [tf.constant(clipping, tf.float32, [len(clipping)]), parts, path, size]
                 # Made of a raw operation: tf.data takes milliseconds for each.
                 variant = tf.raw_ops.TensorDataset(
