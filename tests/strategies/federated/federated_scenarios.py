@@ -302,8 +302,10 @@ def assert_same(found, expected):
 def groups_train_as_clients_apart_and_resume_what_these_began(strategy, folder):
     options = {"algorithm": "fedadam", "local_epochs": 2, "local_batch_size": 8}
     options |= {"straggler_rate": 0.4, "sampling_seed": 1}
-    x, y = records(12, seed=8)
-    data = unequal(30, 7, 19, 12, 25) | {"huge": (x * np.float32(1e38), y)}
+    data = {
+        client: (x, y, np.full(len(y), 3e38 if client == "client-1" else 1, np.float32))
+        for client, (x, y) in unequal(30, 7, 19, 12, 25).items()
+    }
     whole = trained(data, 3, **options)
     assert {client for record in whole[1].rounds for client in record.slow}
     assert whole[1].history["clients_failed"] == [1, 1, 1]
