@@ -408,6 +408,23 @@ def bad_clients_are_left_out_and_named_once(strategy, folder):
     assert "not finite" in history.rounds[0].failed["huge"]
 
 
+@scenario(long=True)
+def a_client_that_is_said_to_be_left_out_is_not_averaged(strategy, folder):
+    def odd(y, y_pred):
+        return tf.where(tf.reduce_max(y) > 1, np.inf, 0.0)
+
+    x, y = records(10)
+    data = {"even": (x, y % 2), "odd": (x, np.full(10, 2))}
+
+    def make():
+        return model_fn(metrics=[odd])
+
+    model, history = trained(data, 2, make, local_batch_size=10)
+    assert [record.clients for record in history.rounds] == [("even",)] * 2
+    expected, _ = trained({"even": data["even"]}, 2, make, local_batch_size=10)
+    assert difference(model, expected) <= 1e-6
+
+
 @scenario
 def a_round_with_too_few_clients_is_an_error(strategy, folder):
     x, y = records(6)
