@@ -18,6 +18,7 @@ from tensorflow import keras
 import tfdist
 from tfdist.errors import DataError, ModelError, OptionError
 from tfdist.strategies.federated.aggregation import trimmed_mean
+from tfdist.strategies.federated.options import Options
 from tfdist.training.feed.training_data import TrainingData
 
 layers = keras.layers
@@ -278,6 +279,62 @@ def the_secure_sum_is_the_sum(strategy, folder):
     assert difference(whole, secure) < 1e-3
 
 
+# Groups of clients ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def each_one_of_tffs(cause="a test"):
+    """Has each client be one of TFF's, as aggregations that see each do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Options, "sees_each_client", property(lambda self: cause))
+        yield
+
+
+def assert_same(found, expected):
+    (model, ours), (other, theirs) = found, expected
+    assert difference(model, other) <= 1e-6
+    for name in set(ours.history) - {"round_seconds"}:
+        given = theirs.history[name][-len(ours.history[name]) :]
+        np.testing.assert_allclose(ours.history[name], given, atol=1e-6, err_msg=name)
+
+
+@scenario
+def groups_train_as_clients_apart_and_resume_what_these_began(strategy, folder):
+    options = {"algorithm": "fedadam", "local_epochs": 2, "local_batch_size": 8}
+    options |= {"straggler_rate": 0.4, "sampling_seed": 1}
+    data = {
+        client: (x, y, np.full(len(y), 3e38 if client == "client-1" else 1, np.float32))
+        for client, (x, y) in unequal(30, 7, 19, 12, 25).items()
+    }
+    whole = trained(data, 3, **options)
+    assert {client for record in whole[1].rounds for client in record.slow}
+    assert whole[1].history["clients_failed"] == [1, 1, 1]
+    printed = io.StringIO()
+    with each_one_of_tffs(), contextlib.redirect_stdout(printed):
+        keep = tfdist.Checkpoints(folder / "kept")
+        trained(data, 2, fit={"callbacks": [keep]}, **options)
+    assert printed.getvalue().count("tfdist: a test must see the update of each client") == 1
+    go_on = tfdist.Checkpoints(folder / "kept", resume=True)
+    assert_same(trained(data, 3, fit={"callbacks": [go_on]}, **options), whole)
+
+
+@scenario(long=True)
+def groups_train_as_clients_apart_under_every_rule(strategy, folder):
+    data = unequal(30, 7, 19, 12, 25)
+    for options in (
+        {"algorithm": "fedsgd", "dropout_rate": 0.3},
+        {"algorithm": "fedprox", "proximal_strength": 1.0},
+        {"batch_norm": "average"},
+        # Of a norm that half of the updates are longer than.
+        {"dp_noise_multiplier": 0.0, "dp_clip_norm": 0.3, "clients_per_round": 3},
+    ):
+        make = with_batch_norm if "batch_norm" in options else model_fn
+        options = {"local_batch_size": 8, **options}
+        packed = trained(data, 3, make, **options)
+        with each_one_of_tffs():
+            assert_same(trained(data, 3, make, **options), packed)
+
+
 # Privacy ----------------------------------------------------------------------------------------
 
 
@@ -349,6 +406,23 @@ def bad_clients_are_left_out_and_named_once(strategy, folder):
     assert named == dict.fromkeys(bad, 1), printed.getvalue()
     assert "label 7" in history.rounds[1].failed["labels"]
     assert "not finite" in history.rounds[0].failed["huge"]
+
+
+@scenario(long=True)
+def a_client_that_is_said_to_be_left_out_is_not_averaged(strategy, folder):
+    def odd(y, y_pred):
+        return tf.where(tf.reduce_max(y) > 1, np.inf, 0.0)
+
+    x, y = records(10)
+    data = {"even": (x, y % 2), "odd": (x, np.full(10, 2))}
+
+    def make():
+        return model_fn(metrics=[odd])
+
+    model, history = trained(data, 2, make, local_batch_size=10)
+    assert [record.clients for record in history.rounds] == [("even",)] * 2
+    expected, _ = trained({"even": data["even"]}, 2, make, local_batch_size=10)
+    assert difference(model, expected) <= 1e-6
 
 
 @scenario

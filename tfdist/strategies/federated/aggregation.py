@@ -12,6 +12,8 @@ from tfdist.strategies.federated.options import Options
 
 tff = import_tensorflow_federated()
 
+import tensorflow_privacy as tfp  # noqa: E402 (TFF's import hooks bring it.)
+
 # A smaller tensor gains nothing from quantization.
 _QUANTIZED_ABOVE = 64
 # Clip at the norm that this share of the updates stay below: TFF's robust_aggregator.
@@ -23,7 +25,7 @@ def make_aggregator(options: Options, expected_clients: int) -> Any:
     aggregators = tff.aggregators
     if options.is_private:
         noise = float(options.dp_noise_multiplier)
-        private = aggregators.DifferentiallyPrivateFactory
+        private = PrivateFactory
         if options.dp_clip_norm == "adaptive":
             # TFF's own choice is too little for few clients: part of the noise goes to the counts
             # that the norm adapts by, and it has to be enough for noise_multiplier as a whole.
@@ -71,6 +73,56 @@ def _encoded_bytes(variable: tf.Variable, bits: int | None) -> int:
         encoded = encoder.encode(tf.zeros(spec.shape, spec.dtype), parameters)[0]
         leaves = [leaf for leaf in tf.nest.flatten(encoded) if isinstance(leaf, tf.Tensor)]
     return sum(math.prod(leaf.shape) * leaf.dtype.size for leaf in leaves)
+
+
+class PrivateFactory(tff.aggregators.DifferentiallyPrivateFactory):
+    """TFF's differential privacy over groups of clients: each client is clipped in its group.
+
+    Args:
+        query: of TensorFlow Privacy, which the class methods make.
+    """
+
+    def __init__(self, query: Any):
+        self._of_each = query
+        self._params = query.derive_sample_params(query.initial_global_state())
+        super().__init__(_OfClipped(query))
+
+    @property
+    def num_clipping(self) -> int:
+        """Numbers by which a client clips its update."""
+        return len(tf.nest.flatten(self._params))
+
+    def clipping(self, state: Any) -> list[float]:
+        """Returns these numbers; ``state``: of the aggregator, before the round."""
+        params = self._of_each.derive_sample_params(state.query_state)
+        return [float(number) for number in tf.nest.flatten(params)]
+
+    def clipped(self, clipping: list[tf.Tensor], update: list[tf.Tensor]) -> Any:
+        """Returns what the server sums up of a client's update."""
+        params = tf.nest.pack_sequence_as(self._params, clipping)
+        return self._of_each.preprocess_record(params, update)
+
+
+class _OfClipped(tfp.SumAggregationDPQuery):
+    """A query of sums of records that are clipped already."""
+
+    def __init__(self, query: Any):
+        self._query = query
+
+    def initial_global_state(self) -> Any:
+        return self._query.initial_global_state()
+
+    def derive_sample_params(self, global_state: Any) -> Any:
+        return self._query.derive_sample_params(global_state)
+
+    def preprocess_record(self, params: Any, record: Any) -> Any:
+        return record
+
+    def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
+        return self._query.get_noised_result(sample_state, global_state)
+
+    def derive_metrics(self, global_state: Any) -> Any:
+        return self._query.derive_metrics(global_state)
 
 
 class TrimmedMeanFactory(tff.aggregators.UnweightedAggregationFactory):

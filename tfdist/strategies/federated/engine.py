@@ -129,6 +129,8 @@ class Engine:
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *worker],
+            # Its arenas, one for each thread, would grow for as long as it lives.
+            env=os.environ | {"MALLOC_ARENA_MAX": "1"},
             pass_fds=[loopback.child_fd],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # What matters comes back as an error of the call.

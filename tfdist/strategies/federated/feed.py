@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.records.clients.collection import Clients
-from tfdist.strategies.federated.model import SLOT
 from tfdist.strategies.federated.sampling import Sampler
 from tfdist.training.layers.data_errors import class_without_weight
 
@@ -96,7 +95,7 @@ class ClientFeed:
 
     @functools.cached_property
     def batch_spec(self) -> OrderedDict:
-        """Of a client's batch: x, y, w where records have weights, and the slot of the client."""
+        """Of a client's batch: x, y, and w where records have weights."""
         batched = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self.clients.element_spec
         )
@@ -109,7 +108,6 @@ class ClientFeed:
         spec = OrderedDict(zip(("x", "y", "w"), _by_name(batched), strict=False))
         if self.class_weight:
             spec["w"] = tf.TensorSpec([None], tf.float32)
-        spec[SLOT] = tf.TensorSpec([None], tf.int32)
         return spec
 
     def load(self, client: str, round_number: int) -> OrderedDict:
@@ -126,45 +124,34 @@ class ClientFeed:
             arrays["w"] = _weigh_by_class(arrays["y"], arrays.get("w"), self.class_weight)
         return arrays
 
-    def batches(
-        self, arrays: OrderedDict, slot: int, round_number: int, share: float | None = None
-    ) -> tf.data.Dataset:
-        """Returns the batches of a client's local work in a round.
+    def order(
+        self, rows: int, slot: int, round_number: int, share: float | None = None
+    ) -> np.ndarray:
+        """Returns which records each step of a client's local work takes.
 
         Args:
-            arrays: what ``load`` returned.
+            rows: of the client.
             slot: the place of the client in the round.
             round_number: counted from 0; the order of the records depends on it.
             share: of the steps that the client does; None does all.
-        """
-        rows = len(tf.nest.flatten(arrays["x"])[0])
-        batch_size = self.local_batch_size or rows
-        steps = self.local_epochs * self._steps(rows)
-        if share is not None:
-            steps = max(1, int(share * steps))
-        rng = np.random.default_rng([self.seed, round_number, slot])
-        elements = OrderedDict(arrays)
-        elements[SLOT] = np.full([rows], slot, np.int32)
-        orders = [
-            rng.permutation(rows) if batch_size < rows else np.arange(rows)
-            for _ in range(self.local_epochs)
-        ]
-        if rows % batch_size == 0:
-            order = np.concatenate(orders)[: steps * batch_size].reshape(steps, batch_size)
-            return self._slices(elements, order).as_dataset()
-        epochs = [self._slices(elements, order).batched(batch_size) for order in orders]
-        joined = functools.reduce(lambda done, more: done.followed_by(more), epochs)
-        return joined.as_dataset().take(steps) if share is not None else joined.as_dataset()
 
-    def _slices(self, elements: OrderedDict, rows: np.ndarray) -> _RawDataset:
-        arrays = [array[rows] for array in tf.nest.flatten(elements)]
-        variant = tf.raw_ops.TensorSliceDataset(
-            components=arrays, output_shapes=[array.shape[1:] for array in arrays]
-        )
-        return _RawDataset(variant, self.batch_spec)
+        Returns:
+            int32 [steps, batch], numbers of records; -1 is none, at the end of a short batch.
+        """
+        batch_size = min(self.local_batch_size or rows, rows)
+        rng = np.random.default_rng([self.seed, round_number, slot])
+        epochs = np.full([self.local_epochs, self._steps(rows) * batch_size], -1, np.int32)
+        for epoch in epochs:
+            epoch[:rows] = rng.permutation(rows) if batch_size < rows else np.arange(rows)
+        order = epochs.reshape(-1, batch_size)
+        return order if share is None else order[: max(1, int(share * len(order)))]
 
     def _steps(self, rows: int) -> int:
         return -(-rows // (self.local_batch_size or rows or 1))
+
+    def num_steps(self, client: str) -> int:
+        """Returns the steps of a client in a round, as far as its records can be counted."""
+        return self.local_epochs * self._steps(self._num_used(client))
 
     def _num_used(self, client: str) -> int:
         count = self.clients.num_records(client)
@@ -173,39 +160,6 @@ class ClientFeed:
     @functools.cached_property
     def _most(self) -> int:
         return max((self._num_used(client) for client in self.clients.ids), default=0)
-
-
-@dataclass(frozen=True)
-class _RawDataset:
-    """A dataset made of raw operations: ``tf.data`` takes milliseconds for each, many a round."""
-
-    variant: tf.Tensor
-    spec: OrderedDict
-
-    def as_dataset(self) -> tf.data.Dataset:
-        return tf.data.experimental.from_variant(self.variant, self.spec)
-
-    def batched(self, batch_size: int) -> _RawDataset:
-        variant = tf.raw_ops.BatchDatasetV2(
-            input_dataset=self.variant,
-            batch_size=batch_size,
-            drop_remainder=False,
-            **self._outputs(),
-        )
-        return replace(self, variant=variant)
-
-    def followed_by(self, other: _RawDataset) -> _RawDataset:
-        variant = tf.raw_ops.ConcatenateDataset(
-            input_dataset=self.variant, another_dataset=other.variant, **self._outputs()
-        )
-        return replace(self, variant=variant)
-
-    def _outputs(self) -> dict[str, list]:
-        leaves = tf.nest.flatten(self.spec)
-        return {
-            "output_types": [leaf.dtype for leaf in leaves],
-            "output_shapes": [leaf.shape for leaf in leaves],
-        }
 
 
 @dataclass(frozen=True)
@@ -225,22 +179,31 @@ class _OneDevice:
     def _round(self, number: int) -> tf.data.Dataset:
         feed = self.feed
         cohort = feed.sampler.cohort(feed.clients.ids, number)
-        each = [
-            list(feed.batches(feed.load(client, number), slot, number))
-            for slot, client in enumerate(cohort.asked)
-        ]
+        each = [feed.load(client, number) for client in cohort.asked]
+        orders = [feed.order(num_rows(arrays), slot, number) for slot, arrays in enumerate(each)]
 
         def steps() -> Any:
             for step in range(feed.steps_per_epoch):
-                parts = [batches[step] for batches in each if step < len(batches)]
+                parts = [
+                    _taken(arrays, order[step])
+                    for arrays, order in zip(each, orders, strict=True)
+                    if step < len(order)
+                ]
                 if parts:
-                    joined = tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
-                    joined.pop(SLOT)
+                    joined = tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
                     yield tuple(joined.values())
 
-        spec = OrderedDict(feed.batch_spec)
-        spec.pop(SLOT)
-        return tf.data.Dataset.from_generator(steps, output_signature=tuple(spec.values()))
+        spec = tuple(feed.batch_spec.values())
+        return tf.data.Dataset.from_generator(steps, output_signature=spec)
+
+
+def _taken(arrays: OrderedDict, rows: np.ndarray) -> OrderedDict:
+    return tf.nest.map_structure(lambda array: array[rows[rows >= 0]], arrays)
+
+
+def num_rows(arrays: OrderedDict) -> int:
+    """Returns the number of records of what ``load`` returned."""
+    return len(tf.nest.flatten(arrays["x"])[0])
 
 
 def _by_name(structure: Any) -> Any:

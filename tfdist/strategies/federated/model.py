@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat import import_tensorflow_federated
 from tfdist.errors import ModelError
 from tfdist.training.engine.binding import Binding
 from tfdist.training.engine.metrics import state_of
 from tfdist.training.layers import eager_variables
 from tfdist.training.layers.losses import as_on_one_device, counted_as
 
-tff = import_tensorflow_federated()
-
-#: The place of a client in its round, with each of its records: int32 [batch].
-SLOT = "slot"
-
 
 class TracedStep:
-    """The forward pass, loss and metrics of a compiled model on a batch, as one traced function.
+    """The gradients, loss and metrics of a compiled model on a batch, as one traced function.
 
     Args:
         binding: of the user's model, built and compiled.
-        batch_spec: of a batch: an OrderedDict of x, y, perhaps w, and the slot.
+        batch_spec: of a batch: an OrderedDict of x, y, and perhaps w.
 
     Raises:
         ModelError: the model holds a state that is not a variable, such as a lookup table.
@@ -47,14 +41,18 @@ class TracedStep:
         as_on_one_device(binding)
 
         @tf.function(input_signature=[batch_spec], autograph=False)
-        def step(batch: OrderedDict) -> tuple[tf.Tensor, tf.Tensor]:
+        def step(batch: OrderedDict) -> tuple[Any, ...]:
             x, y, weight = batch["x"], batch["y"], batch.get("w")
             rows = tf.shape(tf.nest.flatten(x)[0])[0]
-            with counted_as(tf.cast(rows, tf.keras.backend.floatx())):
-                y_pred = model(x, training=True)
-                loss = model.compute_loss(x, y, y_pred, weight)
+            with tf.GradientTape() as tape:
+                with counted_as(tf.cast(rows, tf.keras.backend.floatx())):
+                    y_pred = model(x, training=True)
+                    loss = model.compute_loss(x, y, y_pred, weight)
+                # Clients whose update is not finite are left out; an infinite loss may have
+                # finite gradients.
+                loss *= tf.stop_gradient(tf.where(tf.math.is_finite(loss), 1.0, float("nan")))
             model.compute_metrics(x, y, y_pred, weight)
-            return loss, rows
+            return tuple(tape.gradient(loss, list(model.trainable_variables)))
 
         self._function = step.get_concrete_function()
         self.trainable = list(model.trainable_variables)
@@ -87,8 +85,8 @@ class TracedStep:
                 "strategy.dataset",
             )
 
-    def __call__(self, batch: Any, variables: dict[Any, tf.Variable]) -> Any:
-        """Returns (loss, rows) of a batch, computed on ``variables``.
+    def __call__(self, batch: Any, variables: dict[Any, tf.Variable]) -> tuple[Any, ...]:
+        """Returns the gradients of a batch, computed on ``variables``; None of an unused weight.
 
         Args:
             variables: the model's own variable, by reference -> the one to use.
@@ -117,98 +115,38 @@ class TracedStep:
             function.graph.variables = graph_before
 
 
-class ClientModel(tff.learning.models.VariableModel):
-    """What runs on a client: one pass over a batch, with the loss and metrics of ``compile``.
+class StepCopy:
+    """The variables of a traced step in a graph of TFF's, for one client after the other."""
 
-    It reports sums that a server can add up: the state of all metrics, who finished, the records,
-    and the moving statistics times the records they were taken from.
-
-    Args:
-        step: of the user's model.
-        num_slots: the most clients in a round.
-        statistics: indices in ``model.non_trainable_variables`` of moving statistics to average.
-    """
-
-    def __init__(self, step: TracedStep, num_slots: int, statistics: Sequence[int] = ()):
+    def __init__(self, step: TracedStep):
         self._step = step
         self._copies: dict[Any, tf.Variable] = {}
-        # The server's weights overwrite the zeros before each use.
-        self._trainable = self._copy(step.trainable, _zeros(step.trainable), trainable=True)
-        self._non_trainable = self._copy(step.non_trainable, _zeros(step.non_trainable))
-        self._metric_state = self._copy(step.metric_state, _zeros(step.metric_state))
-        self._others = self._copy(step.others, step.other_values)
-        self._statistics = [self._non_trainable[index] for index in statistics]
-        self._rows = tf.Variable(0.0, trainable=False, name="rows")
-        self._present = tf.Variable(tf.zeros([num_slots]), trainable=False, name="present")
+        self.trainable = self._copied(step.trainable)
+        self.non_trainable = self._copied(step.non_trainable)
+        self.metric_state = self._copied(step.metric_state)
+        self._others = self._copied(step.others)
 
-    def _copy(
-        self, variables: list[tf.Variable], values: list[Any], *, trainable: bool = False
-    ) -> list[tf.Variable]:
-        copies = []
-        for variable, value in zip(variables, values, strict=True):
-            copy = tf.Variable(value, trainable=trainable, dtype=variable.dtype)
-            self._copies[variable.ref()] = copy
-            copies.append(copy)
+    def _copied(self, variables: list[tf.Variable]) -> list[tf.Variable]:
+        copies = [
+            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, dtype=v.dtype)
+            for v in variables
+        ]
+        self._copies |= {v.ref(): copy for v, copy in zip(variables, copies, strict=True)}
         return copies
 
-    @property
-    def trainable_variables(self) -> Sequence[tf.Variable]:
-        return self._trainable
+    def begin(self, weights: Any) -> None:
+        """Sets all variables to what a client begins a round with; ``weights``: the server's."""
+        pairs = [
+            *zip(self.trainable, weights.trainable, strict=True),
+            *zip(self.non_trainable, weights.non_trainable, strict=True),
+            *((variable, tf.zeros_like(variable)) for variable in self.metric_state),
+            *zip(self._others, self._step.other_values, strict=True),
+        ]
+        for variable, value in pairs:
+            variable.assign(value)
 
-    @property
-    def non_trainable_variables(self) -> Sequence[tf.Variable]:
-        return self._non_trainable
-
-    @property
-    def local_variables(self) -> Sequence[tf.Variable]:
-        return [*self._metric_state, *self._others, self._rows, self._present]
-
-    @property
-    def input_spec(self) -> OrderedDict:
-        return self._step.batch_spec
-
-    def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
-        raise NotImplementedError("evaluation and prediction are the host's")
-
-    def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
-        loss, rows = self._step(batch_input, self._copies)
-        # TFF leaves out clients whose update is not finite; an infinite loss may have finite ones.
-        loss *= tf.stop_gradient(tf.where(tf.math.is_finite(loss), 1.0, float("nan")))
-        self._rows.assign_add(tf.cast(rows, tf.float32))
-        self._present.assign(tf.one_hot(batch_input[SLOT][0], self._present.shape[0]))
-        return tff.learning.models.BatchOutput(loss=loss, predictions=None, num_examples=rows)
-
-    @tf.function
-    def reset_metrics(self) -> None:
-        """Called by TFF when the update is not finite: the client then has reported nothing."""
-        for variable in (*self._metric_state, self._rows, self._present):
-            variable.assign(tf.zeros_like(variable))
-
-    @tf.function
-    def report_local_unfinalized_metrics(self) -> OrderedDict:
-        # FedSGD does not reset what a client that diverges has reported.
-        floats = [v for v in (*self._metric_state, *self._statistics) if v.dtype.is_floating]
-        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in floats])
-
-        def kept(value: tf.Tensor) -> tf.Tensor:
-            return tf.where(is_finite, value, tf.zeros_like(value))
-
-        rows = self._rows
-        return OrderedDict(
-            metrics=[kept(variable) for variable in self._metric_state],
-            present=[kept(self._present)],
-            rows=[kept(rows)],
-            statistics=[kept(v * tf.cast(rows, v.dtype)) for v in self._statistics],
-        )
-
-    def metric_finalizers(self) -> OrderedDict:
-        """The sums themselves: Keras makes results of them, on the host."""
-        names = ("metrics", "present", "rows", "statistics")
-        return OrderedDict((name, tf.function(lambda values: values)) for name in names)
-
-
-def _zeros(variables: list[tf.Variable]) -> list[tf.Tensor]:
-    return [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    def __call__(self, batch: Any) -> tuple[Any, ...]:
+        return self._step(batch, self._copies)
 
 
 def make_metrics(model: tf.keras.Model, batch_spec: OrderedDict) -> None:

@@ -79,6 +79,15 @@ class Options:
             return self.server_learning_rate
         return _SERVER_RATES.get(self.algorithm, 1.0)
 
+    @property
+    def sees_each_client(self) -> str | None:
+        """What asks for each client's own update at the server; None where sums of some do."""
+        if self.aggregation != "mean":
+            return f"aggregation='{self.aggregation}'"
+        if self.secure_aggregation:
+            return "secure_aggregation"
+        return None if self.quantize_bits is None else f"quantize_bits={self.quantize_bits}"
+
     def _check_sampling(self) -> None:
         asked = self.clients_per_round
         if asked is not None and self.min_clients > asked:

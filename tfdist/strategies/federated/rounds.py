@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +14,9 @@ from tfdist.errors import DataError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
-from tfdist.strategies.federated.feed import ClientFeed
+from tfdist.strategies.federated.feed import ClientFeed, num_rows
 from tfdist.strategies.federated.options import Options
+from tfdist.strategies.federated.packing import RoundFile, group_of_each
 from tfdist.strategies.federated.sampling import Cohort
 from tfdist.strategies.federated.server import Server
 from tfdist.training.layers.data_errors import explain_id_error, explain_label_error
@@ -67,19 +67,6 @@ class Round:
         return logs if self.epsilon is None else logs | {"epsilon": self.epsilon}
 
 
-@dataclass
-class _Ready:
-    """The clients of a cohort whose records could be read, with their batches."""
-
-    ids: list[str] = field(default_factory=list)
-    arrays: list[OrderedDict] = field(default_factory=list)
-    shares: list[float | None] = field(default_factory=list)
-
-    def without(self, bad: set[str]) -> _Ready:
-        kept = [index for index, client in enumerate(self.ids) if client not in bad]
-        return _Ready(*([items[i] for i in kept] for items in (self.ids, self.arrays, self.shares)))
-
-
 class RoundRunner:
     """Runs the rounds of a model, and remembers which clients it has named as bad."""
 
@@ -117,41 +104,41 @@ class RoundRunner:
     def _attempt(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> Any:
         record.dropped = tuple(client for client in cohort.asked if client in cohort.dropped)
         record.bytes_down += len(cohort.asked) * self._weights_bytes
-        begun = time.perf_counter()
-        ready = self._load(feed, cohort, number, record)
-        record.reading_seconds += time.perf_counter() - begun
-        if not self._are_enough(ready.ids):
-            return None
-        try:
-            output = self._train(feed, ready, number)
-        except Exception as error:
-            bad = self._find_bad(feed, ready, number)
-            if not bad:
-                raise error
-            for client, reason in bad.items():
-                self._known_bad[client] = reason
-                self._leave_out(record, client, reason)
-            ready = ready.without(set(bad))
-            if not self._are_enough(ready.ids):
-                return None
-            output = self._train(feed, ready, number)
-        present = output.metrics["client_work"]["train"]["present"][0]
-        for slot, client in enumerate(ready.ids):
+        output = None
+        while output is None:
+            with self._server.round_file(len(cohort.answering)) as packed:
+                begun = time.perf_counter()
+                ready = self._load(feed, cohort, number, record, packed)
+                record.reading_seconds += time.perf_counter() - begun
+                if not self._are_enough(ready):
+                    return None
+                try:
+                    output = self._server.run(packed)
+                except Exception:
+                    bad = self._find_bad(feed, cohort, ready, number)
+                    if not bad:
+                        raise
+                    self._known_bad |= bad
+        present = output.metrics["client_work"]["train"]["present"]
+        for slot, client in enumerate(ready):
             if not present[slot]:
                 self._leave_out(record, client, _DIVERGED)
-        record.clients = tuple(c for slot, c in enumerate(ready.ids) if present[slot])
-        record.slow = tuple(
-            client for client, share in zip(ready.ids, ready.shares, strict=True) if share
-        )
-        record.bytes_up += len(ready.ids) * (self._update_bytes + self._statistics_bytes)
+        record.clients = tuple(c for slot, c in enumerate(ready) if present[slot])
+        record.slow = tuple(client for client in ready if client in cohort.shares)
+        record.bytes_up += len(ready) * (self._update_bytes + self._statistics_bytes)
         return output if self._are_enough(record.clients) else None
 
     def _are_enough(self, clients: Any) -> bool:
         return len(clients) >= self._options.min_clients
 
-    def _load(self, feed: ClientFeed, cohort: Cohort, number: int, record: Round) -> _Ready:
-        ready = _Ready()
-        for client in cohort.answering:
+    def _load(
+        self, feed: ClientFeed, cohort: Cohort, number: int, record: Round, packed: RoundFile
+    ) -> list[str]:
+        """Packs the clients of a cohort whose records can be read; returns them by their slots."""
+        ready: list[str] = []
+        work = [feed.num_steps(client) for client in cohort.answering]
+        groups = group_of_each(work, packed.num_groups)
+        for client, group in zip(cohort.answering, groups, strict=True):
             if client in self._known_bad:
                 self._leave_out(record, client, self._known_bad[client])
                 continue
@@ -166,30 +153,26 @@ class RoundRunner:
                     raise
                 self._leave_out(record, client, str(explained or error))
                 continue
-            ready.ids.append(client)
-            ready.arrays.append(arrays)
-            ready.shares.append(cohort.shares.get(client))
+            order = feed.order(num_rows(arrays), len(ready), number, cohort.shares.get(client))
+            packed.add(group, arrays, order, len(ready))
+            ready.append(client)
         return ready
 
-    def _train(self, feed: ClientFeed, ready: _Ready, number: int) -> Any:
-        clients = zip(ready.arrays, ready.shares, strict=True)
-        return self._server.run(
-            [
-                feed.batches(arrays, slot, number, share)
-                for slot, (arrays, share) in enumerate(clients)
-            ]
-        )
-
-    def _find_bad(self, feed: ClientFeed, ready: _Ready, number: int) -> dict[str, str]:
+    def _find_bad(
+        self, feed: ClientFeed, cohort: Cohort, ready: list[str], number: int
+    ) -> dict[str, str]:
         """Asks each client alone: TFF does not say whose records an error came from."""
         bad = {}
-        for index, client in enumerate(ready.ids):
-            alone = _Ready([client], [ready.arrays[index]], [ready.shares[index]])
-            try:
-                self._train(feed, alone, number)
-            except Exception as error:
-                bad[client] = _reason(error, self._model)
-        return bad if len(bad) < len(ready.ids) or len(bad) == 1 else {}
+        for client in ready:
+            arrays = feed.load(client, number)
+            order = feed.order(num_rows(arrays), 0, number, cohort.shares.get(client))
+            with self._server.round_file(1) as packed:
+                packed.add(0, arrays, order, 0)
+                try:
+                    self._server.run(packed)
+                except Exception as error:
+                    bad[client] = _reason(error, self._model)
+        return bad if len(bad) < len(ready) or len(bad) == 1 else {}
 
     def _leave_out(self, record: Round, client: str, reason: str) -> None:
         record.failed[client] = reason

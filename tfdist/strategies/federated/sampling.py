@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Cohort:
 
     asked: tuple[str, ...]
     dropped: frozenset[str] = frozenset()
-    shares: dict[str, float] | None = None
+    shares: dict[str, float] = field(default_factory=dict)
 
     @property
     def answering(self) -> tuple[str, ...]:

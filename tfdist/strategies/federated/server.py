@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
 from tfdist.strategies.federated.aggregation import make_aggregator
+from tfdist.strategies.federated.client_work import build_client_work, zero_weights
 from tfdist.strategies.federated.engine import Engine
 from tfdist.strategies.federated.feed import ClientFeed
-from tfdist.strategies.federated.model import ClientModel, TracedStep
+from tfdist.strategies.federated.model import TracedStep
 from tfdist.strategies.federated.optimizers import (
     Proximal,
     client_optimizer,
@@ -21,12 +23,11 @@ from tfdist.strategies.federated.optimizers import (
     server_optimizer,
 )
 from tfdist.strategies.federated.options import Options
+from tfdist.strategies.federated.packing import RoundFile
 from tfdist.training.engine.binding import Binding, Saving
 
 tff = import_tensorflow_federated()
 
-# 2.6 times as fast as TFF's default: only one thread of a client's work would wait for the other.
-_LOOP = tff.learning.LoopImplementation.DATASET_ITERATOR
 _DEFAULT_PROXIMAL_STRENGTH = 0.01
 
 
@@ -50,6 +51,8 @@ class Server:
         self._model = model
         self._statistics = statistics
         self._process: Any = None
+        self._aggregator: Any = None
+        self._num_groups = 0
         self._key: Any = None
         self._state: Any = None
         self._slots: list[tf.Variable] = []
@@ -63,21 +66,29 @@ class Server:
         key = (repr(feed.batch_spec), num_slots, feed.num_replicas)
         if key == self._key:
             return
+        cause = self._options.sees_each_client
+        if cause is not None and self._key is None:
+            print(
+                f"tfdist: {cause} must see the update of each client, so each is one of TFF's: "
+                "several times as slow as groups of clients",
+                flush=True,
+            )
         step = TracedStep(binding, feed.batch_spec)
-
-        def model_fn() -> ClientModel:
-            return ClientModel(step, num_slots, self._statistics)
-
+        aggregator = make_aggregator(self._options, feed.num_replicas)
         with self._engine.active():
             process = build_process(
-                model_fn,
+                step,
                 self._options,
+                aggregator,
                 optimizer=self._model.optimizer,
                 client_rate=self._client_rate(),
-                expected_clients=feed.num_replicas,
+                num_slots=num_slots,
+                statistics=self._statistics,
             )
             state = process.initialize()
-        self._key, self._process = key, process
+        self._key, self._process, self._aggregator = key, process, aggregator
+        # Always as many: TFF keeps something for good of each number of clients that it meets.
+        self._num_groups = min(len(os.sched_getaffinity(0)), feed.num_replicas)
         if self._state is None:
             self._state = state
             self._slots = [tf.Variable(leaf, trainable=False) for leaf in _numbers(state)]
@@ -88,12 +99,18 @@ class Server:
         variables = self._model.non_trainable_variables
         return sum(variables[index].numpy().nbytes for index in self._statistics)
 
-    def run(self, datasets: list[tf.data.Dataset]) -> Any:
+    def round_file(self, num_clients: int) -> RoundFile:
+        """Returns an empty file for a round of at most so many clients."""
+        if self._options.sees_each_client is not None:
+            return RoundFile(num_clients, with_empty=False)
+        return RoundFile(self._num_groups, with_empty=True)
+
+    def run(self, packed: RoundFile) -> Any:
         """Trains on these clients; returns TFF's output, for ``accept``."""
-        assert datasets, "TFF averages nothing to nothing without complaint"
         state = self._state._replace(global_model_weights=self._weights())
+        clipping = self._aggregator.clipping(state.aggregator) if self._options.is_private else ()
         with self._engine.active():
-            return self._process.next(self._with_client_rate(state), datasets)
+            return self._process.next(self._with_client_rate(state), packed.datasets(clipping))
 
     def accept(self, output: Any) -> None:
         """Updates the model by the output of a round."""
@@ -112,7 +129,7 @@ class Server:
             variable.assign(value)
 
     def _average_statistics(self, sums: Any) -> None:
-        rows = sums["rows"][0]
+        rows = sums["rows"]
         for index, total in zip(self._statistics, sums["statistics"], strict=True):
             self._model.non_trainable_variables[index].assign(total / rows)
 
@@ -177,45 +194,53 @@ def _is_number(leaf: Any) -> bool:
 
 
 def build_process(
-    model_fn: Callable[[], Any],
+    step: TracedStep,
     options: Options,
+    aggregator: Any,
     *,
     optimizer: Any,
     client_rate: float,
-    expected_clients: int,
+    num_slots: int,
+    statistics: tuple[int, ...],
 ) -> Any:
     """Returns the ``tff.learning.templates.LearningProcess`` of the options.
 
     Args:
-        model_fn: makes the clients' model.
+        step: of the clients' model.
         options: of the strategy.
+        aggregator: the ``tff.aggregators`` factory of the options.
         optimizer: the compiled Keras optimizer.
         client_rate: the clients' learning rate.
-        expected_clients: in a round; privacy divides by it.
+        num_slots: the most clients in a round.
+        statistics: indices in ``model.non_trainable_variables`` of moving statistics to average.
     """
-    algorithms = tff.learning.algorithms
-    aggregator = make_aggregator(options, expected_clients)
-    server = server_optimizer(options.algorithm, options.server_rate)
-    if options.algorithm == "fedsgd":
-        return algorithms.build_fed_sgd(
-            model_fn,
-            server_optimizer_fn=server,
-            model_aggregator=tff.aggregators.as_weighted_aggregator(aggregator)
-            if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory)
-            else aggregator,
-            loop_implementation=_LOOP,
-        )
-    client = client_optimizer(optimizer, client_rate)
+    client = None
+    if options.algorithm != "fedsgd":
+        client = client_optimizer(optimizer, client_rate)
     if options.algorithm == "fedprox":
         client = Proximal(client, options.proximal_strength or _DEFAULT_PROXIMAL_STRENGTH)
-    is_weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
-    build = (
-        algorithms.build_weighted_fed_avg if is_weighted else algorithms.build_unweighted_fed_avg
+    is_unweighted = isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory)
+    templates = tff.learning.templates
+    begin = zero_weights(step)
+    weights_type = begin.type_signature.result
+    work = build_client_work(
+        step,
+        weights_type=weights_type,
+        optimizer=client,
+        num_slots=num_slots,
+        statistics=statistics,
+        by_rows=not is_unweighted,
+        private=aggregator if options.is_private else None,
     )
-    return build(
-        model_fn,
-        client_optimizer_fn=client,
-        server_optimizer_fn=server,
-        model_aggregator=aggregator,
-        loop_implementation=_LOOP,
+    if is_unweighted:
+        aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
+    sent = work.next.type_signature.result.result.member
+    return templates.compose_learning_process(
+        begin,
+        templates.build_broadcast_process(weights_type),
+        work,
+        aggregator.create(sent.update, sent.update_weight),
+        templates.build_apply_optimizer_finalizer(
+            server_optimizer(options.algorithm, options.server_rate), weights_type
+        ),
     )
