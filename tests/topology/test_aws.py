@@ -58,6 +58,24 @@ def test_a_container_without_the_toolkit_has_the_file(monkeypatch, tmp_path):
     assert topology.current().world_size == 2
 
 
+def test_each_host_of_each_instance_group_is_a_rank():
+    """A heterogeneous cluster runs the program on all of them."""
+    names = {"gpu": ["algo-1", "algo-3"], "cpu": ["algo-2"]}
+    groups = [
+        {"instance_group_name": name, "instance_type": f"ml.{name}", "hosts": hosts}
+        for name, hosts in names.items()
+    ]
+    config = json.loads(RESOURCE_CONFIG) | {"instance_groups": groups}
+    found = {
+        (host, place.rank, place.world_size)
+        for name, hosts in names.items()
+        for host in hosts
+        for current in [config | {"current_host": host, "current_group_name": name}]
+        for place in [from_environ({"SM_RESOURCE_CONFIG": json.dumps(current)})]
+    }
+    assert found == {("algo-1", 0, 3), ("algo-2", 1, 3), ("algo-3", 2, 3)}
+
+
 def test_one_host_is_one_process():
     assert from_environ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}).world_size == 1
     assert from_environ({"SM_HOSTS": '["algo-1"]'}).is_chief
