@@ -28,6 +28,7 @@ MODULES = (
     "step_options",
     "offload",
     "shard",
+    "tables",
     "first_step",
     "mesh",
     "pipeline",

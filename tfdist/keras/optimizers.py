@@ -111,21 +111,22 @@ def optimizers_of(model: tf.keras.Model) -> list[Any]:
 def beside_compiled(model: tf.keras.Model) -> dict[str, Any]:
     """Returns optimizers by names in a checkpoint: those but the compiled one that Keras 3 has.
 
-    Of Keras 2 a checkpoint of the model holds them.
+    Of Keras 2 a checkpoint of the model holds them. One that has no slots once the step is traced
+    is not called by it, as that of a nested model.
 
     Raises:
-        ModelError: one has no slots yet, which the checkpoint would not hold.
+        ModelError: in eager execution, where a step is not traced, one has no slots yet.
     """
     others = [one for one in optimizers_of(model) if IS_KERAS_3 and one is not model.optimizer]
     for one in others:
-        if not one.built:
+        if not one.built and model.run_eagerly:
             raise ModelError(
                 "optimizers of Keras 3 beside the compiled one must have their slots before the "
                 "first step, for a checkpoint to hold them",
                 received=f"{type(one).__name__} without slots",
                 mend="Call its build(weights) where it is made, or compile without run_eagerly",
             )
-    return {f"optimizer_{number}": one for number, one in enumerate(others)}
+    return {f"optimizer_{number}": one for number, one in enumerate(others) if one.built}
 
 
 def gradients_of(

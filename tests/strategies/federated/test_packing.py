@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tfdist.errors import WriteError
 from tfdist.strategies.federated import packing
 
 
@@ -41,11 +44,11 @@ def test_a_file_of_parts_gives_back_each_clients_records(monkeypatch):
             np.testing.assert_array_equal(group["clipping"], [0.5])
             for number in range(len(group["parts"])):
                 arrays, work = packing.part_of(group, number, spec)
-                ends = np.cumsum(work["steps"])
-                for slot, end, steps in zip(
-                    work["slots"].numpy(), ends, work["steps"], strict=True
+                sizes = work["steps"].numpy() * work["widths"].numpy()
+                for slot, end, size in zip(
+                    work["slots"].numpy(), np.cumsum(sizes), sizes, strict=True
                 ):
-                    order = work["order"].numpy()[end - steps : end]
+                    order = work["order"].numpy()[end - size : end]
                     rows = order[order >= 0]
                     found[slot] = [leaf.numpy()[rows] for leaf in tf.nest.flatten(arrays)]
         assert [len(packing.given_to(dataset)["parts"]) for dataset in datasets][1:] == [1, 0]
@@ -55,3 +58,46 @@ def test_a_file_of_parts_gives_back_each_clients_records(monkeypatch):
         for ours, leaf in zip(found[slot], tf.nest.flatten(arrays), strict=True):
             right = [v.encode() if isinstance(v, str) else v for v in leaf[order[order >= 0]]]
             np.testing.assert_array_equal(ours, right)
+
+
+def _client(rows, length, width):
+    arrays = OrderedDict(x=np.ones((rows, length), np.float32), y=np.zeros(rows, np.int64))
+    return arrays, np.arange(rows, dtype=np.int32).reshape(-1, width)
+
+
+def test_clients_with_sequences_of_other_lengths_are_other_parts():
+    with packing.RoundFile(1, with_empty=True) as packed:
+        for slot, length in enumerate((3, 3, 5)):
+            packed.add(0, *_client(2, length, 2), slot)
+        group = packing.given_to(packed.datasets([])[0])
+        spec = OrderedDict(
+            x=tf.TensorSpec([None, None], tf.float32), y=tf.TensorSpec([None], tf.int64)
+        )
+        parts = [packing.part_of(group, number, spec) for number in range(2)]
+    assert [(arrays["x"].shape[1], list(work["slots"])) for arrays, work in parts] == [
+        (3, [0, 1]),
+        (5, [2]),
+    ]
+
+
+def test_a_wide_step_of_one_client_costs_the_others_nothing():
+    with packing.RoundFile(1, with_empty=True) as packed:
+        packed.add(0, *_client(10_000, 1, 10_000), 0)
+        for slot in range(1, 200):
+            packed.add(0, *_client(2, 1, 1), slot)
+        group = packing.given_to(packed.datasets([])[0])
+    assert int(group["size"]) < 400_000
+
+
+def test_a_full_folder_is_no_clients_fault():
+    class Full:
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        tell, close = (lambda self: 0), (lambda self: None)
+
+    with packing.RoundFile(1, with_empty=False) as packed:
+        packed._file.close()
+        packed._file = Full()
+        with pytest.raises(WriteError, match=r"records of a round in .*No space left"):
+            packed.add(0, *_client(2, 1, 1), 0)

@@ -112,10 +112,12 @@ def build_client_work(
             model.begin(weights)
             update, rows = trained(arrays, order)
             moving = [model.non_trainable[index] for index in statistics]
+            weight = rows if by_rows else 1.0
+            summed = summand(update, weight)
             is_finite = tf.reduce_all(
                 [
                     tf.reduce_all(tf.math.is_finite(value))
-                    for value in (*update, *model.metric_state, *moving)
+                    for value in (*update, *tf.nest.flatten(summed), *model.metric_state, *moving)
                     if value.dtype.is_floating
                 ]
             )
@@ -123,24 +125,24 @@ def build_client_work(
             def kept(value: Any) -> tf.Tensor:
                 return tf.where(is_finite, value, tf.zeros_like(value))
 
-            weight = kept(rows if by_rows else 1.0)
-            update = [kept(value) for value in update]
-            update = summand(update, weight)
             reported = OrderedDict(
                 metrics=[kept(variable) for variable in model.metric_state],
                 present=kept(tf.one_hot(slot, num_slots)),
                 rows=kept(rows),
                 statistics=[kept(value * tf.cast(rows, value.dtype)) for value in moving],
             )
-            client = OrderedDict(reported=reported, update=update, weight=weight)
+            summed = tf.nest.map_structure(kept, summed)
+            client = OrderedDict(reported=reported, update=summed, weight=kept(weight))
             return tf.nest.map_structure(tf.add, sums, client)
 
         def with_part(sums: OrderedDict, part: Any) -> OrderedDict:
             arrays, work = part
-            ends = tf.cumsum(work["steps"])
+            sizes = work["steps"] * work["widths"]
+            ends = tf.cumsum(sizes)
 
             def body(number: tf.Tensor, sums: OrderedDict) -> tuple[Any, ...]:
-                order = work["order"][ends[number] - work["steps"][number] : ends[number]]
+                order = work["order"][ends[number] - sizes[number] : ends[number]]
+                order = tf.reshape(order, [work["steps"][number], work["widths"][number]])
                 return number + 1, with_client(sums, arrays, order, work["slots"][number])
 
             return tf.while_loop(lambda number, _: number < tf.size(ends), body, (0, sums))[1]

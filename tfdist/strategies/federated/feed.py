@@ -149,9 +149,11 @@ class ClientFeed:
     def _steps(self, rows: int) -> int:
         return -(-rows // (self.local_batch_size or rows or 1))
 
-    def num_steps(self, client: str) -> int:
-        """Returns the steps of a client in a round, as far as its records can be counted."""
-        return self.local_epochs * self._steps(self._num_used(client))
+    def work_of(self, client: str) -> int:
+        """Returns what a client has to do in a round, as far as its records can be counted: steps,
+        or records where all of them are one step."""
+        used = self._num_used(client)
+        return used if self.local_batch_size is None else self.local_epochs * self._steps(used)
 
     def _num_used(self, client: str) -> int:
         count = self.clients.num_records(client)

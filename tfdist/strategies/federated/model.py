@@ -42,6 +42,8 @@ class TracedStep:
 
         @tf.function(input_signature=[batch_spec], autograph=False)
         def step(batch: OrderedDict) -> tuple[Any, ...]:
+            # With a seed TFF would draw the same numbers in every round.
+            tf.compat.v1.get_default_graph().seed = None
             x, y, weight = batch["x"], batch["y"], batch.get("w")
             rows = tf.shape(tf.nest.flatten(x)[0])[0]
             with tf.GradientTape() as tape:
@@ -61,9 +63,9 @@ class TracedStep:
         self.metric_state = state_of(model)
         known = {variable.ref() for variable in (*self.trainable, *self.non_trainable)}
         known |= {variable.ref() for variable in self.metric_state}
-        self.others = [v for v in self._function.graph.variables if v.ref() not in known]
-        every = (*self.trainable, *self.non_trainable, *self.metric_state, *self.others)
-        self.other_values = [variable.numpy() for variable in self.others]
+        # Those of a loss, say, which a callback may set between rounds.
+        self.non_trainable += [v for v in self._function.graph.variables if v.ref() not in known]
+        every = (*self.trainable, *self.non_trainable, *self.metric_state)
         self._variable_of_handle = {id(variable.handle): variable for variable in every}
         self._constants: dict[int, Any] = {}
         for captured in self._function.captured_inputs:
@@ -84,6 +86,15 @@ class TracedStep:
                 mend="Leave what has learned from data with adapt, as Discretization, to map_fn of "
                 "strategy.dataset",
             )
+
+    @property
+    def changed(self) -> set[str]:
+        """The names of the weights that are not trained and that a step assigns to."""
+        graph = self._function.graph
+        weights = {id(v.handle): v.name for v in self.non_trainable}
+        names = {id(inner): weights.get(id(outer)) for outer, inner in graph.captures}
+        operations = [op for op in graph.get_operations() if op.type.startswith("Assign")]
+        return {name for op in operations if (name := names.get(id(op.inputs[0])))}
 
     def __call__(self, batch: Any, variables: dict[Any, tf.Variable]) -> tuple[Any, ...]:
         """Returns the gradients of a batch, computed on ``variables``; None of an unused weight.
@@ -124,7 +135,6 @@ class StepCopy:
         self.trainable = self._copied(step.trainable)
         self.non_trainable = self._copied(step.non_trainable)
         self.metric_state = self._copied(step.metric_state)
-        self._others = self._copied(step.others)
 
     def _copied(self, variables: list[tf.Variable]) -> list[tf.Variable]:
         copies = [
@@ -140,7 +150,6 @@ class StepCopy:
             *zip(self.trainable, weights.trainable, strict=True),
             *zip(self.non_trainable, weights.non_trainable, strict=True),
             *((variable, tf.zeros_like(variable)) for variable in self.metric_state),
-            *zip(self._others, self._step.other_values, strict=True),
         ]
         for variable, value in pairs:
             variable.assign(value)

@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import cannot_write
+
 # A part of the file is read at once; a larger client is a part of its own.
 _PART_BYTES = 8 << 20
 _LOCAL_WORK = OrderedDict(
-    order=tf.TensorSpec([None, None], tf.int32),
+    order=tf.TensorSpec([None], tf.int32),
     steps=tf.TensorSpec([None], tf.int32),
+    widths=tf.TensorSpec([None], tf.int32),
     slots=tf.TensorSpec([None], tf.int32),
 )
 
@@ -73,11 +76,16 @@ class RoundFile:
             arrays: its records, by the names of ``batch_spec``.
             order: int32 [steps, batch], the records of each step; -1 is none.
             slot: its place in the round.
+
+        Raises:
+            WriteError: the file cannot be written.
         """
         into = self._groups[group]
+        if into.clients and _shapes(arrays) != _shapes(into.clients[0][0]):
+            self._write(into)  # Clients may have sequences of other lengths, as map_fn pads them.
         into.clients.append((arrays, order, slot))
-        into.num_bytes += sum(array.nbytes for array in tf.nest.flatten(arrays))
-        if into.num_bytes >= _PART_BYTES:
+        into.num_bytes += order.nbytes + sum(map(_num_bytes, tf.nest.flatten(arrays)))
+        if into.num_bytes >= _PART_BYTES or not self._with_empty:
             self._write(into)
 
     def datasets(self, clipping: Sequence[float]) -> list[tf.data.Dataset]:
@@ -85,7 +93,6 @@ class RoundFile:
         for group in self._groups:
             if group.clients:
                 self._write(group)
-        self._file.flush()
         size = np.int64(os.fstat(self._file.fileno()).st_size)
         path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         spec = group_spec(len(clipping))
@@ -106,24 +113,36 @@ class RoundFile:
         arrays = tf.nest.map_structure(
             lambda *each: np.concatenate(each), *(arrays for arrays, _, _ in clients)
         )
-        width = max(order.shape[1] for _, order, _ in clients)
         orders, first = [], 0
         for records, order, _ in clients:
             # Counted within the part.
-            shifted = np.where(order < 0, -1, order + first)
-            none = [(0, 0), (0, width - order.shape[1])]
-            orders.append(np.pad(shifted, none, constant_values=-1))
+            orders.append(np.where(order < 0, -1, order + first).reshape(-1))
             first += len(tf.nest.flatten(records)[0])
         work = OrderedDict(
             order=np.concatenate(orders).astype(np.int32),
-            steps=np.array([len(order) for _, order, _ in clients], np.int32),
+            steps=np.array([order.shape[0] for _, order, _ in clients], np.int32),
+            widths=np.array([order.shape[1] for _, order, _ in clients], np.int32),
             slots=np.array([slot for _, _, slot in clients], np.int32),
         )
         part = []
-        for leaf in tf.nest.flatten((arrays, work)):
-            content = tf.io.serialize_tensor(leaf).numpy()
-            part.append((self._file.tell(), self._file.write(content)))
+        try:
+            for leaf in tf.nest.flatten((arrays, work)):
+                content = tf.io.serialize_tensor(leaf).numpy()
+                part.append((self._file.tell(), self._file.write(content)))
+            self._file.flush()
+        except OSError as error:
+            place = f"the records of a round in {tempfile.gettempdir()}, or the folder of TMPDIR,"
+            raise cannot_write(place, error) from None
         group.parts.append(part)
+
+
+def _shapes(arrays: OrderedDict) -> list[tuple[int, ...]]:
+    return [array.shape[1:] for array in tf.nest.flatten(arrays)]
+
+
+def _num_bytes(array: np.ndarray) -> int:
+    """Returns what an array takes in the file: of texts more than the places of their pointers."""
+    return sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes
 
 
 def group_spec(num_clipping: int) -> OrderedDict:

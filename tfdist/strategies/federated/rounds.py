@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import DataError
+from tfdist.errors import DataError, WriteError
 from tfdist.keras.layers import variables_in
 from tfdist.records.reading.shape_errors import explain_shape_error
 from tfdist.strategies.federated.aggregation import update_bytes
@@ -114,6 +114,8 @@ class RoundRunner:
                     return None
                 try:
                     output = self._server.run(packed)
+                except WriteError:
+                    raise
                 except Exception:
                     bad = self._find_bad(feed, cohort, ready, number)
                     if not bad:
@@ -136,7 +138,7 @@ class RoundRunner:
     ) -> list[str]:
         """Packs the clients of a cohort whose records can be read; returns them by their slots."""
         ready: list[str] = []
-        work = [feed.num_steps(client) for client in cohort.answering]
+        work = [feed.work_of(client) for client in cohort.answering]
         groups = group_of_each(work, packed.num_groups)
         for client, group in zip(cohort.answering, groups, strict=True):
             if client in self._known_bad:

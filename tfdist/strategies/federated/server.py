@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat import import_tensorflow_federated
+from tfdist.errors import OptionError
 from tfdist.strategies.federated.aggregation import make_aggregator
 from tfdist.strategies.federated.client_work import build_client_work, zero_weights
 from tfdist.strategies.federated.engine import Engine
@@ -54,6 +55,7 @@ class Server:
         self._aggregator: Any = None
         self._num_groups = 0
         self._key: Any = None
+        self._private_terms: tuple[float, ...] = ()
         self._state: Any = None
         self._slots: list[tf.Variable] = []
         #: Rounds that have updated the weights, in all fits.
@@ -74,6 +76,13 @@ class Server:
                 flush=True,
             )
         step = TracedStep(binding, feed.batch_spec)
+        lost = sorted(step.changed - {step.non_trainable[i].name for i in self._statistics})
+        if lost and self._key is None:
+            print(
+                f"tfdist: warning: what clients make of {', '.join(lost)} is not averaged: "
+                "each round begins with the value of the server",
+                flush=True,
+            )
         aggregator = make_aggregator(self._options, feed.num_replicas)
         with self._engine.active():
             process = build_process(
@@ -86,7 +95,10 @@ class Server:
                 statistics=self._statistics,
             )
             state = process.initialize()
+        if self._options.is_private:
+            self._refuse_other_terms((*_terms(state), num_slots))
         self._key, self._process, self._aggregator = key, process, aggregator
+        self._non_trainable = step.non_trainable
         # Always as many: TFF keeps something for good of each number of clients that it meets.
         self._num_groups = min(len(os.sched_getaffinity(0)), feed.num_replicas)
         if self._state is None:
@@ -136,7 +148,7 @@ class Server:
     def _weights(self) -> Any:
         return tff.learning.models.ModelWeights(
             [variable.numpy() for variable in self._model.trainable_variables],
-            [variable.numpy() for variable in self._model.non_trainable_variables],
+            [variable.numpy() for variable in self._non_trainable],
         )
 
     # The clients' learning rate, which a callback may set between rounds --------------------------
@@ -181,6 +193,33 @@ class Server:
         rest = self._state._replace(global_model_weights=())
         rest = tf.nest.map_structure(lambda leaf: next(values) if _is_number(leaf) else leaf, rest)
         self._state = rest._replace(global_model_weights=self._state.global_model_weights)
+        if self._options.is_private:
+            self._refuse_other_terms((*_terms(self._state), *self._private_terms[-1:]))
+
+    def _refuse_other_terms(self, terms: tuple[float, ...]) -> None:
+        """Raises OptionError where rounds were run on other terms of privacy: epsilon is of all."""
+        if self.num_rounds.numpy() and terms != self._private_terms:
+            names = ("noise", "clients a round", "clients")
+            told = [
+                ", ".join(f"{value:.4g} {name}" for value, name in zip(of, names, strict=True))
+                for of in (self._private_terms, terms)
+            ]
+            raise OptionError(
+                "a private training must go on with the noise, the clipping norm and the clients "
+                "that it began with, as its epsilon is of all rounds together",
+                received=" and ".join(told),
+                mend="Give the same ones, or begin another training",
+            )
+        self._private_terms = terms
+
+
+def _terms(state: Any) -> tuple[float, float]:
+    """Returns the noise of a private server's state, as it is set, and the clients of a round."""
+    query = state.aggregator.query_state
+    noise = getattr(query.numerator_state, "noise_multiplier", None)  # Of a norm that adapts.
+    if noise is None:
+        noise = query.numerator_state.stddev
+    return float(noise), float(query.denominator)
 
 
 def _numbers(state: Any) -> list[Any]:

@@ -152,12 +152,10 @@ class Checkpoints(tf.keras.callbacks.Callback):
         self._was_chief = collective.is_chief
         self.start = Start()
         self._state = CheckpointState(data, learned_words(model))
-        beside = self._saving.beside(model) | beside_compiled(model)
-        parts = {name: saved(part) for name, part in {"model": model, **beside}.items()}
-        checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **parts)
-        self._without_words = tf.train.Checkpoint(
-            state=self._state.trackable(has_words=False), **parts
-        )
+        self._optimizers = beside_compiled(model)
+        parts = {"model": model, **self._saving.beside(model), **self._optimizers}
+        self._parts = {name: saved(part) for name, part in parts.items()}
+        checkpoint = tf.train.Checkpoint(state=self._state.trackable(), **self._parts)
         # Made here, on every process: TensorFlow would make it in the first save, on the chief.
         checkpoint.save_counter  # noqa: B018
         if begun_at is not None:
@@ -285,9 +283,7 @@ class Checkpoints(tf.keras.callbacks.Callback):
         try:
             checkpoint_files.check_regular(Path(path).parent, Path(path).name)
             with self._saving.restored():
-                # Those of earlier versions have no words.
-                is_older = self._state.words() and not has_words(path)
-                kept = self._without_words if is_older else checkpoint
+                kept = self._as_written(path, checkpoint)
                 if self._shared is None:
                     _read(kept, path)
                 else:
@@ -298,6 +294,24 @@ class Checkpoints(tf.keras.callbacks.Callback):
             return None, error
         except Exception as error:  # TensorFlow's reader raises whatever it stumbles over.
             return None, (str(error).splitlines() or [type(error).__name__])[0]
+
+    def _as_written(self, path: str, checkpoint: tf.train.Checkpoint) -> tf.train.Checkpoint:
+        """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3 the
+        compiled optimizer alone."""
+        written = {name.partition("/")[0] for name, _ in tf.train.list_variables(path)}
+        anew = {name: one for name, one in self._optimizers.items() if name not in written}
+        lacks_words = bool(self._state.words()) and not has_words(path)
+        if not anew and not lacks_words:
+            return checkpoint
+        if anew and self._collective.is_chief:
+            kinds = ", ".join(type(one).__name__ for one in anew.values())
+            print(
+                f"tfdist: warning: {path} has no slots of {kinds}, as an earlier version wrote it: "
+                "they begin anew",
+                flush=True,
+            )
+        parts = {name: part for name, part in self._parts.items() if name not in anew}
+        return tf.train.Checkpoint(state=self._state.trackable(has_words=not lacks_words), **parts)
 
     def remember(self, others: Sequence[tf.keras.callbacks.Callback]) -> None:
         """Keeps in each checkpoint what those of Keras' own callbacks know; they run before it."""

@@ -54,14 +54,16 @@ def _term(regularization_loss: Any) -> tf.Tensor:
     return tf.reduce_sum(regularization_loss)
 
 
-@tf.autograph.experimental.do_not_convert
-@functools.wraps(_gradient_of)
+@functools.wraps(_gradient_of)  # Not do_not_convert: a call that is computed again may ask "if".
 def _gradient(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
-    step = running_step()
-    if step is not None and _has_weights(sources):
-        step.losses += [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
+    if not args and "output_gradients" not in options:  # Else they are parts of another loss.
+        _note_losses(target, sources)
     return _gradient_of(tape, target, sources, *args, **options)
 
 
-def _has_weights(sources: Any) -> bool:
-    return any(isinstance(each, tf.Variable) for each in all_raw(tf.nest.flatten(sources)))
+@tf.autograph.experimental.do_not_convert
+def _note_losses(target: Any, sources: Any) -> None:
+    step = running_step()
+    weights = [each for each in all_raw(tf.nest.flatten(sources)) if isinstance(each, tf.Variable)]
+    if step is not None and weights:
+        step.losses += [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]

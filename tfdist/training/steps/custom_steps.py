@@ -28,7 +28,7 @@ from tfdist.training.layers.batch_norm import average_statistics, shared_step
 from tfdist.training.layers.replica_step import JOINS, RunningStep, running_step
 from tfdist.training.layers.shared_embedding_rows import added_up
 from tfdist.training.steps import layer_state
-from tfdist.training.steps.row_numbers import HIDDEN, MEAN, OTHER, RowNumbers
+from tfdist.training.steps.row_numbers import HIDDEN, OTHER, RowNumbers
 
 STEPS = ("train_step", "test_step", "predict_step")
 #: The method of an optimizer that all others come to.
@@ -255,14 +255,12 @@ class OwnSteps:
     def _tell_of_losses(self, running: RunningStep) -> None:
         """Tells once of a loss whose gradient is none of one device: see ``row_numbers``."""
         # A loss that counts by something else than rows is weighted by that.
-        if self._tells() and not running.loss_weights:
-            numbers = RowNumbers(running)
-            scalars = [loss for loss in running.losses if loss.shape.rank == 0]
-            if {numbers.join_of(loss) for loss in scalars} - {MEAN, HIDDEN, None}:
-                self._losses.failed(
-                    "the loss of a train_step of one's own is no mean over the rows of a batch, "
-                    "which are divided here, so its gradient is not that of one device"
-                )
+        tells = self._tells() and not running.loss_weights
+        if tells and any(map(RowNumbers(running).is_off, running.losses)):
+            self._losses.failed(
+                "the loss of a train_step of one's own is no mean over the rows of a batch, "
+                "which are divided here, so its gradient is not that of one device"
+            )
 
     def _tells(self) -> bool:
         return self._collective.num_replicas > 1 and self._collective.is_chief

@@ -91,11 +91,11 @@ def parse_plain(text: str, separator: str, width: int) -> list[ArrowTexts] | Non
                 column_types=dict.fromkeys(names, pyarrow.string()), check_utf8=False
             ),
         )
-    except pyarrow.ArrowInvalid:
+        columns = [ArrowTexts(column.combine_chunks()) for column in table.columns]
+    except (pyarrow.ArrowInvalid, ValueError):  # As of a separator of no ASCII, or above 2 GB.
         return None
-    if not table.num_rows or table.num_rows != text.count("\n") - text.endswith("\n"):
-        return None
-    return [ArrowTexts(column.combine_chunks()) for column in table.columns]
+    is_whole = table.num_rows == text.count("\n") - text.endswith("\n")
+    return columns if table.num_rows and is_whole else None
 
 
 def _are_whole(text: str, separator: str) -> bool:
