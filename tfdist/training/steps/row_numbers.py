@@ -51,7 +51,8 @@ class RowNumbers:
         """Whether the gradient of a loss, of all its numbers together, is no mean over rows."""
         if loss.shape.is_fully_defined():
             return self.join_of(loss) not in (MEAN, HIDDEN, None)
-        return tf.is_symbolic_tensor(loss) and self._of(loss) == _ROWS
+        is_known = tf.is_symbolic_tensor(loss) and loss.shape.rank is not None
+        return is_known and self._of(loss) == _ROWS
 
     def _of(self, tensor: tf.Tensor) -> str:
         waiting, begun = [tensor], set()
