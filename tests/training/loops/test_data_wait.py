@@ -53,7 +53,7 @@ def test_it_is_what_a_step_waits(steps):
 def test_steps_fed_ahead_wait_as_long_as_both_clocks_say():
     """The fetcher waits for data all the time; the step, which is fed ahead, for a part of it."""
     model = SimpleNamespace(train_step=lambda data: data)
-    binding = SimpleNamespace(model=model, put=setattr)
+    binding = SimpleNamespace(model=model, put=lambda owner, values: vars(owner).update(values))
     batches = tf.data.Dataset.range(80).map(_slow)
     wait = DataWait()
     wait.watch_steps(binding)
