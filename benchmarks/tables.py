@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from benchmarks.pairs import (
@@ -53,5 +54,7 @@ def _job(name: str, *arguments: Any) -> Job:
     if name == "single":
         return alone("pair_tables", name, *arguments)
     # Not through shared memory: what is sent is read from the loopback device.
-    env = environ() | {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
-    return mpi.job(command("pair_tables", name, *arguments), workers=WORKERS, environ=env)
+    env = environ() | {"OMPI_MCA_btl_tcp_if_include": "lo"}
+    job = mpi.job(command("pair_tables", name, *arguments), workers=WORKERS, environ=env)
+    by_tcp = ["self,tcp" if word == "self,vader" else word for word in job.command]
+    return dataclasses.replace(job, command=by_tcp)
