@@ -70,10 +70,12 @@ def _speed(job: Job, quick: bool) -> dict[str, float]:
     return min(attempts, key=lambda attempt: attempt["others"])
 
 
-def paired(work: str, job: Job, size: Size, quick: bool) -> dict[str, Any]:
+def paired(
+    work: str, job: Job, size: Size, quick: bool, target: float | None = STEP_TARGET
+) -> dict[str, Any]:
     """Returns the row of a job that fits by hand and with tfdist in turn."""
     found = quiet_events(job, "pair", size.pairs, quick)
-    return row(work, [Pair(e["baseline"], e["ours"], e["others"]) for e in found], STEP_TARGET)
+    return row(work, [Pair(e["baseline"], e["ours"], e["others"]) for e in found], target)
 
 
 def quiet_events(job: Job, name: str, count: int, quick: bool) -> list[dict[str, Any]]:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.pairs import (
-    FULL,
-    QUICK,
-    WORKERS,
-    Pair,
-    alone,
-    command,
-    environ,
-    events,
-    quiet_events,
-    row,
-)
+from benchmarks import steps_in_turn
+from benchmarks.pairs import FULL, QUICK, WORKERS, alone, command, environ, events, paired
 from tfdist.launch import mpi, tf_cluster
 from tfdist.launch.supervisor import Job
 
@@ -33,20 +23,11 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     for shard, (target, names) in _STEPS.items():
         for name in names:
             job = _job(name, shard, size.steps, size.pairs)
-            found = quiet_events(job, "pair", size.pairs, quick)
-            pairs = [Pair(e["baseline"], e["ours"], e["others"]) for e in found]
-            rows.append(row(f"{name} step, 2 replicas, shard={shard!r}", pairs, target))
+            work = f"{name} step, 2 replicas, shard={shard!r}"
+            rows.append(paired(work, job, size, quick, target))
     [slots] = events(_job("horovod", "optimizer", 2, 1), "slots")
     megabytes = [slots["whole"] / 2**20, max(slots["parts"]) / 2**20]
-    rows.append(
-        {
-            "work": "MB of Adam's slots on one of 2 replicas",
-            "baseline": round(megabytes[0], 3),
-            "ours": round(megabytes[1], 3),
-            "ratio": round(megabytes[0] / megabytes[1], 3),
-            "target": 1.96,
-        }
-    )
+    rows.append(steps_in_turn.row("MB of Adam's slots on one of 2 replicas", *megabytes, 1.96))
     return [*rows, *_peaks(quick), _gpt()]
 
 
@@ -56,13 +37,8 @@ def _gpt() -> dict[str, Any]:
     grid = mpi.job(command("bytes_gpt", "grid"), workers=WORKERS, environ=environ())
     [divided] = events(grid, "bytes")
     most = [max(event["most"].values()) / 1e6 for event in (whole, divided)]
-    return {
-        "work": "MB on a device in a step of gpt_grid: 2 ranks, 2 stages, slots divided",
-        "baseline": round(most[0], 2),
-        "ours": round(most[1], 2),
-        "ratio": round(most[0] / most[1], 2),
-        "target": 2.0,
-    }
+    work = "MB on a device in a step of gpt_grid: 2 ranks, 2 stages, slots divided"
+    return steps_in_turn.row(work, *most, 2.0)
 
 
 def _peaks(quick: bool) -> list[dict[str, Any]]:

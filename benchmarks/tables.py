@@ -5,18 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from benchmarks.pairs import (
-    FULL,
-    QUICK,
-    WORKERS,
-    Pair,
-    alone,
-    command,
-    environ,
-    events,
-    quiet_events,
-    row,
-)
+from benchmarks import steps_in_turn
+from benchmarks.pairs import FULL, QUICK, WORKERS, alone, command, environ, events, paired
 from tfdist.launch import mpi
 from tfdist.launch.supervisor import Job
 
@@ -28,26 +18,17 @@ _DENSE_MB_OF_A_ROW = 4 * 32 * 4 / 1e6
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     size, rows = (QUICK, _QUICK_ROWS) if quick else (FULL, _ROWS)
-    pairs = max(1, size.pairs // 3)
+    size = size._replace(steps=size.steps // 4, pairs=max(1, size.pairs // 3))
     found = []
-    for name, optimizers in (("single", ("adam", "sgd")), ("horovod", ("adam", "sgd"))):
-        for optimizer in optimizers:
-            job = _job(name, optimizer, rows, size.steps // 4, pairs)
-            events_ = quiet_events(job, "pair", pairs, quick)
-            used = [Pair(e["baseline"], e["ours"], e["others"]) for e in events_]
-            found.append(row(f"{name} step, four tables of {rows:,}, {optimizer}", used, _TARGET))
-    [sent] = events(_job("horovod", "sgd", rows, size.steps // 4, 1), "sent")
-    dense, ours = rows * _DENSE_MB_OF_A_ROW, sent["bytes"] / 1e6
-    found.append(
-        {
-            "work": f"MB that a rank sends in a step, four tables of {rows:,}, dense by hand",
-            "baseline": round(dense, 1),
-            "ours": round(ours, 2),
-            "ratio": round(dense / ours, 1),
-            "target": rows / 20_000,
-        }
-    )
-    return found
+    for name in ("single", "horovod"):
+        for optimizer in ("adam", "sgd"):
+            job = _job(name, optimizer, rows, size.steps, size.pairs)
+            work = f"{name} step, four tables of {rows:,}, {optimizer}"
+            found.append(paired(work, job, size, quick, _TARGET))
+    [sent] = events(_job("horovod", "sgd", rows, size.steps, 1), "sent")
+    work = f"MB that a rank sends in a step, four tables of {rows:,}, dense by hand"
+    dense = rows * _DENSE_MB_OF_A_ROW
+    return [*found, steps_in_turn.row(work, dense, sent["bytes"] / 1e6, rows / 20_000)]
 
 
 def _job(name: str, *arguments: Any) -> Job:
