@@ -298,9 +298,12 @@ class Checkpoints(tf.keras.callbacks.Callback):
     def _as_written(self, path: str, checkpoint: tf.train.Checkpoint) -> tf.train.Checkpoint:
         """Returns what reads ``path``: those of earlier versions have no words, and of Keras 3 the
         compiled optimizer alone."""
-        written = {name.partition("/")[0] for name, _ in tf.train.list_variables(path)}
-        anew = {name: one for name, one in self._optimizers.items() if name not in written}
-        lacks_words = bool(self._state.words()) and not has_words(path)
+        if not self._optimizers and not self._state.words():
+            return checkpoint
+        written = [name for name, _ in tf.train.list_variables(path)]
+        known = {name.partition("/")[0] for name in written}
+        anew = {name: one for name, one in self._optimizers.items() if name not in known}
+        lacks_words = bool(self._state.words()) and not has_words(written)
         if not anew and not lacks_words:
             return checkpoint
         if anew and self._collective.is_chief:

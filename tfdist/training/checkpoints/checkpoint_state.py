@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -143,8 +143,9 @@ class CheckpointState:
         )
 
 
-def has_words(path: str) -> bool:
-    return any(name.startswith("state/words_") for name, _ in tf.train.list_variables(path))
+def has_words(written: Iterable[str]) -> bool:
+    """Whether a checkpoint has words, by the names of what is written in it."""
+    return any(name.startswith("state/words_") for name in written)
 
 
 def _as_tensor(words: np.ndarray) -> tf.Tensor:

@@ -64,6 +64,7 @@ def _gradient(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **op
 @tf.autograph.experimental.do_not_convert
 def _note_losses(target: Any, sources: Any) -> None:
     step = running_step()
-    weights = [each for each in all_raw(tf.nest.flatten(sources)) if isinstance(each, tf.Variable)]
-    if step is not None and weights:
+    if step is None:
+        return
+    if any(isinstance(each, tf.Variable) for each in all_raw(tf.nest.flatten(sources))):
         step.losses += [each for each in tf.nest.flatten(target) if tf.is_tensor(each)]
