@@ -22,6 +22,7 @@ _LAZY = {
     "Checkpoints": ("tfdist.training.checkpoints.checkpoint", "Checkpoints"),
     "all_gather": ("tfdist.training.steps.gathering", "all_gather"),
     "reduce": ("tfdist.training.steps.gathering", "reduce"),
+    "NoiseScale": ("tfdist.training.loops.noise_scale", "NoiseScale"),
     "on_chief": ("tfdist.training.loops.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),

@@ -18,6 +18,7 @@ from tfdist.runs.verifying import verify as verify
 from tfdist.strategies import strategy as strategy
 from tfdist.training.checkpoints.checkpoint import Checkpoints as Checkpoints
 from tfdist.training.loops.chief_only import on_chief as on_chief
+from tfdist.training.loops.noise_scale import NoiseScale as NoiseScale
 from tfdist.training.steps.gathering import all_gather as all_gather
 from tfdist.training.steps.gathering import reduce as reduce
 

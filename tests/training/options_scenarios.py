@@ -799,3 +799,79 @@ def tables_are_divided_into_microbatches(strategy, folder):
     for each in (model, reference):
         each.fit(table, pd.Series(y), batch_size=8, shuffle=False, verbose=0)
     assert_near(model.get_weights(), reference.get_weights())
+
+
+# Gradient noise ----------------------------------------------------------------------------------
+
+SPREAD = np.linspace(0.5, 2.0, 40).astype(np.float32)
+FAR = 0.7
+
+
+class _Distance(layers.Layer):
+    """Half the squared distance of a weight from each row: its gradient is their difference."""
+
+    def build(self, input_shape: Any) -> None:
+        self.place = self.add_weight(shape=input_shape[1:], initializer="zeros", name="place")
+
+    def call(self, x: Any) -> Any:
+        return tf.reduce_sum(tf.square(self.place - x), axis=1, keepdims=True) / 2
+
+
+def quadratic() -> keras.Model:
+    model = keras.Sequential([keras.Input((len(SPREAD),)), _Distance()])
+    # It stays where it is, so that the true gradient of all steps is the same.
+    model.compile(keras.optimizers.SGD(0.0), loss=lambda y_true, y_pred: y_pred[:, 0])
+    return model
+
+
+@scenario("mirrored", "horovod", "multi_worker", "single", "keras_3")
+def noise_scale_of_a_known_gradient(strategy, folder):
+    """Rows lie around FAR with a spread of their own in each direction: S and |G|² are known."""
+    rng = np.random.default_rng(0)
+    # Not divisible by the parts, so these are of unequal sizes.
+    x = (FAR + SPREAD * rng.normal(size=(21 * 150, len(SPREAD)))).astype(np.float32)
+    own = given(strategy, accumulate_steps=3 if strategy.name == "single" else 1)
+    model = own.build(quadratic)
+    feed = own.dataset((x, np.zeros((len(x), 1), np.float32)), global_batch_size=21)
+    history = model.fit(feed, epochs=2, verbose=0, callbacks=[tfdist.NoiseScale()]).history
+    # Of these very rows.
+    known = x.var(axis=0).sum() / np.square(x.mean(axis=0)).sum()
+    assert history["noise_scale"] == pytest.approx([known] * 2, rel=0.05)
+
+
+@scenario("mirrored", "horovod", "keras_3")
+def noise_scale_changes_nothing(strategy, folder):
+    own = given(strategy, accumulate_steps=2)
+
+    def trained(*callbacks: Any) -> keras.Model:
+        keras.utils.set_random_seed(0)
+        model = own.build(lambda: mlp(optimizer=keras.optimizers.Adam(0.01, clipnorm=0.5)))
+        feed = own.dataset(data(), global_batch_size=10)
+        model.fit(feed, epochs=2, verbose=0, callbacks=list(callbacks))
+        return model
+
+    watched, plain = trained(tfdist.NoiseScale()), trained()
+    for one, other in zip(watched.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@scenario("mirrored", "single")
+def noise_scale_needs_parts_of_a_gradient(strategy, folder):
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    def of_its_own() -> keras.Model:
+        x = keras.Input((5,))
+        model = Own(x, layers.Dense(3, "softmax")(x))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    one = strategy.name == "single"
+    for options, model_fn, said in (
+        ({}, mlp if one else of_its_own, "whole" if one else "a train_step of its own"),
+        ({"shard": "optimizer"}, mlp, "whole" if one else "no replica has the whole gradient"),
+    ):
+        model = given(strategy, **options).build(model_fn)
+        with pytest.raises(ModelError, match=rf"must see the gradients of parts.*{said}"):
+            model.fit(*data(weighted=False), verbose=0, callbacks=[tfdist.NoiseScale()])

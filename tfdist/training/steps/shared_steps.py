@@ -80,12 +80,16 @@ class SharedSteps:
         counted = self._counted_by_all(*batch[:2], share) if count > 1 else None
         variables = self._trained()
         gradients: list[Any] = [None] * len(variables)
+        of_parts = []
         for number, (part, rows) in enumerate(divide(batch, share, count)):
             with when_known(gradients):
                 found, results = self._microbatch(number, part, rows, variables, counted)
                 gradients = [added(*pair) for pair in zip(gradients, found, strict=True)]
+                of_parts.append((found, rows))
         layer_state.merge(self._binding.moved, losses.part_of(share), self._collective.sum)
         if self._sharded is None:
+            if self._binding.noise is not None:
+                optimizer = self._binding.noise.optimizer(optimizer, of_parts, share)
             self._collective.apply(optimizer, gradients, variables)
         else:
             self._sharded.apply(gradients)
