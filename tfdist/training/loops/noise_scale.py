@@ -18,10 +18,10 @@ class NoiseScale(tf.keras.callbacks.Callback):
     Each epoch's logs get ``noise_scale``, in rows: the variance of the gradient of one row over the
     square of the true gradient (McCandlish et al. 2018, arXiv:1812.06162). A step on so many rows
     gains half of what the best possible step would; on a tenth of them, a tenth: so a batch well
-    below it can be made larger, with a larger learning rate, and one well above it wastes rows. It is
-    told by the gradients of the parts that a batch is divided into anyway: replicas, and microbatches
-    of ``accumulate_steps``. What the training computes does not change. Where the gradients of an
-    epoch are noise alone it is infinite.
+    below it can be made larger, with a larger learning rate, and one well above it wastes rows. It
+    is told by the gradients of the parts that a batch is divided into anyway: replicas, and
+    microbatches of ``accumulate_steps``. What the training computes does not change. Where the
+    gradients of an epoch are noise alone it is infinite.
 
     .. code-block:: python
 

@@ -1,13 +1,13 @@
 """How much the gradients of parts of a batch differ: what a larger batch would still gain.
 
-A part of r rows has the mean gradient G_r of its rows, whose square is |G|² + S / r in the mean: |G|²
-of the true gradient, and S, the sum of the variances of its elements over rows. So the mean square
-of the parts and that of the whole batch of B rows tell both:
+A part of r rows has the mean gradient G_r of its rows, whose square is |G|² + S / r in the mean:
+|G|² of the true gradient, and S, the sum of the variances of its elements over rows. So the mean
+square of the parts and that of the whole batch of B rows tell both:
 
     S = (mean |G_r|² - |G_B|²) / (mean 1/r - 1/B),    |G|² = |G_B|² - S / B.
 
-For parts of one size that is McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1), and what AdaptDL
-(Qiao et al. 2021) computes.
+For parts of one size that is McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1), and what
+AdaptDL (Qiao et al. 2021) computes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GradientNoise:
 
 
 def squared(gradients: Sequence[Any]) -> tf.Tensor:
-    """Returns the sum of the squares of all elements, float32 []; look-ups of a row count as one."""
+    """Returns the sum of the squares of all elements, float32 []; look-ups of one row are one."""
     found = tf.zeros([])
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
