@@ -35,6 +35,7 @@ _VERBS = {
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
+    "bench": ("tfdist.cli.bench", "Measure strategies side by side, or sums alone."),
     "evaluate": ("tfdist.cli.evaluate", "Compare trained models on the same records."),
     "predict": ("tfdist.cli.predict", "Write a trained model's outputs for each record."),
     "options": ("tfdist.cli.options", "Show the options of a strategy, and what they mean."),

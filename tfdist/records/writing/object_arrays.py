@@ -36,22 +36,14 @@ def read_objects(file: BinaryIO, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
         RefusedError: it holds anything else, or is larger than is taken.
     """
-    data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise RefusedError(f"more than {_MOST_BYTES >> 30} GB of them")
-    try:
-        found = _Reader(io.BytesIO(data)).load()
-    except RefusedError:
-        raise
-    except Exception as error:  # Bytes that are no pickle raise whatever they lead to.
-        raise RefusedError(f"what is no pickle of an array: {error!r:.100}") from None
+    found, size = _load(file, "ASCII")
     if not isinstance(found, _Array) or not isinstance(found.value, list):
         raise RefusedError(f"a pickled {_called(found)}")
     rows = found.value
     if shape != (len(rows),):
         raise RefusedError(f"{len(rows)} rows where the header says {list(shape)}")
     # Every value takes a byte or more of an honest file; a row that is named again and again, none.
-    left = len(data)
+    left = size
     array = np.empty(len(rows), object)
     for number, row in enumerate(rows):
         array[number], size = _plain(row)
@@ -59,6 +51,38 @@ def read_objects(file: BinaryIO, shape: tuple[int, ...]) -> np.ndarray:
         if left < 0:
             raise RefusedError("more values than the file has bytes")
     return array
+
+
+def read_named_arrays(file: BinaryIO) -> dict[str, Any]:
+    """Returns what a pickled dict of Python 2 has, as the files of CIFAR-10: arrays and lists.
+
+    Raises:
+        RefusedError: it is anything else.
+    """
+    found, _ = _load(file, "bytes")
+    if not isinstance(found, dict) or not all(isinstance(name, (bytes, str)) for name in found):
+        raise RefusedError(f"a pickled {_called(found)} where a dict of arrays is wanted")
+    named = {name.decode() if isinstance(name, bytes) else name: found[name] for name in found}
+    return {
+        name: value.value if isinstance(value, _Array) else value for name, value in named.items()
+    }
+
+
+def _load(file: BinaryIO, encoding: str) -> tuple[Any, int]:
+    """Returns what is pickled there, as classes of this file, and its bytes.
+
+    Args:
+        encoding: of the text of Python 2.
+    """
+    data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise RefusedError(f"more than {_MOST_BYTES >> 30} GB of them")
+    try:
+        return _Reader(io.BytesIO(data), encoding=encoding).load(), len(data)
+    except RefusedError:
+        raise
+    except Exception as error:  # Bytes that are no pickle raise whatever they lead to.
+        raise RefusedError(f"what is no pickle of an array: {error!r:.100}") from None
 
 
 def _plain(value: Any, depth: int = 2) -> tuple[Any, int]:
@@ -106,13 +130,14 @@ class _DType(_Sealed):
     __slots__ = ("dtype",)
 
     def __init__(self, text: Any, *_: Any):
+        text = text.decode("latin-1") if isinstance(text, bytes) else text  # Of Python 2.
         found = _NUMBERS.fullmatch(text) if isinstance(text, str) else None
         if found is None and text not in ("O8", "O4", "|O", "O"):
             raise RefusedError(f"an array of dtype {text!r:.40}")
         self.dtype = None if found is None else np.dtype(text)
 
     def __setstate__(self, state: Any) -> None:
-        order = state[1]
+        order = state[1].decode("latin-1") if isinstance(state[1], bytes) else state[1]
         if self.dtype is not None and order in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(order)
 

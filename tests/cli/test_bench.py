@@ -1,0 +1,71 @@
+"""``tfdist bench`` as a user runs it, with real processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_strategies_side_by_side(run_cli, model_file, shards, tmp_path):
+    asked = ("--model", f"{model_file}:mlp", "--data", shards, "--workers", "1,2")
+    more = ("--strategies", "single,horovod", "--rounds", 1, "--epochs", 3, "--json")
+    done = run_cli("bench", *asked, *more, "--plot", "p.png", cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    rows = {(row["strategy"], row["devices"]): row for row in told["rows"]}
+    assert list(rows) == [("single", 1), ("horovod", 1), ("horovod", 2)]
+    assert told["compared_with"] == "single on 1"
+    for row in rows.values():
+        assert len(row["epoch_seconds"]) == 2  # The first of three does not count.
+        assert row["replicas"] == row["devices"]
+        assert row["efficiency"] == pytest.approx(row["speed_up"] / row["devices"])
+    # 200 records in an epoch.
+    single = rows["single", 1]
+    assert single["samples_per_s"] == pytest.approx(
+        200 * sum(1 / s for s in single["epoch_seconds"]) / 2, rel=0.05
+    )
+    # The same training on one rank of horovod as on single.
+    assert rows["horovod", 1]["metrics"] == pytest.approx(single["metrics"], abs=1e-5)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"p.png", "shards"}
+
+
+def test_sums_of_real_processes(run_cli, tmp_path):
+    ways = ("--ways", "gloo,tensorflow", "--sizes", "1KiB:4KiB")
+    done = run_cli("bench", "allreduce", *ways, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["sums"]
+    assert [(row["way"], row["bytes"]) for row in found] == [
+        *(("gloo", size) for size in (1024, 4096)),
+        *(("tensorflow", size) for size in (1024, 4096)),
+    ]
+    assert all(row["bus_bytes_per_s"] == row["bytes"] / row["seconds"] for row in found)
+
+
+SINGLE = ["--strategies", "single"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--workers", "1,x"], "--workers must be whole numbers above 0"),
+        ([*SINGLE, "--model", "resnet"], "resnet50v2, resnet152v2, mlp, transformer"),
+        (["--strategies", "singel"], "single, mirrored, horovod"),
+        ([*SINGLE, "--epochs", "1"], "epochs must be at least 2"),
+        ([*SINGLE, "--model", "m.py:f"], "the file of a model must exist"),
+        ([*SINGLE, "--plot", "p.jpg"], "a chart must be written to a .png file"),
+        ([*SINGLE, "--output", "."], "--output must be a new folder"),
+        (["allreduce", "--ways", "mpi,ring"], "mpi, gloo, tensorflow"),
+        (["allreduce", "--sizes", "1"], "Write them as --sizes"),
+    ],
+)
+def test_a_mistake_is_one_line(tfdist, tmp_path, asked, said):
+    code, out, err = tfdist("bench", *asked)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

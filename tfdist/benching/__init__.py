@@ -1,0 +1,1 @@
+"""How fast strategies train on this machine: speed-up, throughput, scalability."""
