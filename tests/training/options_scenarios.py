@@ -875,3 +875,58 @@ def noise_scale_needs_parts_of_a_gradient(strategy, folder):
         model = given(strategy, **options).build(model_fn)
         with pytest.raises(ModelError, match=rf"must see the gradients of parts.*{said}"):
             model.fit(*data(weighted=False), verbose=0, callbacks=[tfdist.NoiseScale()])
+
+
+# Ranks of unlike speed ---------------------------------------------------------------------------
+
+
+@scenario("horovod", "multi_worker")
+def ranks_of_unlike_speed_are_one_device(strategy, folder):
+    """Each epoch ends on a short batch; a rank has a third of the other's rows, or none."""
+    own = given(strategy, device_speeds=[3, 1])
+    feed = own.dataset(data(), global_batch_size=10)
+    told = [share.numpy().tolist() for _, share in feed.begun_by(2).epochs(0, 1)]
+    mine = [8, 8, 4] if strategy.topology.rank == 0 else [2, 2, 1]
+    assert told == [list(pair) for pair in zip(mine, [10, 10, 5], strict=True)]
+    equals_one_device(own, mlp, data(), global_batch_size=10, epochs=2)
+    equals_one_device(own, mlp, data(weighted=False), global_batch_size=2, epochs=1)
+
+
+@scenario("horovod")
+def ranks_of_unlike_speed_with_other_options(strategy, folder):
+    speeds = {"device_speeds": [1, 2.5]}
+    equals_one_device(given(strategy, **speeds, shard="optimizer"), mlp, data(), epochs=2)
+    equals_one_device(given(strategy, **speeds, accumulate_steps=2), mlp, data(), epochs=2)
+    # Batches that fit is given as they are, and what an evaluation and predictions are.
+    own = given(strategy, **speeds)
+    x, y, weight = data()
+    trained = []
+    for model, batches in (
+        (own.build(mlp), tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(10)),
+        (mlp(), tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(10)),
+    ):
+        model.set_weights([np.full_like(w, 0.1) for w in model.get_weights()])
+        model.fit(batches, epochs=2, verbose=0)
+        results = model.evaluate(batches, verbose=0)
+        trained.append([*model.get_weights(), model.predict(batches, verbose=0), results])
+    for one, other in zip(*trained, strict=True):
+        assert_near(one, other)
+
+
+@scenario("horovod")
+def speeds_that_are_measured_divide_a_batch_evenly_or_by_them(strategy, folder):
+    own = given(strategy, device_speeds="measure")
+    speeds = own.connect().speeds
+    assert speeds is None or (len(speeds) == 2 and max(speeds) > 1.15 * min(speeds))
+    assert own.from_chief(speeds) == speeds
+    with pytest.raises(OptionError, match="3 for 2 ranks"):
+        given(strategy, device_speeds=[1, 2, 3])
+
+
+@scenario("mirrored")
+def speeds_of_what_has_one_process(strategy, folder):
+    with pytest.raises(OptionError, match=r"must be on strategy 'horovod' or 'multi_worker'"):
+        given(strategy, device_speeds=[1, 2])
+    for wrong in ([1, 0], [1, -2], "fast", 3, [True, 1], [], [1, float("nan")]):
+        with pytest.raises(OptionError, match="'measure', or a number above 0 for each rank"):
+            tfdist.strategy("horovod", device_speeds=wrong)

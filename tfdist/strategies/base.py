@@ -381,11 +381,13 @@ def make_feed(
     parts: int = 1,
     part: int = 0,
     splits: int = 1,
+    speeds: tuple[float, ...] | None = None,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> Feed:
     """Returns the feed of a data-parallel strategy; see ``Strategy.dataset``.
 
     Args:
+        speeds: see ``Collective``; of data to train on.
         gather: see ``Collective.gather``; used where hosts hold different records.
     """
     from tfdist.records.format.pad_to import padding_of
@@ -428,6 +430,7 @@ def make_feed(
         parts=parts,
         part=part,
         splits=splits,
+        speeds=speeds if options.training else None,
         shared=parts * splits > 1,
         shuffle=options.training,
         seed=options.seed,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import LaunchError, OptionError
+from tfdist.strategies import rank_speeds
 from tfdist.strategies.base import (
     DataOptions,
     ModelOrFn,
@@ -51,8 +52,13 @@ class DataParallel(Strategy):
             GPUs (single and horovod, without shard="weights"); "activations" moves what the way
             back needs of the way forward to the host's memory meanwhile; a list of both; "none".
         offload_dir: a folder where activations go instead of the host's memory.
+        device_speeds: ranks of unlike speed, on horovod and multi_worker: a number for each rank,
+            or "measure", has each take rows of a global batch by its speed when it trains. The
+            result is the same. Each rank then reads whole global batches, and keeps its rows.
     """
 
+    #: Whether ranks can divide a batch by their speeds.
+    divides_by_speed: ClassVar[bool] = False
     #: Whether replicas can divide weights.
     divides_weights = False
 
@@ -68,6 +74,7 @@ class DataParallel(Strategy):
         shard: str = "none",
         offload: str | Sequence[str] = "none",
         offload_dir: str | os.PathLike | None = None,
+        device_speeds: str | Sequence[float] | None = None,
     ):
         from tfdist.training.model.scaling import Scaling
 
@@ -90,6 +97,20 @@ class DataParallel(Strategy):
                 mend="Use one of these, or shard='optimizer', which divides slots",
             )
         self.precision = precision
+        rank_speeds.check(device_speeds)
+        if device_speeds is not None and not self.divides_by_speed:
+            raise OptionError(
+                "device_speeds must be on strategy 'horovod' or 'multi_worker', whose ranks each "
+                "have a device",
+                received=f"strategy '{self.name}'",
+                mend="Use one of these, or leave device_speeds out",
+            )
+        self._device_speeds = device_speeds
+        self._speeds: tuple[float, ...] | None = None
+
+    def _find_speeds(self) -> None:
+        """Finds the speeds of ranks that have just been connected; all of them call it."""
+        self._speeds = rank_speeds.found(self._device_speeds, self.connect())
 
     #: Whether ``offload="optimizer"`` is for it.
     slots_can_be_offloaded: ClassVar[bool] = False
@@ -150,6 +171,7 @@ class DataParallel(Strategy):
             "parts": replicas.num_processes,
             "part": replicas.process,
             "splits": replicas.num_replicas // replicas.num_processes,
+            "speeds": replicas.speeds,
             "gather": replicas.gather,
         }
 

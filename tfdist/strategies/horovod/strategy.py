@@ -55,6 +55,7 @@ class Horovod(DataParallel):
     name = "horovod"
     slots_can_be_offloaded = True
     divides_weights = True
+    divides_by_speed = True
 
     def __init__(
         self,
@@ -91,7 +92,14 @@ class Horovod(DataParallel):
         self._driver: Any = None
 
     def start(self) -> None:
+        if self._device_speeds is not None and topology.current().elastic_workers is not None:
+            raise OptionError(
+                "device_speeds must be of ranks that stay the same",
+                received="an elastic job",
+                mend="Leave out device_speeds, or --min-workers and --host-discovery",
+            )
         self.start_ranks()
+        self._find_speeds()
 
     def start_ranks(self, devices_each: int = 1) -> None:
         """Starts Horovod.
@@ -185,7 +193,9 @@ class Horovod(DataParallel):
         }
         place = topology.current()
         if place.elastic_workers is None:
-            return Ring(engine, self._world, **options)
+            ring = Ring(engine, self._world, **options)
+            ring.speeds = self._speeds
+            return ring
         return ElasticRing(
             engine,
             self._world,

@@ -78,6 +78,7 @@ class MultiWorker(DataParallel):
 
     name = "multi_worker"
     divides_weights = True
+    divides_by_speed = True
 
     def __init__(
         self,
@@ -115,11 +116,13 @@ class MultiWorker(DataParallel):
         if self._step.shards_weights:
             self.start_ranks(1)
             self.join_ranks()
-            return
-        place = topology.current()
-        check_place(place)
-        self._take_devices(place)
-        self._collective = Tasks(self._connected(place), place, **self._deadlines)
+        else:
+            place = topology.current()
+            check_place(place)
+            self._take_devices(place)
+            self._collective = Tasks(self._connected(place), place, **self._deadlines)
+        self._find_speeds()
+        self._collective.speeds = self._speeds
 
     def start_ranks(self, devices_each: int) -> None:
         """Takes the devices of a rank that holds a model which another strategy divides.

@@ -20,6 +20,8 @@ class Collective(abc.ABC):
     #: Processes in the job, and this one among them.
     num_processes: int
     process: int
+    #: Speed of each process, by which they divide the batches of a fit; None: evenly.
+    speeds: tuple[float, ...] | None = None
     #: Whether variables are read by all processes together, so that all write, and one file stays.
     reads_together: bool = False
     #: Whether steps take batches from the dataset itself, and not from what fetches them ahead.

@@ -27,6 +27,24 @@ def even_share(of: Any, parts: int, part: Any) -> tuple[Any, Any]:
     return part * rows + (each + 1 - rows) * more, rows
 
 
+def share_by_speed(of: Any, speeds: Sequence[float], part: int) -> tuple[Any, Any]:
+    """Returns what ``even_share`` does where each part has rows as its speed is among all.
+
+    Args:
+        of: int64 [].
+    """
+    import tensorflow as tf
+
+    total = sum(speeds)
+
+    def before(part: int) -> Any:
+        rows = tf.cast(of, tf.float64) * (sum(speeds[:part]) / total)
+        return tf.cast(tf.floor(rows + 0.5), tf.int64)
+
+    begin = before(part)
+    return begin, (of if part + 1 == len(speeds) else before(part + 1)) - begin
+
+
 def or_padding(begin: Any, rows: Any) -> tuple[Any, Any]:
     """Returns ``rows`` rows from ``begin`` on as [first, last); for none one of padding, the first.
 
@@ -40,17 +58,27 @@ def or_padding(begin: Any, rows: Any) -> tuple[Any, Any]:
     return tf.where(rows > 0, begin, 0), tf.where(rows > 0, begin + rows, 1)
 
 
-def piece(batch: Any, share: Sequence[Any], parts: int, part: Any) -> tuple[Any, tf.Tensor]:
+def piece(
+    batch: Any,
+    share: Sequence[Any],
+    parts: int,
+    part: Any,
+    speeds: Sequence[float] | None = None,
+) -> tuple[Any, tf.Tensor]:
     """Returns what falls to one of several parts of a batch, at least one row, and its share.
 
     Args:
         batch: a structure of tensors [rows, ...]; None stands for what is not there.
         share: int64 [2], the true rows of the batch, and those of the global batch.
         part: int or int64 [].
+        speeds: of each part, by which they have rows; None: evenly.
     """
     import tensorflow as tf
 
-    begin, rows = even_share(share[0], parts, part)
+    if speeds is None:
+        begin, rows = even_share(share[0], parts, part)
+    else:
+        begin, rows = share_by_speed(share[0], speeds, part)
     first, last = or_padding(begin, rows)
     own = tf.nest.map_structure(
         lambda tensor: None if tensor is None else tensor[first:last], batch

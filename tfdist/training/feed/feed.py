@@ -69,6 +69,7 @@ class Feed:
         class_weight: class -> weight, as in ``Model.fit``, of each class that the records have.
         limit: read only this many records, the first ones; None reads all.
         held: what each process holds, where hosts hold different records.
+        speeds: of each process, by which a fit divides each global batch; None: evenly.
         is_bare: whether a batch is x itself, as Keras' fit gives a step what has no labels, and
             not (x,).
     """
@@ -84,6 +85,7 @@ class Feed:
     class_weight: Mapping[int, float] | None = None
     limit: int | None = None
     held: Held | None = None
+    speeds: tuple[float, ...] | None = None
     is_bare: bool = False
 
     def __post_init__(self) -> None:
@@ -195,16 +197,22 @@ class Feed:
         Raises:
             DataError: the records of another process cannot be read by this one.
         """
-        if parts == self.parts or self.is_bucketed:
+        if self.speeds is None and (parts == self.parts or self.is_bucketed):
             return self
         if self.held is not None or self.records.is_sequential:
+            if self.speeds is not None:
+                raise DataError(
+                    "device_speeds must divide records that each rank can read",
+                    received="records that hosts hold apart, or that come through pipes",
+                    mend="Give each host all records as files, or leave device_speeds out",
+                )
             raise DataError(
                 "an epoch over records that hosts hold apart, or that come through pipes, must be "
                 "resumed by as many processes as began it",
                 received=f"{self.parts} processes for an epoch that {parts} began",
                 mend=f"Resume on {parts} processes, or give each host all records as files",
             )
-        before = replace(self, parts=parts, part=0, splits=1, is_bare=False)
+        before = replace(self, parts=parts, part=0, splits=1, is_bare=False, speeds=None)
         return RedividedFeed(before.on_one_device(), self)
 
     def evaluated(self, *, is_masked: bool = False) -> Feed | RedividedFeed:
@@ -217,10 +225,11 @@ class Feed:
             is_masked: whether the loss of a batch is a mean over what a mask leaves of it. Then
                 they are, too, where each process can read all records.
         """
+        even = replace(self, speeds=None)
         can_be_shared = self.held is None and not self.records.is_sequential
         if self.records.padding is None and not (is_masked and can_be_shared):
-            return self
-        return self.begun_by(1)
+            return even
+        return even.begun_by(1)
 
     def in_order_of_records(self, local: Sequence[Any]) -> Any:
         """Returns what ``evaluated`` led to for all records, from what it did on each process.
@@ -406,7 +415,7 @@ class Feed:
         import tensorflow as tf
 
         of = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        return piece(batch, (of, of), self.parts, self.part)
+        return piece(batch, (of, of), self.parts, self.part, self.speeds)
 
     def split(self, batch: Any, share: tf.Tensor) -> tf.data.Dataset:
         """Divides a batch among the replicas of this process: one element for each."""

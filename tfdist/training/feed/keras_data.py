@@ -195,6 +195,7 @@ class GivenData:
             part=collective.process,
             splits=collective.num_replicas // collective.num_processes,
             shared=collective.shares_batches,
+            speeds=collective.speeds if fits else None,
             is_bare=is_bare_in_keras(x, spec),
         )
 

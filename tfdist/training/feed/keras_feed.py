@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,7 @@ class GivenFeed(Feed):
         return self
 
     def evaluated(self, *, is_masked: bool = False) -> GivenFeed:
-        return self
+        return replace(self, speeds=None)
 
     def specimen(self) -> GivenFeed:
         """Returns a feed of the same kind that gives nothing, for a step to be traced with."""
