@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
-from tfdist.errors import DataError, ModelError, OptionError
+from tfdist.errors import DataError, ModelError, OptionError, TfdistError
 from tfdist.training.engine import model_path
 
 pytestmark = pytest.mark.timeout(280)
@@ -66,6 +68,40 @@ def test_it_trains_goes_on_and_gives_what_the_folder_holds(within, capfd):
     assert not done.has_trained
     with pytest.raises(OptionError, match="must be a new folder"):
         tfdist.train("model.py:model_fn", "data", "runs/a", **asked)
+
+
+@pytest.mark.long
+def test_epochs_to_come_may_have_another_batch(within, tmp_path):
+    """They are those of one device at that batch; an epoch that was begun keeps its own."""
+    mirrored = {"strategy": "mirrored", "options": {"devices": 2}}
+    ways = (tmp_path / "here", mirrored), (tmp_path / "one", {"strategy": "single"})
+    for out, asked in ways:
+        tfdist.train("model.py:model_fn", "data", out, epochs=1, global_batch_size=64, **asked)
+        more = {"epochs": 2, "global_batch_size": 100, "resume": True} | asked
+        with pytest.raises(OptionError, match="must have the global_batch_size"):
+            tfdist.train("model.py:model_fn", "data", out, **more)
+        run = tfdist.train("model.py:model_fn", "data", out, rescale=True, **more)
+        assert json.loads((out / "config.json").read_text())["global_batch_size"] == 100
+        assert [row["epoch"] for row in run.history] == [1, 2]
+    found, expected = (tf.keras.models.load_model(out / "model.keras") for out, _ in ways)
+    for one, other in zip(found.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_an_epoch_that_was_begun_keeps_its_batch(within, tmp_path):
+    out, asked = tmp_path / "run", {"strategy": "single", "checkpoint_every": 5, "epochs": 1}
+    tfdist.train("model.py:model_fn", "data", out, **asked)
+    kept = (out / "config.json").read_bytes()
+    newest = max(out.glob("checkpoints/*.index"), key=lambda path: int(path.stem[5:]))
+    for path in out.glob(f"checkpoints/{newest.stem}.*"):
+        path.unlink()  # That of the end: the one before it lies within the last epoch.
+    more = asked | {"resume": True, "rescale": True, "global_batch_size": 100}
+    with pytest.raises(TfdistError, match="must have the data of the fit that wrote it"):
+        tfdist.train("model.py:model_fn", "data", out, **more)
+    assert (out / "config.json").read_bytes() == kept
+    with pytest.raises(OptionError, match="--rescale must go with --resume"):
+        tfdist.train("model.py:model_fn", "data", tmp_path / "new", rescale=True, **asked)
+    assert not (tmp_path / "new").exists()
 
 
 def test_workers_are_started_and_the_choice_is_told(within, capfd):

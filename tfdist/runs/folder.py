@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,14 @@ class RunFolder:
         config: dict[str, Any],
         *,
         resume: bool = False,
+        rescale: bool = False,
         overwrite: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Iterator[None]:
         """Encloses a training: the folder is its own, and left as it was where it came to nothing.
 
         Args:
+            rescale: whether a resumed one may have another global batch size.
             tell: is told in one line what became of a training that was to replace another.
 
         Raises:
@@ -133,12 +135,16 @@ class RunFolder:
         try:
             self._check_ours(resume, overwrite)
             lock = FolderLock(self.path / MARK)
-            is_new = self._prepare(config, resume, overwrite, tell)
+            is_new = self._prepare(config, resume, overwrite, tell, rescale)
+            before = read_config(self.config) if rescale else None
+            there = checkpoint_files.finished(self.checkpoints)
             try:
                 write_json(self.config, config)
                 yield
             except BaseException:
                 self.remove_unfinished()
+                if before is not None and checkpoint_files.finished(self.checkpoints) == there:
+                    write_json(self.config, before)  # The epoch that was begun has its own size.
                 self._leave(is_new, tell)
                 raise
             self.remove_unfinished()  # An attempt before the last one may have been killed.
@@ -210,6 +216,7 @@ class RunFolder:
         resume: bool,
         overwrite: bool,
         tell: Callable[[str], None],
+        rescale: bool,
     ) -> bool:
         """Makes ready for a training; whether it is the first in the folder."""
         names = (*FILES, CHECKPOINTS, _NEW, _NEXT, _LAST)
@@ -228,7 +235,7 @@ class RunFolder:
             tell(f"{self.path} holds the earlier training: what was to replace it had not begun")
         elif self.is_staged:
             tell(f"going on with the training that is to replace the earlier one in {self.path}")
-        self._check_same(config)
+        self._check_same(config, may_change=("global_batch_size",) if rescale else ())
         self.remove_unfinished()
         return False
 
@@ -257,9 +264,10 @@ class RunFolder:
         if self.checkpoints.is_dir():
             checkpoint_files.remove_unfinished(self.checkpoints)
 
-    def _check_same(self, config: dict[str, Any]) -> None:
+    def _check_same(self, config: dict[str, Any], may_change: Sequence[str]) -> None:
         before = read_config(self.config)
-        changed = [key for key in _SAME_ON_RESUME if before.get(key) != config.get(key)]
+        same = [key for key in _SAME_ON_RESUME if key not in may_change]
+        changed = [key for key in same if before.get(key) != config.get(key)]
         for key in _FILES_ON_RESUME:
             if not _is_same_file(before, config, key):
                 changed.append(key)

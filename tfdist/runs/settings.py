@@ -70,6 +70,11 @@ class Start:
         least=0,
     )
     resume: bool = option(False, "Go on from the last checkpoint in --output.")
+    rescale: bool = option(
+        False,
+        "With --resume, at the end of an epoch: the epochs to come may have another "
+        "--global-batch-size. The learning rate stays.",
+    )
     overwrite: bool = option(
         False,
         "Replace an earlier training in --output, when the first epoch has ended; nothing "

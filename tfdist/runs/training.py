@@ -116,6 +116,7 @@ def train(
     keep: int = 3,
     stop_on_nan: bool = True,
     resume: bool = False,
+    rescale: bool = False,
     overwrite: bool = False,
     max_restarts: int = 0,
     verbose: bool = True,
@@ -172,6 +173,8 @@ def train(
         keep: checkpoints to keep.
         stop_on_nan: end with an error after an epoch whose loss is no finite number.
         resume: go on from the last checkpoint in ``output``.
+        rescale: with ``resume``, at the end of an epoch: the epochs to come may have another
+            ``global_batch_size``. The learning rate stays what it was.
         overwrite: replace an earlier training in ``output``, when the first epoch has ended.
         max_restarts: when a process is lost: end all, start all again, and go on from the last
             checkpoint.
@@ -234,6 +237,12 @@ def carry_out(
             f"a dry run: {config['limit_steps']} steps of each epoch, so its results are no whole "
             "training's"
         )
+    if start.rescale and not resume:
+        raise OptionError(
+            "--rescale must go with --resume",
+            received="--rescale alone",
+            mend="Leave it out: a new training has any --global-batch-size",
+        )
     url = url_of(config["output"])
     if not where.is_chief:
         with scratch_folder() if url else contextlib.nullcontext(config["output"]) as output:
@@ -244,7 +253,10 @@ def carry_out(
         return None
     if url is None:
         folder = RunFolder(config["output"])
-        with folder.taken(config, resume=resume, overwrite=overwrite, tell=tell):
+        taken = folder.taken(
+            config, resume=resume, rescale=start.rescale, overwrite=overwrite, tell=tell
+        )
+        with taken:
             return _carried_out(folder, config, where, progress, start)
     from tfdist.runs.uploads import uploading
 
@@ -256,7 +268,8 @@ def carry_out(
 
         folder = RunFolder(uploads.folder)
         # What the folder says of itself is true of the bucket.
-        with folder.taken(config | {"output": url}, resume=resume, tell=tell):
+        told = config | {"output": url}
+        with folder.taken(told, resume=resume, rescale=start.rescale, tell=tell):
             run = _carried_out(folder, config, where, progress, start, note)
     curves = run.curves.replace(str(folder.path), url)
     return replace(run, url=url, curves=curves)
