@@ -43,28 +43,25 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
     held: collections.Counter[str] = collections.Counter()
     for variable in {id(one): one for one in variables.values()}.values():
         held[step_graph.short(variable.device)] += variable.numpy().nbytes
-    batches = _batches(traced, args)
     home = tf.zeros([]).device  # Where the step runs what has no device of its own.
     with tf.Graph().as_default(), tf.device(home):
         fed: dict[str, Any] = {}
         begun = []
-        for batch, inputs in batches:
+        for batch, inputs in _batches(traced, args):
             dataset = tf.data.Dataset.from_tensors(batch).repeat()
             iterator = v1.data.make_initializable_iterator(dataset)
             begun.append(iterator.initializer)
-            is_taken_within = inputs[0].dtype == tf.resource
-            taken = (
-                [iterator._iterator_resource]
-                if is_taken_within
-                else tf.nest.flatten(iterator.get_next())
-            )
-            fed |= {inner.name: one for inner, one in zip(inputs, taken, strict=True)}
+            if inputs[0].dtype == tf.resource:
+                fed[inputs[0].name] = iterator._iterator_resource
+            else:
+                taken = tf.nest.flatten(iterator.get_next())
+                fed |= {inner.name: one for inner, one in zip(inputs, taken, strict=True)}
         for name, value in values.items():
             with tf.device(variables[name].device):
                 fed[f"{name}:0"] = tf.Variable(value, trainable=False).handle
         ends = [tensor.name for tensor in traced.outputs]
         ends += [operation.name for operation in traced.graph.control_outputs]
-        fetched = tf.graph_util.import_graph_def(traced.graph.as_graph_def(), fed, ends, name="")
+        fetched = tf.graph_util.import_graph_def(_placed_freely(traced), fed, ends, name="")
         cpus = len(tf.config.list_logical_devices("CPU"))
         with v1.Session(config=v1.ConfigProto(device_count={"CPU": cpus})) as session:
             session.run([v1.global_variables_initializer(), *begun])
@@ -77,22 +74,30 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
     return noted, held
 
 
+def _placed_freely(traced: Any) -> Any:
+    """Returns the graph of a step whose iterators may lie on another device than in training."""
+    definition = traced.graph.as_graph_def()
+    within = [node for each in definition.library.function for node in each.node_def]
+    for node in (*definition.node, *within):
+        if "Iterator" in node.op or "Optional" in node.op:
+            node.attr.pop("_class", None)
+    return definition
+
+
 def _batches(traced: Any, args: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
     """Returns (a batch, the inputs of the step that give it) of each replica, or of the step."""
     import tensorflow as tf
 
     own = traced.inputs[: len(traced.inputs) - len(traced.captured_inputs)]
     if own[0].dtype != tf.resource:
-        flat = [one for one in tf.nest.flatten(args) if one is not None]
-        return [(tuple(one.numpy() for one in flat), own)]
-    (iterator,) = args
+        return [(tuple(one.numpy() for one in tf.nest.flatten(args) if one is not None), own)]
+    batch = next(args[0])
     read = [one for one in own if one.consumers()]
-    batch = next(iterator)
-    if len(read) == 1 and not hasattr(tf.nest.flatten(batch)[0], "values"):
-        return [(tf.nest.map_structure(lambda one: one.numpy(), batch), read)]
+    if len(read) == 1:
+        return [(tf.nest.map_structure(lambda each: each.numpy(), batch), read)]
     return [
-        (tf.nest.map_structure(lambda one, n=number: one.values[n].numpy(), batch), [each])
-        for number, each in enumerate(read)
+        (tf.nest.map_structure(lambda each, n=number: each.values[n].numpy(), batch), [one])
+        for number, one in enumerate(read)
     ]
 
 

@@ -68,15 +68,16 @@ def _prepared(traced: Any, rows: int, home: str) -> Any:
             node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
             node.attr["shared_name"].s = node.name.encode()
             node.device = variable.device
-    functions = definition.library.function
-    for node in (*definition.node, *(node for each in functions for node in each.node_def)):
-        node.device = node.device or home
+    within = [node for each in definition.library.function for node in each.node_def]
+    for node in (*definition.node, *within):
         if node.op == "If" and any("GetNextAsOptional" in given for given in node.input):
             _take_batch(node, definition)
         if node.op == "IteratorGetNext":
             for shape in node.attr["output_shapes"].list.shape:
                 if shape.dim and shape.dim[0].size == -1:
                     shape.dim[0].size = rows
+    for node in definition.node:  # Those within functions lie where these are called.
+        node.device = node.device or home
     return definition
 
 
