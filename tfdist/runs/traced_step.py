@@ -130,7 +130,7 @@ def _of_batch(strategy: Any, model: Any, rows: int) -> _Step:
 
 def _traced(strategy: Any, model: Any, rows: int) -> Any:
     """Returns the concrete function of a train step on ``rows`` made-up rows."""
-    data = strategy.dataset(_rows(model, rows), global_batch_size=rows)
+    data = strategy.dataset(made_up_rows(model, rows), global_batch_size=rows)
     return traced(model, lambda: model.fit(data, verbose=0))[0]
 
 
@@ -171,7 +171,7 @@ def traced(model: Any, fit: Callable[[], Any]) -> tuple[Any, tuple[Any, ...]]:
     return found[0]
 
 
-def _rows(model: Any, rows: int) -> tuple[Any, ...]:
+def made_up_rows(model: Any, rows: int) -> tuple[Any, ...]:
     """Returns (x, y), any values of the shapes that a model reads, which take no room."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
