@@ -43,11 +43,12 @@ def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]
     held: collections.Counter[str] = collections.Counter()
     for variable in {id(one): one for one in variables.values()}.values():
         held[step_graph.short(variable.device)] += variable.numpy().nbytes
+    batches = _batches(traced, args)
     home = tf.zeros([]).device  # Where the step runs what has no device of its own.
     with tf.Graph().as_default(), tf.device(home):
         fed: dict[str, Any] = {}
         begun = []
-        for batch, inputs in _batches(traced, args):
+        for batch, inputs in batches:
             dataset = tf.data.Dataset.from_tensors(batch).repeat()
             iterator = v1.data.make_initializable_iterator(dataset)
             begun.append(iterator.initializer)

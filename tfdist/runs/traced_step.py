@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -13,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.errors import ModelError
+from tfdist.errors import ModelError, OptionError
 from tfdist.keras.losses import compiled_losses
 from tfdist.planning import live_bytes, step_graph
 from tfdist.planning.kernel_flops import flops_of
 from tfdist.planning.needs import Needs
-from tfdist.strategies import strategy_class
+from tfdist.strategies import spec_of
 from tfdist.strategies.data_parallel import DataParallel
 from tfdist.strategies.mirrored import make_logical_cpus
 from tfdist.strategies.unconnected_rank import UnconnectedRank
@@ -38,6 +39,9 @@ def needs_of(
 ) -> Needs:
     """Returns what a step of ``model_fn`` on a strategy needs.
 
+    Of a strategy with ``replicas`` one rank is traced, on its share of the rows; of one with
+    parameter servers a worker, which pulls the weights for a step and has no slots.
+
     Args:
         rows: of the global batch.
 
@@ -45,47 +49,67 @@ def needs_of(
         TfdistError: the strategy refuses the model, or its options.
     """
     strategy = _strategy(name, options, devices)
-    with _home(options), strategy:
+    with _home(strategy, options), strategy:
         model = strategy.build(model_fn)
-        once, twice = (_of_batch(strategy, model, batch) for batch in (rows, 2 * rows))
-    device = max(once.most, key=lambda each: once.most[each])
-    held = {name: getattr(once, name)[device] for name in ("weights", "gradients", "slots")}
+        home = step_graph.short(tf.zeros([]).device)
+        is_divided = spec_of(name).divides_model
+        of_each = len(tf.config.list_logical_devices("CPU")) if is_divided else 1
+        ranks = max(1, devices // of_each) if options.get("replicas") or not is_divided else 1
+        share = math.ceil(rows / ranks) if is_divided else rows
+        once, twice = (_of_batch(strategy, model, batch) for batch in (share, 2 * share))
+    device = home if home == _HOME else max(once.most, key=lambda each: once.most[each])
+    held = {key: getattr(once, key)[device] for key in ("weights", "gradients", "slots")}
     per_row = (twice.most[device] - once.most[device]) / rows
-    flops_per_row = (twice.flops - once.flops) / rows
+    # The graph of mirrored is that of all devices.
+    traced_ranks = ranks if name in ("mirrored", "parameter_server") else 1
+    flops, crossing = once.flops * ranks / traced_ranks, once.crossing
+    flops_per_row = (twice.flops - once.flops) / rows * ranks / traced_ranks
     crossing_per_row = (twice.crossing - once.crossing) / rows
-    is_divided = name in ("mesh", "pipeline")
-    ranks = 1 if is_divided or name == "mirrored" else devices
-    return Needs(
+    needs = Needs(
         strategy=name,
         options=dict(options),
-        devices=max(devices, len(once.most)),
+        devices=ranks * of_each,
         **held,
         fixed=once.most[device] - sum(held.values()) - per_row * rows,
         per_row=per_row,
-        flops=ranks * (once.flops - flops_per_row * rows),
-        flops_per_row=ranks * flops_per_row,
-        summed=0 if is_divided or devices == 1 else held["gradients"],
-        crossing=once.crossing - crossing_per_row * rows if is_divided else 0.0,
+        flops=flops - flops_per_row * rows,
+        flops_per_row=flops_per_row,
+        summed=held["gradients"] if ranks > 1 else 0,
+        crossing=crossing - crossing_per_row * rows if is_divided else 0.0,
         crossing_per_row=crossing_per_row if is_divided else 0.0,
     )
+    if name == "parameter_server":
+        moved = needs.weights + needs.gradients
+        return dataclasses.replace(needs, slots=0, summed=0, crossing=moved)
+    return needs
 
 
 def _strategy(name: str, options: Mapping[str, Any], devices: int) -> Any:
     """Returns the strategy, of whose several processes one is enough."""
-    cls = strategy_class(name)
     if name == "mirrored":
         return tfdist.strategy(name, **{"devices": devices, **options})
-    if name == "single" or not issubclass(cls, DataParallel):
-        return tfdist.strategy(name, **options)
+    if spec_of(name).divides_model:
+        if options.get("replicas") and options.get("shard", "none") != "none":
+            raise OptionError(
+                "slots that ranks of a divided model divide once more must be measured, not "
+                "planned",
+                received=f"strategy '{name}' with shard={options['shard']!r}",
+                mend="Leave shard out of the plan: slots are at most what it tells then",
+            )
+        return tfdist.strategy(name, **{**options, "replicas": None})
     tfdist.strategy(name, **options)  # Refuses what it does not know.
+    if not spec_of(name).launchers:
+        return tfdist.strategy(name, **options)
     shared = inspect.signature(DataParallel.__init__).parameters
-    return UnconnectedRank(devices, **{key: options[key] for key in options if key in shared})
+    ranks = 1 if spec_of(name).is_asynchronous else devices
+    return UnconnectedRank(ranks, **{key: options[key] for key in options if key in shared})
 
 
 @contextmanager
-def _home(options: Mapping[str, Any]) -> Iterator[None]:
+def _home(strategy: Any, options: Mapping[str, Any]) -> Iterator[None]:
     """Encloses a step that moves something to the host: another device than the one it runs on."""
-    if options.get("offload", "none") == "none":
+    is_moved = options.get("offload", "none") != "none"
+    if not is_moved or not getattr(strategy, "slots_can_be_offloaded", False):
         yield
         return
     make_logical_cpus(2)
@@ -121,6 +145,11 @@ class _Step:
             if operations[source].device != each.device
         }
         self.crossing = sum(sent.values())
+
+
+def most_on_each(strategy: Any, model: Any, rows: int) -> dict[str, int]:
+    """Returns device -> the most bytes there in a step of ``rows`` rows, variables included."""
+    return _of_batch(strategy, model, rows).most
 
 
 def _of_batch(strategy: Any, model: Any, rows: int) -> _Step:
