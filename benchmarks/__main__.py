@@ -27,6 +27,7 @@ MODULES = (
     "multi_worker",
     "step_options",
     "offload",
+    "plan",
     "shard",
     "tables",
     "first_step",

@@ -14,64 +14,58 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tfdist.planning import step_graph
+from tfdist.runs import traced_step
+
 
 def of_a_step(model: Any, fit: Callable[[], Any]) -> dict[str, int]:
     """Returns device, as "CPU:0" -> bytes.
 
     Args:
         model: after its first step.
-        fit: one of two steps of it; the first one's batch is taken for this.
+        fit: trains it; the first batch is taken for this.
     """
-    step, batches = model.train_function, []
-
-    def watched(iterator: Any) -> Any:
-        if not traced:
-            batches.append(next(iterator))
-            traced.append(step.get_concrete_function(iterator))
-        return step(iterator)
-
-    traced: list[Any] = []
-    make = model.make_train_function
-    model.train_function, model.make_train_function = watched, lambda force=False: watched
-    fit()
-    model.train_function, model.make_train_function = step, make
-    noted, held = _run_noted(traced[0], batches[0])
+    traced, given = traced_step.traced(model, fit)
+    noted, held = _run_noted(traced, given)
     found = collections.Counter(held)
     for device in noted.step_stats.dev_stats:
-        found[_short(device.device)] += _most_live(noted, device.device)
+        found[step_graph.short(device.device)] += _most_live(noted, device.device)
     return dict(found)
 
 
-def _short(device: str) -> str:
-    return device.rpartition("device:")[2]
-
-
-def _run_noted(traced: Any, batch: Any) -> tuple[Any, dict[str, int]]:
+def _run_noted(traced: Any, args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]:
     """Runs a step in a session; returns its notes, and device -> the bytes of its variables."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    variables = {id(own.handle): (own.device, own.numpy()) for own in traced.graph.variables}
+    variables = step_graph.variables_of(traced)
+    values = {name: variable.numpy() for name, variable in variables.items()}
     held: collections.Counter[str] = collections.Counter()
-    for at, value in variables.values():
-        held[_short(at)] += value.nbytes
-    batch = tf.nest.map_structure(lambda tensor: tensor.numpy(), batch)
-    of_iterator, *_ = traced.inputs
+    for variable in {id(one): one for one in variables.values()}.values():
+        held[step_graph.short(variable.device)] += variable.numpy().nbytes
+    batches = _batches(traced, args)
     home = tf.zeros([]).device  # Where the step runs what has no device of its own.
     with tf.Graph().as_default(), tf.device(home):
-        batches = tf.data.Dataset.from_tensors(batch).repeat()
-        iterator = v1.data.make_initializable_iterator(batches)
-        given: dict[str, Any] = {of_iterator.name: iterator._iterator_resource}
-        for outer, inner in traced.graph.captures:
-            at, value = variables[id(outer)]
-            with tf.device(at):
-                given[inner.name] = tf.Variable(value, trainable=False).handle
+        fed: dict[str, Any] = {}
+        begun = []
+        for batch, inputs in batches:
+            dataset = tf.data.Dataset.from_tensors(batch).repeat()
+            iterator = v1.data.make_initializable_iterator(dataset)
+            begun.append(iterator.initializer)
+            if inputs[0].dtype == tf.resource:
+                fed[inputs[0].name] = iterator._iterator_resource
+            else:
+                taken = tf.nest.flatten(iterator.get_next())
+                fed |= {inner.name: one for inner, one in zip(inputs, taken, strict=True)}
+        for name, value in values.items():
+            with tf.device(variables[name].device):
+                fed[f"{name}:0"] = tf.Variable(value, trainable=False).handle
         ends = [tensor.name for tensor in traced.outputs]
         ends += [operation.name for operation in traced.graph.control_outputs]
-        fetched = tf.graph_util.import_graph_def(traced.graph.as_graph_def(), given, ends, name="")
+        fetched = tf.graph_util.import_graph_def(_placed_freely(traced), fed, ends, name="")
         cpus = len(tf.config.list_logical_devices("CPU"))
         with v1.Session(config=v1.ConfigProto(device_count={"CPU": cpus})) as session:
-            session.run([v1.global_variables_initializer(), iterator.initializer])
+            session.run([v1.global_variables_initializer(), *begun])
             session.run(fetched)  # Once before, as TensorFlow optimizes it then.
             noted = v1.RunMetadata()
             asked = v1.RunOptions(
@@ -79,6 +73,33 @@ def _run_noted(traced: Any, batch: Any) -> tuple[Any, dict[str, int]]:
             )
             session.run(fetched, options=asked, run_metadata=noted)
     return noted, held
+
+
+def _placed_freely(traced: Any) -> Any:
+    """Returns the graph of a step whose iterators may lie on another device than in training."""
+    definition = traced.graph.as_graph_def()
+    within = [node for each in definition.library.function for node in each.node_def]
+    for node in (*definition.node, *within):
+        if "Iterator" in node.op or "Optional" in node.op:
+            node.attr.pop("_class", None)
+    return definition
+
+
+def _batches(traced: Any, args: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
+    """Returns (a batch, the inputs of the step that give it) of each replica, or of the step."""
+    import tensorflow as tf
+
+    own = traced.inputs[: len(traced.inputs) - len(traced.captured_inputs)]
+    if own[0].dtype != tf.resource:
+        return [(tuple(one.numpy() for one in tf.nest.flatten(args) if one is not None), own)]
+    batch = next(args[0])
+    read = [one for one in own if one.consumers()]
+    if len(read) == 1:
+        return [(tf.nest.map_structure(lambda each: each.numpy(), batch), read)]
+    return [
+        (tf.nest.map_structure(lambda each, n=number: each.values[n].numpy(), batch), [one])
+        for number, one in enumerate(read)
+    ]
 
 
 class _Ran(NamedTuple):

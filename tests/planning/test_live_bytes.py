@@ -1,0 +1,56 @@
+"""The most bytes of small graphs, against what can be followed by hand."""
+
+from __future__ import annotations
+
+from tfdist.planning.live_bytes import most_on_each
+from tfdist.planning.step_graph import Operation
+
+
+def graph(*given: tuple) -> list[Operation]:
+    """Operations as (kind, bytes of the output, numbers of the inputs[, device])."""
+    return [
+        Operation(
+            name=f"{kind}_{number}",
+            kind=kind,
+            device=device[0] if device else "CPU:0",
+            inputs=tuple((source, 0) for source in inputs),
+            after=(),
+            shapes=((size,),),
+            sizes=(size,),
+            attributes={},
+        )
+        for number, (kind, size, inputs, *device) in enumerate(given)
+    ]
+
+
+def test_a_buffer_lies_until_its_last_reader_has_run():
+    chain = graph(("Iterator", 10, []), ("Pad", 20, [0]), ("Pad", 40, [1]), ("Pad", 5, [2]))
+    assert most_on_each(chain) == {"CPU:0": 60}
+    read_late = graph(("Iterator", 10, []), ("Pad", 20, [0]), ("Pad", 40, [1]), ("Pad", 5, [2, 0]))
+    assert most_on_each(read_late) == {"CPU:0": 70}
+
+
+def test_elementwise_kernels_take_the_buffer_of_a_dead_input():
+    assert most_on_each(graph(("Iterator", 10, []), ("Neg", 10, [0]))) == {"CPU:0": 10}
+    both = graph(("Iterator", 10, []), ("Neg", 10, [0]), ("Pad", 1, [1, 0]))
+    assert most_on_each(both) == {"CPU:0": 21}
+
+
+def test_what_is_handed_on_is_one_buffer_and_variables_are_none():
+    handed = graph(("Iterator", 10, []), ("Reshape", 10, [0]), ("Pad", 3, [1]))
+    assert most_on_each(handed) == {"CPU:0": 13}
+    variable = graph(("VarHandleOp", 0, []), ("ReadVariableOp", 10, [0]), ("Neg", 10, [1]))
+    assert most_on_each(variable) == {"CPU:0": 10}
+
+
+def test_what_is_sent_lies_on_both_devices():
+    sent = graph(("Iterator", 10, []), ("Pad", 4, [0], "CPU:1"))
+    assert most_on_each(sent) == {"CPU:0": 10, "CPU:1": 14}
+
+
+def test_branches_that_join_leave_nothing_behind():
+    joined = graph(
+        ("Iterator", 10, []), ("Pad", 20, [0]), ("Pad", 20, [0]), ("Merge", 20, [1, 2]),
+        ("Pad", 40, [3]), ("Pad", 1, [4]),
+    )  # fmt: skip
+    assert most_on_each(joined) == {"CPU:0": 60}

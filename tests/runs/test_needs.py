@@ -1,0 +1,61 @@
+"""What a step needs, told from its graph in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import OptionError
+from tfdist.runs.needs import find_needs
+
+pytestmark = pytest.mark.timeout(180)
+_ROOT = Path(__file__).parents[2]
+_WIDTH, _DEPTH, _ROWS = 256, 4, 512
+_MODEL = f"""
+from tensorflow import keras
+
+def model_fn():
+    hidden = [keras.layers.Dense({_WIDTH}, "tanh") for _ in range({_DEPTH})]
+    model = keras.Sequential([keras.Input(({_WIDTH},)), *hidden])
+    model.compile("adam", "mse")
+    return model
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    (tmp_path / "model.py").write_text(_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT), prepend=os.pathsep)
+    return "model.py:model_fn"
+
+
+def test_a_rank_needs_its_weights_and_its_share_of_the_rows(model):
+    asked = [
+        ("single", {}, 1),
+        ("horovod", {}, 2),
+        ("single", {"recompute": "nothing"}, 1),
+        ("federated", {}, 2),
+    ]
+    single, horovod, wrong, federated = find_needs(model, asked, rows=_ROWS)
+    weights = 4 * _DEPTH * (_WIDTH * _WIDTH + _WIDTH)
+    for needs in (single, horovod):
+        assert (needs.weights, needs.gradients) == (weights, weights)
+        assert needs.slots == 2 * weights
+        # A product forward, and two backward, but that of the inputs' gradient.
+        assert needs.flops_per_row == (3 * _DEPTH - 1) * 2 * _WIDTH * _WIDTH
+        assert needs.flops == 0
+    kept = 4 * _WIDTH * (1 + _DEPTH)  # Of each row: what layers are given and give.
+    assert kept <= single.per_row <= kept + 3 * 4 * _WIDTH
+    assert horovod.per_row == pytest.approx(single.per_row / 2, rel=0.1)
+    assert (single.summed, horovod.summed) == (0, weights)
+    assert single.largest_batch(single.peak(_ROWS)) == _ROWS
+    assert "nothing" in str(wrong)
+    assert "a client takes what single takes" in str(federated)
+
+
+def test_rows_are_a_whole_number(model):
+    with pytest.raises(OptionError, match="global_batch_size must be"):
+        find_needs(model, [("single", {}, 1)], rows=0)

@@ -1,0 +1,169 @@
+"""The operations of a traced train step, as TensorFlow runs them, for any batch.
+
+TensorFlow inlines the functions of a step and simplifies it before it runs. The same is done here,
+by its own optimizer of graphs, without running anything: variables are only named, and the batch
+has the rows that are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a step.
+
+    Attributes:
+        kind: of TensorFlow, such as "MatMul".
+        device: such as "CPU:0".
+        inputs: (number of the operation, its output) of each.
+        after: numbers of operations that run before this one, without giving it anything.
+        shapes: of the outputs; an unknown dimension counts 1.
+        sizes: bytes of the outputs.
+        attributes: those that the counting of operations reads.
+    """
+
+    name: str
+    kind: str
+    device: str
+    inputs: tuple[tuple[int, int], ...]
+    after: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    attributes: Mapping[str, Any]
+
+
+def of(traced: Any, rows: int) -> list[Operation]:
+    """Returns the operations of a step.
+
+    Args:
+        traced: the concrete function of a train step; its inputs are iterators.
+        rows: of the batch that one iterator gives, where the trace leaves them open.
+    """
+    import tensorflow as tf
+
+    home = tf.zeros([]).device  # Where a step runs what has no device of its own.
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(_prepared(traced, rows, home), name="")
+    optimized = _optimized(graph, traced)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(optimized, name="")
+    return _listed(graph, home)
+
+
+def _prepared(traced: Any, rows: int, home: str) -> Any:
+    """Returns the graph of ``traced`` with ``rows`` rows, and variables that hold nothing."""
+    definition = traced.graph.as_graph_def()
+    held = variables_of(traced)
+    for node in definition.node:
+        variable = held.get(node.name)
+        if variable is not None:
+            node.op = "VarHandleOp"
+            node.attr.clear()
+            node.attr["dtype"].type = variable.dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
+            node.attr["shared_name"].s = node.name.encode()
+            node.device = variable.device
+    within = [node for each in definition.library.function for node in each.node_def]
+    for node in (*definition.node, *within):
+        if node.op == "If" and any("GetNextAsOptional" in given for given in node.input):
+            _take_batch(node, definition)
+        if node.op == "IteratorGetNext":
+            for shape in node.attr["output_shapes"].list.shape:
+                if shape.dim and shape.dim[0].size == -1:
+                    shape.dim[0].size = rows
+    for node in definition.node:  # Those within functions lie where these are called.
+        node.device = node.device or home
+    return definition
+
+
+def _take_batch(node: Any, definition: Any) -> None:
+    """Lets replicas have their parts of a batch, where TensorFlow asks whether there are any."""
+    resources = {each.name for each in definition.node if each.op == "Placeholder"}
+    iterator = next(given for given in node.input if given in resources)
+    types, shapes = (type(node.attr[name])() for name in ("Tout", "output_shapes"))
+    types.CopyFrom(node.attr["Tout"])
+    shapes.CopyFrom(node.attr["output_shapes"])
+    node.op = "IteratorGetNext"
+    node.input[:] = [iterator]
+    node.attr.clear()
+    node.attr["output_types"].CopyFrom(types)
+    node.attr["output_shapes"].CopyFrom(shapes)
+
+
+def variables_of(traced: Any) -> dict[str, Any]:
+    """Returns name of an input of the step's graph -> the variable that it is, on its device."""
+    known = {
+        id(each.handle): each
+        for variable in traced.graph.variables
+        for each in getattr(variable, "values", [variable])
+    }
+    captures = traced.graph.captures
+    return {inner.op.name: known[id(outer)] for outer, inner in captures if id(outer) in known}
+
+
+def short(device: str) -> str:
+    """Returns the name of a device in its process, such as "CPU:0"."""
+    return device.rpartition("device:")[2]
+
+
+def _optimized(graph: Any, traced: Any) -> Any:
+    import tensorflow as tf
+
+    # No public name reaches the optimizer of graphs without running what it has optimized.
+    from tensorflow.python.grappler import tf_optimizer
+
+    described = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    ends = [tensor.name for tensor in traced.outputs]
+    ends += [operation.name for operation in traced.graph.control_outputs]
+    described.collection_def["train_op"].node_list.value.extend(ends)
+    cpus = len(tf.config.list_logical_devices("CPU"))
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
+    return tf_optimizer.OptimizeGraph(config, described)
+
+
+#: What tells a product's size beside its shapes.
+_READ = ("transpose_a", "adj_x", "equation", "data_format")
+
+
+def _listed(graph: Any, home: str) -> list[Operation]:
+    operations = graph.get_operations()
+    number = {operation.name: index for index, operation in enumerate(operations)}
+    found = []
+    for each in operations:
+        handles = [t.op for t in each.inputs if t.op.type == "VarHandleOp"]
+        shapes = tuple(_shape(output) for output in each.outputs)
+        attributes = each.node_def.attr
+        found.append(
+            Operation(
+                name=each.name,
+                kind=each.type,
+                # What reads a variable does so where it lies.
+                device=short((handles[0] if handles else each).device or home),
+                inputs=tuple((number[t.op.name], t.value_index) for t in each.inputs),
+                after=tuple(number[before.name] for before in each.control_inputs),
+                shapes=shapes,
+                sizes=tuple(
+                    math.prod(shape) * _element_bytes(output.dtype)
+                    for shape, output in zip(shapes, each.outputs, strict=True)
+                ),
+                attributes={name: each.get_attr(name) for name in _READ if name in attributes},
+            )
+        )
+    return found
+
+
+def _shape(output: Any) -> tuple[int, ...]:
+    if output.shape.rank is None:
+        return ()
+    return tuple(1 if size is None else size for size in output.shape)
+
+
+def _element_bytes(dtype: Any) -> int:
+    """Resources and variants hold what is counted elsewhere, or not at all."""
+    is_held = dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+    return dtype.size if is_held else 0

@@ -1,0 +1,125 @@
+"""The largest global batch that fits, found by trying: each try in processes of its own.
+
+What Accelerate's find_executable_batch_size does within one process, which a batch that does not
+fit may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.errors import LaunchError, RankFailedError
+from tfdist.launch.jobs import Where
+from tfdist.runs import ranks
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count
+
+RANK = "tfdist.runs.try_batch_rank"
+# Rows of the first try, and of the last one where all fit.
+_FIRST, _MOST = 32, 2**17
+# Of the batch that fits: as near as it is found out, since each try takes a start of TensorFlow.
+_NEAR = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """One batch that was tried.
+
+    Attributes:
+        rows: of the global batch.
+        fits: whether all processes have made their steps.
+        why: what ended it, in few words; empty where it fits.
+    """
+
+    rows: int
+    fits: bool
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"a global batch of {self.rows} " + ("fits" if self.fits else f"ended: {self.why}")
+
+
+def find_batch(
+    model: str,
+    strategy: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    workers: int | None = None,
+    room: int | None = None,
+    deadline_s: float = 300.0,
+    on_try: Callable[[Try], None] = lambda tried: None,
+) -> int:
+    """Returns the rows of the largest global batch that two steps of a training fit with.
+
+    Doubles until one does not fit, then halves the distance, to within 5 %.
+
+    Args:
+        model: "FILE.py:NAME", as ``tfdist train`` takes it.
+        strategy, options: as ``tfdist.strategy`` takes them.
+        workers: processes, where the strategy has several.
+        room: bytes that one device has, beside TensorFlow itself: processes without a GPU are held
+            to it by the system, which also counts what kernels take for themselves, and stacks of
+            threads. None: of GPUs all that they have, else this machine's free memory.
+        deadline_s: seconds of silence after which a try counts as one that does not fit.
+        on_try: called after each.
+
+    Returns:
+        0 where not even one row fits.
+
+    Raises:
+        TfdistError: a mistake of the user's, which no smaller batch mends.
+        RankFailedError: a process failed with one row, and not for want of memory.
+    """
+    model_path.check(model)
+    for name, value in (("room", room), ("workers", workers)):
+        if value is not None:
+            check_count(name, value)
+    where = Where(
+        strategy=strategy,
+        options=dict(options or {}),
+        workers=workers,
+        start_timeout_s=deadline_s,
+        stall_timeout_s=deadline_s,
+    )
+
+    def fits(rows: int) -> bool:
+        tried = _try({"model": model, "rows": rows, "room": room}, where)
+        on_try(tried)
+        return tried.fits
+
+    low, high = 0, _FIRST
+    while fits(high):
+        low, high = high, 2 * high
+        if low >= _MOST:
+            return low
+    while high - low > max(1, _NEAR * low):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _try(config: dict[str, Any], where: Where) -> Try:
+    told: list[str] = []
+
+    def take(_: int, event: dict[str, Any]) -> None:
+        if event["event"] in ("full", "fits"):
+            told.append(event["event"])
+
+    failed = None
+    try:
+        ranks.run(RANK, config, where, take)
+    except RankFailedError as error:
+        if "full" not in told and config["rows"] == 1:
+            raise
+        failed = error.received
+    except LaunchError as error:
+        failed = error.received
+    if "full" in told:
+        failed = "out of memory"
+    rows = config["rows"]
+    return Try(rows=rows, fits=True) if failed is None else Try(rows=rows, fits=False, why=failed)

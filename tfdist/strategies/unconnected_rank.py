@@ -1,0 +1,132 @@
+"""One rank of several, without the others: its step can be traced, and not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.strategies.base import ModelOrFn, called
+from tfdist.strategies.data_parallel import DataParallel
+from tfdist.topology import Topology
+from tfdist.training.engine.collective import Collective
+
+
+class _Unanswered(Collective):
+    """What a rank sends and receives, as operations of the sizes that these have."""
+
+    steps_await_batches = True
+    process = 0
+
+    def __init__(self, ranks: int):
+        self.num_replicas = self.num_processes = ranks
+        self._sums = 0
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        import tensorflow as tf
+
+        from tfdist.training.layers.gradients import with_gradient
+
+        return with_gradient(self._sum(tf.stop_gradient(tensor)), of=tensor, back=self._sum)
+
+    def _sum(self, tensor: Any) -> Any:
+        """Returns a sum over all ranks, which no optimizer of graphs takes out."""
+        import tensorflow as tf
+
+        self._sums += 1
+        return tf.raw_ops.CollectiveReduce(
+            input=tensor,
+            group_size=self.num_replicas,
+            group_key=1,
+            instance_key=self._sums,
+            merge_op="Add",
+            final_op="Id",
+            subdiv_offsets=[0],
+        )
+
+    def apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        name: str = "gradient",
+    ) -> None:
+        import tensorflow as tf
+
+        def reduced(gradient: Any) -> Any:
+            if isinstance(gradient, tf.IndexedSlices):  # Those of all ranks, one after the other.
+                values = self._of_all(gradient.values)
+                return tf.IndexedSlices(
+                    values, self._of_all(gradient.indices), gradient.dense_shape
+                )
+            return None if gradient is None else self._sum(gradient)
+
+        summed = [reduced(gradient) for gradient in gradients]
+        optimizer.apply_gradients(zip(summed, variables, strict=True))
+
+    def _of_all(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.repeat(tensor, self.num_replicas, axis=0)
+
+    def reduce_scatter(self, rows: Any, name: str) -> Any:
+        return self._sum(rows[0])
+
+    def all_gather(self, row: Any, name: str) -> Any:
+        return self._of_all(row[None])
+
+    def distribute(self, dataset_fn: Callable[[], Any]) -> Any:
+        return dataset_fn()
+
+    def explain(self, error: Exception) -> Exception | None:
+        return None
+
+    def watched(self) -> Any:
+        import contextlib
+
+        return contextlib.nullcontext([])
+
+    def merge(self, values: list[Any]) -> list[Any]:
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.num_processes
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        pass
+
+
+class UnconnectedRank(DataParallel):
+    """The first of ``ranks`` ranks.
+
+    Args:
+        ranks: how many share a global batch.
+        shared: the options of all data-parallel strategies; see ``DataParallel``.
+    """
+
+    name = "rank"
+    slots_can_be_offloaded = True
+    divides_weights = True
+
+    def __init__(self, ranks: int, **shared: Any):
+        super().__init__(**shared)
+        self._collective = _Unanswered(ranks)
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(world_size=self._collective.num_processes)
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        return self._step.approximations
+
+    def connect(self) -> Collective:
+        return self._collective
+
+    def make_model(self, model_fn: ModelOrFn) -> Any:
+        return called(model_fn)
