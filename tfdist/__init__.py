@@ -24,6 +24,7 @@ _LAZY = {
     "reduce": ("tfdist.training.steps.gathering", "reduce"),
     "on_chief": ("tfdist.training.loops.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
+    "plan": ("tfdist.runs.planning", "plan"),
     "train": ("tfdist.runs.training", "train"),
     "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),
