@@ -10,7 +10,7 @@ from tfdist.errors import ModelError
 from tfdist.planning.candidates import Candidate, candidates
 from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
-from tfdist.planning.plan import Speed, make_rows, messages_of
+from tfdist.planning.plan import Speed, make_rows, messages_of, of_all_copies
 from tfdist.planning.report import make_plan
 from tfdist.planning.step_time import Overlap
 
@@ -19,19 +19,20 @@ TABLE = DeviceTable.load()
 
 def needs_of(candidate: Candidate, weights: float = 4e8, per_row: float = 1e8, **more) -> Needs:
     """A model of so many bytes of weights, trained with Adam, 100 GFLOP a row."""
-    parts = candidate.model_devices
+    strategy, options, devices = candidate.traced
+    parts = devices if candidate.divides_model else 1
     return Needs(
-        strategy=candidate.strategy,
-        options=candidate.options,
-        devices=candidate.devices,
+        strategy=strategy,
+        options=options,
+        devices=devices,
         weights=int(weights / parts),
         gradients=int(weights / parts),
         slots=int(2 * weights / parts),
         fixed=0.0,
-        per_row=per_row / candidate.devices,
+        per_row=per_row / devices,
         flops=0.0,
         flops_per_row=1e11,
-        summed=int(weights),
+        summed=0 if candidate.divides_model else int(weights),
         **more,
     )
 
@@ -48,6 +49,7 @@ def test_a_row_by_hand():
     candidate = Candidate("mirrored", {}, 2)
     needs = needs_of(candidate)
     (row,) = make_rows([candidate], [needs], cluster, 64, Speed())
+    assert row.needs == needs
     assert row.peak == pytest.approx(4 * 4e8 + 64 * 1e8 / 2)
     assert row.fits
     assert row.largest_batch == int((0.9 * 16 * 2**30 - 1.6e9) / 0.5e8)
@@ -70,28 +72,43 @@ def test_a_row_by_hand():
         ("parameter_server", {}, 2 * 3.4e-6 + 8 * 4e8 / 150e9),
         # A quarter of what crosses on each device.
         ("mesh", {"model": 4}, 3.4e-6 + 6e8 / 4 / 150e9),
-        # Each half of the weights in a ring of two.
-        ("mesh", {"model": 2, "batch": 2}, 3 * 3.4e-6 + (6e8 / 4 + 2e8) / 150e9),
+        ("mesh", {"model": 2, "batch": 2}, 3.4e-6 + 6e8 / 4 / 150e9),
+        # 400 MB in each of two copies, and each half of the weights in a ring of two.
+        (
+            "mesh",
+            {"model": 2, "replicas": "horovod"},
+            3.4e-6 + 2 * 4e8 / 4 / 150e9 + 2 * 3.4e-6 + 2e8 / 150e9,
+        ),
         # 3 boundaries, 8 microbatches there and back.
         ("pipeline", {"stages": 4, "microbatches": 8}, 16 * 3.4e-6 + 6e8 / 3 / 150e9),
         (
             "pipeline",
             {"stages": 2, "microbatches": 8, "replicas": "horovod"},
-            16 * 3.4e-6 + 6e8 / 2 / 150e9 + 2 * 3.4e-6 + 2e8 / 150e9,
+            16 * 3.4e-6 + 4e8 / 150e9 + 2 * 3.4e-6 + 2e8 / 150e9,
         ),
     ],
 )
 def test_messages_of_each_strategy(strategy, options, seconds):
     candidate = Candidate(strategy, options, 4)
     needs = needs_of(candidate, crossing=2e8, crossing_per_row=1e6)
+    needs = of_all_copies(needs, candidate, needs_of(Candidate("single")))
     sent = messages_of(needs, candidate, TABLE.cluster("v100:4"), 400)
     assert sent.seconds == pytest.approx(seconds)
 
 
 def test_replicas_between_hosts_go_over_the_network():
     candidate = Candidate("mesh", {"model": 4, "replicas": "horovod"}, 8)
-    sent = messages_of(needs_of(candidate), candidate, TABLE.cluster("v100:2x4"), 64)
+    needs = of_all_copies(needs_of(candidate), candidate, needs_of(Candidate("single")))
+    sent = messages_of(needs, candidate, TABLE.cluster("v100:2x4"), 64)
     assert sent.seconds == pytest.approx(2 * 25e-6 + 4e8 / 3.125e9)
+
+
+def test_copies_of_a_divided_model_share_its_rows():
+    candidate = Candidate("pipeline", {"stages": 2, "microbatches": 8, "replicas": "horovod"}, 4)
+    assert candidate.traced == ("pipeline", {"stages": 2, "microbatches": 8}, 2)
+    needs = of_all_copies(needs_of(candidate), candidate, needs_of(Candidate("single")))
+    assert needs.peak(100) == pytest.approx(4 * 2e8 + 100 * 1e8 / 4)
+    assert needs.devices == 4
 
 
 def test_a_pipeline_waits_in_its_bubble():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfdist.cli import voice
-from tfdist.cli.console import stdout, step_status
+from tfdist.cli.console import stdout
 from tfdist.cli.process_options import model_option
 from tfdist.planning.report import Plan
 from tfdist.runs.planning import plan
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tfdist.cli.plan_costs import Costs
+    from tfdist.planning.plan import Row
 
 _EPILOG = """\b
 Examples:
@@ -90,7 +91,16 @@ def command(
     target = plot and checked(plot)
     cluster = DeviceTable.load(device_file).cluster(devices)
     costs = costs_of(cluster, usd_per_hour, region)
-    with step_status("finding what each strategy needs") as take:
+    doing = "finding what a step of each strategy needs"
+    with stdout().status(doing) as status:
+        traced = []
+
+        def take(number: int, event: dict[str, Any]) -> None:
+            if event["event"] == "needs":
+                traced.append(number)
+                status.update(f"{doing}: {len(traced)} steps traced")
+            voice.take(number, event)
+
         made = plan(
             model,
             devices,
@@ -145,7 +155,7 @@ def _rows_table(made: Plan) -> Table:
             row.candidate.describe(),
             size(row.peak),
             "yes" if row.fits else "no",
-            f"{row.largest_batch:,}",
+            _largest(row, made.global_batch_size),
             size(row.sent.size) if row.sent.size else "",
             seconds(row.sent.seconds) if row.sent.seconds else "",
             seconds(row.step_s),
@@ -153,6 +163,12 @@ def _rows_table(made: Plan) -> Table:
             style="bold" if row is made.advice.row else None,
         )
     return table
+
+
+def _largest(row: Row, batch: int) -> str:
+    """Bytes of some steps do not grow with the batch, as far as two batches tell."""
+    is_open = row.fits and row.largest_batch < batch
+    return f"≥ {batch:,}" if is_open else f"{row.largest_batch:,}"
 
 
 def _scaling_table(made: Plan, costs: Costs) -> Table:

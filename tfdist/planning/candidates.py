@@ -29,7 +29,20 @@ class Candidate:
 
     @property
     def replicas(self) -> int:
+        """Copies of a model that is divided, or of one that is not."""
         return self.devices // self.model_devices
+
+    @property
+    def divides_model(self) -> bool:
+        return self.strategy in ("mesh", "pipeline")
+
+    @property
+    def traced(self) -> tuple[str, dict[str, Any], int]:
+        """What is traced of it: strategy, options, devices; of a divided model one copy."""
+        if not self.divides_model:
+            return self.strategy, dict(self.options), self.devices
+        options = {name: value for name, value in self.options.items() if name != "replicas"}
+        return self.strategy, options, self.model_devices
 
     def describe(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.options.items())

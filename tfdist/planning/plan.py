@@ -93,7 +93,8 @@ def make_rows(
     """Returns a row for each candidate, in their order.
 
     Args:
-        found: what each needs, or why it refuses.
+        found: what is ``Candidate.traced`` of each needs, or why it refuses. The first candidate is
+            one device without options.
         rows: of a global batch.
     """
     whole = found[0] if isinstance(found[0], Needs) else None
@@ -102,9 +103,31 @@ def make_rows(
         if isinstance(needs, Exception):
             made.append(Row(candidate=candidate, refusal=str(needs)))
         else:
+            needs = of_all_copies(needs, candidate, whole)
             made.append(_row(candidate, needs, cluster, rows, speed, whole))
-    one = next((row.step_s for row in made if row.needs is whole), 0.0)
+    one = made[0].step_s
     return [replace(row, speed_up=one / row.step_s if row.step_s else 0.0) for row in made]
+
+
+def of_all_copies(needs: Needs, candidate: Candidate, whole: Needs | None) -> Needs:
+    """Returns what a candidate needs, of whose divided model one copy was traced.
+
+    Args:
+        whole: what one device needs; its gradients are what copies add up, each a part where
+            weights are divided.
+    """
+    gradients = needs.summed if whole is None else whole.gradients
+    copies = candidate.replicas
+    if not candidate.divides_model:
+        return replace(needs, summed=gradients if copies > 1 else 0)
+    return replace(
+        needs,
+        devices=candidate.devices,
+        per_row=needs.per_row / copies,
+        flops=needs.flops * copies,
+        crossing=needs.crossing * copies,
+        summed=gradients if copies > 1 else 0,
+    )
 
 
 def _row(
@@ -182,11 +205,11 @@ def summed(size: float, cluster: Cluster, bucket: float | None) -> Sent:
 
 
 def _of_mesh(needs: Needs, candidate: Candidate, cluster: Cluster, crossing: float) -> Sent:
-    """All devices send their part of what crosses at once; then copies of a slice add up its
-    gradients: those of the mesh's own batch axis, and of its replicas."""
+    """All devices send their part of what crosses at once, the sums along both axes of the mesh;
+    then its copies add up their gradients."""
     each = crossing / candidate.devices
     within = messages.point_to_point(each, cluster.link) if each else 0.0
-    among = _among_replicas(needs, candidate, cluster)
+    among = _among_copies(needs, candidate, cluster)
     return Sent(each + among.size, within + among.seconds)
 
 
@@ -196,18 +219,16 @@ def _of_pipeline(needs: Needs, candidate: Candidate, cluster: Cluster, crossing:
     each = crossing / candidate.replicas / (options["stages"] - 1)
     latencies = 2 * options["microbatches"] * cluster.link.latency_s
     seconds = latencies + each * cluster.link.seconds_per_byte
-    among = _among_replicas(needs, candidate, cluster)
+    among = _among_copies(needs, candidate, cluster)
     return Sent(each + among.size, seconds + among.seconds)
 
 
-def _among_replicas(needs: Needs, candidate: Candidate, cluster: Cluster) -> Sent:
-    """Returns the sum of gradients over the copies of each part of a model that is divided.
+def _among_copies(needs: Needs, candidate: Candidate, cluster: Cluster) -> Sent:
+    """Returns the sum of gradients over the copies of a model that is divided.
 
     Within a host each part has a ring of its own; a host's network carries all parts.
     """
-    options = candidate.options
-    copies = candidate.replicas * options.get("batch", 1)
-    parts = options["stages"] if candidate.strategy == "pipeline" else options["model"]
+    copies, parts = candidate.replicas, candidate.model_devices
     hosts = min(copies, cluster.hosts)
     within = messages.ring(needs.summed / parts, copies // hosts, cluster.link)
     between = messages.ring(needs.summed, hosts, cluster.network)

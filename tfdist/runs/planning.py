@@ -14,6 +14,7 @@ from tfdist.planning.devices import DeviceTable
 from tfdist.planning.needs import Needs
 from tfdist.planning.plan import Speed
 from tfdist.planning.report import Plan, make_plan
+from tfdist.runs import short_runs
 from tfdist.training.engine import model_path
 from tfdist.training.engine.options import check_count
 
@@ -55,20 +56,19 @@ def plan(
     cluster = DeviceTable.load(device_file).cluster(devices)
     follow_program(os.environ, named.rpartition(":")[0])
     check_versions()
+    train = None if profile is None else short_runs.records_for(cluster, os.fspath(profile))
     several = of_several()
     asked = candidates(cluster, global_batch_size, several=several)
     found = _needs_of(
         named,
-        [(each.strategy, each.options, each.devices) for each in asked],
+        [each.traced for each in asked],
         rows=global_batch_size,
         on_event=on_event,
     )
     speed, measured = Speed(), None
-    if profile is not None and isinstance(found[0], Needs):
-        from tfdist.runs.short_runs import measure
-
-        speed, measured = measure(
-            named, os.fspath(profile), found[0], cluster, global_batch_size, on_event
+    if train is not None and isinstance(found[0], Needs):
+        speed, measured = short_runs.measure(
+            named, train, found[0], cluster, global_batch_size, several
         )
     return make_plan(
         asked,
