@@ -111,6 +111,41 @@ def test_a_mistake_is_one_line(plan, options, message):
     assert err.count("\n") == 1
 
 
+def test_several_trainings(tfdist, tmp_path):
+    (tmp_path / "jobs.yaml").write_text(
+        "hosts: {x: 'v100:4', y: 'v100:4'}\n"
+        "jobs: {a: {devices: 3, memory_gib: 5}, b: {devices: 3, memory_gib: 5},\n"
+        "  c: {devices: 2, memory_gib: 5}, d: {devices: 1, memory_gib: 1}}"
+    )
+    code, out, err = tfdist("plan", "--jobs", "jobs.yaml")
+    assert (code, err) == (0, "")
+    rows = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
+    by_name = {row[0].strip(): [cell.strip() for cell in row[2:]] for row in rows}
+    assert by_name["c"][0] == "x: 1, y: 1"
+    assert by_name["a"][2] == "d starts on x: 1; move c to x: 2"
+    assert by_name["d"] == ["waits: no room", "", ""]
+    code, out, _ = tfdist("plan", "--jobs", "jobs.yaml", "--json")
+    told = json.loads(out.splitlines()[-1])
+    assert (told["waiting"], told["jobs"]["a"]["hosts"]) == (["d"], {"x": 3})
+    assert told["endings"][0] == {"job": "a", "starts": {"d": {"x": 1}}, "moves": {"c": {"x": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "must have --model and --devices, or --jobs, but found neither"),
+        (["--model", "model.py:mlp"], "but found one of the two"),
+        (["--jobs", "none.yaml"], "none.yaml must be readable"),
+        (["--jobs", "none.yaml", "--devices", "t4"], "but found --devices. Leave one of them out"),
+    ],
+)
+def test_what_goes_together(tfdist, options, message):
+    code, _, err = tfdist("plan", *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
 def test_in_python(model_file, monkeypatch):
     monkeypatch.setattr(planning, "_needs_of", _needs_of)
     made = package.plan(f"{model_file}:mlp", "v100:4", global_batch_size=64)

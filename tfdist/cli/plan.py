@@ -9,7 +9,7 @@ import click
 
 from tfdist.cli import voice
 from tfdist.cli.console import stdout
-from tfdist.cli.process_options import model_option
+from tfdist.errors import OptionError
 from tfdist.planning.report import Plan
 from tfdist.runs.planning import plan
 
@@ -27,14 +27,16 @@ Examples:
   tfdist plan --model model.py:model_fn --devices g5.12xlarge:4 --usd-per-hour 3.40
   tfdist plan --model model.py:model_fn --devices cpu:2 --profile data/digits
   tfdist plan --model model.py:model_fn --devices mine:8 --device-file mine.yaml
+  tfdist plan --jobs jobs.yaml
 """
 
 
 @click.command("plan", epilog=_EPILOG, short_help="What a model needs on some devices.")
-@model_option
+@click.option(
+    "--model", metavar="FILE.py:NAME", help="A function that returns a compiled Keras model."
+)
 @click.option(
     "--devices",
-    required=True,
     metavar="NAME:HOSTSxDEVICES",
     help="h100:8 is one host with eight; a10g:2x4 are two hosts with four each; p4d.24xlarge:2 two "
     "hosts of AWS; cpu:2 two halves of this machine. An unknown name lists all.",
@@ -67,15 +69,21 @@ Examples:
     "--region", default="us-east-1", show_default=True, help="Of AWS: whose electricity it is."
 )
 @click.option("--plot", metavar="FILE.png", help="Draw memory and scaling.")
+@click.option(
+    "--jobs",
+    type=click.Path(path_type=Path),
+    help="Instead of a model: YAML of several trainings and of hosts; shows which run where.",
+)
 def command(
-    model: str,
-    devices: str,
+    model: str | None,
+    devices: str | None,
     global_batch_size: int,
     device_file: Path | None,
     profile: str | None,
     usd_per_hour: float | None,
     region: str,
     plot: str | None,
+    jobs: Path | None,
 ) -> None:
     """Shows what a step needs on each strategy, how long it takes, and which one to take.
 
@@ -83,6 +91,18 @@ def command(
     the time is computed from what the device file says of devices and links, unless --profile
     measures it. Each kind of number is told with where it comes from.
     """
+    if jobs is not None:
+        from tfdist.cli.plan_jobs import show
+
+        _refuse_beside_jobs(model, devices)
+        show(jobs, device_file)
+        return
+    if model is None or devices is None:
+        raise OptionError(
+            "a plan must have --model and --devices, or --jobs",
+            received="neither" if model is devices else "one of the two",
+            mend="Write for example --model model.py:model_fn --devices h100:8",
+        )
     from tfdist.cli.plan_costs import costs_of
     from tfdist.planning import charts
     from tfdist.planning.devices import DeviceTable
@@ -117,6 +137,17 @@ def command(
     if target:
         charts.draw(made, target)
         stdout().print(f"chart   {target}", soft_wrap=True)
+
+
+def _refuse_beside_jobs(model: str | None, devices: str | None) -> None:
+    given = {"--model": model, "--devices": devices}
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise OptionError(
+            "--jobs must be given without a model, for its file says what each takes",
+            received=" and ".join(named),
+            mend="Leave one of them out",
+        )
 
 
 def _print(made: Plan, costs: Costs) -> None:

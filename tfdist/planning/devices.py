@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import DataError, OptionError, unknown_choice
+from tfdist.planning.yaml_file import read_yaml
 
 TABLE = Path(__file__).parent / "tables" / "devices.yaml"
 #: The device that is a share of the machine that plans.
@@ -219,22 +220,7 @@ def _share_of_this_machine(core: Device, per_host: int) -> Device:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(
-            f"{path} must be readable",
-            received=error.strerror,
-            mend="Give a file that exists and can be read",
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(
-            f"{path} must be YAML",
-            received=f"an error: {error}",
-            mend="Correct the line that the error names",
-        ) from None
+    value = read_yaml(path)
     _check(value, path)
     return value
 
