@@ -106,9 +106,11 @@ def command(
     from tfdist.cli.plan_costs import costs_of
     from tfdist.planning import charts
     from tfdist.planning.devices import DeviceTable
-    from tfdist.records.charts import checked
+    from tfdist.records.charts import checked, figure
 
     target = plot and checked(plot)
+    if target:
+        figure(1, 1)  # What is missing is told before minutes of tracing.
     cluster = DeviceTable.load(device_file).cluster(devices)
     costs = costs_of(cluster, usd_per_hour, region)
     doing = "finding what a step of each strategy needs"
@@ -198,8 +200,9 @@ def _rows_table(made: Plan) -> Table:
 
 def _largest(row: Row, batch: int) -> str:
     """Bytes of some steps do not grow with the batch, as far as two batches tell."""
-    is_open = row.fits and row.largest_batch < batch
-    return f"≥ {batch:,}" if is_open else f"{row.largest_batch:,}"
+    if row.fits and row.largest_batch < batch:
+        return f"≥ {batch:,}"
+    return f"{row.largest_batch:,}" if row.largest_batch < 1e6 else "> a million"
 
 
 def _scaling_table(made: Plan, costs: Costs) -> Table:
