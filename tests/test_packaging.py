@@ -150,8 +150,9 @@ def test_the_console_script(metadata):
         "from tfdist.cli.launch import command; command(['--help'], standalone_mode=False)",
         "from tfdist.cli.doctor import command; command(['--help'], standalone_mode=False)",
         "from tfdist.cli.aws import command; command(['--help'], standalone_mode=False)",
+        "from tfdist.cli.plan import command; command(['--help'], standalone_mode=False)",
     ],
-    ids=["import tfdist", "--help", "launch --help", "doctor --help", "aws --help"],
+    ids=["import tfdist", "--help", "launch --help", "doctor --help", "aws --help", "plan --help"],
 )
 def test_nothing_heavy_is_imported_early(code):
     report = f"import json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"

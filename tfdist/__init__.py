@@ -25,6 +25,7 @@ _LAZY = {
     "NoiseScale": ("tfdist.training.loops.noise_scale", "NoiseScale"),
     "on_chief": ("tfdist.training.loops.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
+    "plan": ("tfdist.runs.planning", "plan"),
     "train": ("tfdist.runs.training", "train"),
     "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),

@@ -12,6 +12,7 @@ from tfdist.launch.notebook import notebook_launch as notebook_launch
 from tfdist.records.reading.augmentation import augment as augment
 from tfdist.records.reading.vocabulary import text_vectorizer as text_vectorizer
 from tfdist.runs.evaluating import evaluate as evaluate
+from tfdist.runs.planning import plan as plan
 from tfdist.runs.predicting import predict as predict
 from tfdist.runs.training import train as train
 from tfdist.runs.verifying import verify as verify

@@ -10,14 +10,15 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.aws.instances import TABLES, device, read_table
+from tfdist.aws.instances import TABLES, device
 from tfdist.compat.versions import minor_version
 from tfdist.errors import OptionError, unknown_choice
+from tfdist.planning.yaml_file import read_yaml
 
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    return read_table(TABLES / "images.yaml")
+    return read_yaml(TABLES / "images.yaml")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfdist.errors import DataError, OptionError, unknown_choice
+from tfdist.planning.yaml_file import read_yaml
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -50,7 +50,7 @@ class PriceTable:
         Raises:
             DataError: not a table of this form.
         """
-        value = read_table(path or TABLES / "instances.yaml")
+        value = read_yaml(path or TABLES / "instances.yaml")
         try:
             instances = {
                 name: Instance(
@@ -95,7 +95,7 @@ class CarbonTable:
     @classmethod
     def load(cls, path: Path | None = None) -> CarbonTable:
         """Reads ``path``, or tfdist's own table. Raises DataError for another form."""
-        value = read_table(path or TABLES / "carbon.yaml")
+        value = read_yaml(path or TABLES / "carbon.yaml")
         try:
             return cls(
                 str(value["date"]),
@@ -120,23 +120,3 @@ class CarbonTable:
 def device(instance_type: str) -> str:
     """Returns "gpu" of families of instances with GPUs: g4dn, g5, p3, p4d and so on; or "cpu"."""
     return "gpu" if instance_type.split(".")[1][:1] in ("g", "p") else "cpu"
-
-
-def read_table(path: Path) -> Any:
-    """Returns what a table in YAML holds. Raises TfdistError where it cannot be read."""
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(
-            f"{path} must be readable",
-            received=error.strerror,
-            mend="Give a file that exists and can be read, or leave it out for tfdist's own",
-        ) from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise DataError(
-            f"{path} must be YAML",
-            received=f"an error: {error}",
-            mend="Correct the line that the error names",
-        ) from None

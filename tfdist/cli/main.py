@@ -33,6 +33,7 @@ _VERBS = {
     "shard": ("tfdist.cli.shard", "Write data as TFRecord shards with a manifest."),
     "adopt": ("tfdist.cli.adopt", "Make shards of other people's TFRecords, as they are."),
     "inspect": ("tfdist.cli.inspect", "Show what is in a folder of shards, and check every byte."),
+    "plan": ("tfdist.cli.plan", "Show what a model needs on some devices, and what to take."),
     "train": ("tfdist.cli.train", "Train a Keras model on a strategy; starts its own processes."),
     "verify": ("tfdist.cli.verify", "Prove that a strategy gives one device's weights."),
     "bench": ("tfdist.cli.bench", "Measure strategies side by side, or sums alone."),

@@ -1,0 +1,260 @@
+"""``tfdist plan``: what a model needs on some devices, and what to train it with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfdist.cli import voice
+from tfdist.cli.console import stdout
+from tfdist.errors import OptionError
+from tfdist.planning.report import Plan
+from tfdist.runs.planning import plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tfdist.cli.plan_costs import Costs
+    from tfdist.planning.plan import Row
+
+_EPILOG = """\b
+Examples:
+  tfdist plan --model model.py:model_fn --devices cpu:2
+  tfdist plan --model model.py:model_fn --devices h100:8 --global-batch-size 512
+  tfdist plan --model model.py:model_fn --devices a10g:2x4 --plot plan.png
+  tfdist plan --model model.py:model_fn --devices g5.12xlarge:4 --usd-per-hour 3.40
+  tfdist plan --model model.py:model_fn --devices cpu:2 --profile data/digits
+  tfdist plan --model model.py:model_fn --devices mine:8 --device-file mine.yaml
+  tfdist plan --jobs jobs.yaml
+"""
+
+
+@click.command("plan", epilog=_EPILOG, short_help="What a model needs on some devices.")
+@click.option(
+    "--model", metavar="FILE.py:NAME", help="A function that returns a compiled Keras model."
+)
+@click.option(
+    "--devices",
+    metavar="NAME:HOSTSxDEVICES",
+    help="h100:8 is one host with eight; a10g:2x4 are two hosts with four each; p4d.24xlarge:2 two "
+    "hosts of AWS; cpu:2 two halves of this machine. An unknown name lists all.",
+)
+@click.option(
+    "--global-batch-size",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Records in one step, over all devices.",
+)
+@click.option(
+    "--device-file",
+    type=click.Path(path_type=Path),
+    help="YAML of devices, links and instances of your own, beside tfdist's.",
+)
+@click.option(
+    "--profile",
+    metavar="DIR",
+    help="Shards: two short trainings here, on one and on two processes, measure what else is a "
+    "default: how fast a device computes, and what it does at the same time.",
+)
+@click.option(
+    "--usd-per-hour",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="USD",
+    help="Price of a host, such as a spot price.  [default: on demand, as `tfdist aws cost`]",
+)
+@click.option(
+    "--region", default="us-east-1", show_default=True, help="Of AWS: whose electricity it is."
+)
+@click.option("--plot", metavar="FILE.png", help="Draw memory and scaling.")
+@click.option(
+    "--jobs",
+    type=click.Path(path_type=Path),
+    help="Instead of a model: YAML of several trainings and of hosts; shows which run where.",
+)
+def command(
+    model: str | None,
+    devices: str | None,
+    global_batch_size: int,
+    device_file: Path | None,
+    profile: str | None,
+    usd_per_hour: float | None,
+    region: str,
+    plot: str | None,
+    jobs: Path | None,
+) -> None:
+    """Shows what a step needs on each strategy, how long it takes, and which one to take.
+
+    Nothing is trained. The step of each strategy is traced, and its bytes and operations counted;
+    the time is computed from what the device file says of devices and links, unless --profile
+    measures it. Each kind of number is told with where it comes from.
+    """
+    if jobs is not None:
+        from tfdist.cli.plan_jobs import show
+
+        _refuse_beside_jobs(model, devices)
+        show(jobs, device_file)
+        return
+    if model is None or devices is None:
+        raise OptionError(
+            "a plan must have --model and --devices, or --jobs",
+            received="neither" if model is devices else "one of the two",
+            mend="Write for example --model model.py:model_fn --devices h100:8",
+        )
+    from tfdist.cli.plan_costs import costs_of
+    from tfdist.planning import charts
+    from tfdist.planning.devices import DeviceTable
+    from tfdist.records.charts import checked, figure
+
+    target = plot and checked(plot)
+    if target:
+        figure(1, 1)  # What is missing is told before minutes of tracing.
+    cluster = DeviceTable.load(device_file).cluster(devices)
+    costs = costs_of(cluster, usd_per_hour, region)
+    doing = "finding what a step of each strategy needs"
+    with stdout().status(doing) as status:
+        traced = []
+
+        def take(number: int, event: dict[str, Any]) -> None:
+            if event["event"] == "needs":
+                traced.append(number)
+                status.update(f"{doing}: {len(traced)} steps traced")
+            voice.take(number, event)
+
+        made = plan(
+            model,
+            devices,
+            global_batch_size=global_batch_size,
+            device_file=device_file,
+            profile=profile,
+            on_event=take,
+        )
+    told = made.to_json()
+    for point in told["scaling"]:
+        point |= costs.of_rows(point["hosts"], point["grown_rows_per_s"])
+    voice.result(plan=told)
+    _print(made, costs)
+    if target:
+        charts.draw(made, target)
+        stdout().print(f"chart   {target}", soft_wrap=True)
+
+
+def _refuse_beside_jobs(model: str | None, devices: str | None) -> None:
+    given = {"--model": model, "--devices": devices}
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise OptionError(
+            "--jobs must be given without a model, for its file says what each takes",
+            received=" and ".join(named),
+            mend="Leave one of them out",
+        )
+
+
+def _print(made: Plan, costs: Costs) -> None:
+    console = stdout()
+    console.print(_rows_table(made))
+    console.print(f"take    {made.advice.reason}", soft_wrap=True)
+    for row in made.rows:
+        if row.refusal is not None:
+            console.print(f"refused {row.name}: {row.refusal}", soft_wrap=True)
+    if made.scaling is not None:
+        console.print(_scaling_table(made, costs))
+        console.print(_last_that_pays(made.scaling.last_that_pays), soft_wrap=True)
+    sources = (*made.sources, *costs.sources)
+    for name, line in zip(("from", *[""] * len(sources)), sources, strict=False):
+        console.print(f"{name:8}{line}", soft_wrap=True)
+
+
+def _rows_table(made: Plan) -> Table:
+    from rich.table import Table
+
+    cluster = made.cluster
+    table = Table(
+        title=f"{cluster.describe()}, {made.global_batch_size:,} rows a step",
+        title_justify="left",
+    )
+    table.add_column("strategy")
+    table.add_column("options")
+    titles = ("memory", "fits", "largest batch", "sent a step", "sending", "a step", "speed-up")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for row in made.rows:
+        if row.refusal is not None:
+            continue
+        table.add_row(
+            row.candidate.strategy,
+            row.candidate.describe(),
+            size(row.peak),
+            "yes" if row.fits else "no",
+            _largest(row, made.global_batch_size),
+            size(row.sent.size) if row.sent.size else "",
+            seconds(row.sent.seconds) if row.sent.seconds else "",
+            seconds(row.step_s),
+            f"{row.speed_up:.2f}" if row.speed_up else "",
+            style="bold" if row is made.advice.row else None,
+        )
+    return table
+
+
+def _largest(row: Row, batch: int) -> str:
+    """Bytes of some steps do not grow with the batch, as far as two batches tell."""
+    if row.fits and row.largest_batch < batch:
+        return f"≥ {batch:,}"
+    return f"{row.largest_batch:,}" if row.largest_batch < 1e6 else "> a million"
+
+
+def _scaling_table(made: Plan, costs: Costs) -> Table:
+    from rich.table import Table
+
+    one = made.global_batch_size
+    table = Table(
+        title=f"replicas of one device: the same {one:,} rows a step, or {one:,} on each device",
+        title_justify="left",
+    )
+    titles = ("devices", "hosts", "same: a step", "speed-up", "efficiency", "each: rows/s")
+    for title in (*titles, "efficiency", "USD/10⁶ rows", "kg CO2e/10⁶ rows"):
+        table.add_column(title, justify="right")
+    for point in made.scaling.points if made.scaling else ():
+        price = costs.of_rows(point.hosts, point.grown_rows_per_s)
+        usd, kilograms = price["usd_per_million_rows"], price["kg_co2_per_million_rows"]
+        table.add_row(
+            f"{point.devices:,}",
+            f"{point.hosts:,}",
+            "" if point.step_s is None else seconds(point.step_s),
+            "" if point.speed_up is None else f"{point.speed_up:.2f}",
+            "" if point.efficiency is None else f"{point.efficiency:.0%}",
+            _rate(point.grown_rows_per_s),
+            f"{point.grown_efficiency:.0%}",
+            "" if usd is None else f"{usd:.3g}",
+            "" if kilograms is None else f"{kilograms:.3g}",
+        )
+    return table
+
+
+def _last_that_pays(last: int) -> str:
+    if last == 1:
+        return "pays    with the same rows a step a second device gives less than half of the first"
+    return (
+        f"pays    with the same rows a step up to {last:,} devices: another gives less than half "
+        "of the first"
+    )
+
+
+def size(count: float) -> str:
+    """Returns bytes as people read them."""
+    return _in_units(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
+
+
+def seconds(time: float) -> str:
+    return _in_units(time, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
+
+
+def _in_units(value: float, units: dict[str, float]) -> str:
+    unit = next((name for name, least in units.items() if value >= least), list(units)[-1])
+    return f"{_rate(value / units[unit])} {unit}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

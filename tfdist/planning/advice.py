@@ -1,0 +1,84 @@
+"""What to take of a plan's rows, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.planning.plan import Row
+
+# The simplest of those that are nearly as fast as the fastest: numbers of a plan are no better.
+_NEARLY = 0.95
+#: Its steps are those of workers that do not wait for each other: not one device's result.
+_NOT_EXACT = "parameter_server"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommendation.
+
+    Attributes:
+        row: what to take; None: nothing fits.
+        reason: one sentence.
+    """
+
+    row: Row | None
+    reason: str
+
+
+def advise(rows: Sequence[Row], batch: int) -> Advice:
+    """Returns what to take: the simplest of the fastest rows that fit.
+
+    Args:
+        rows: the simplest first; the first one is one device without options.
+        batch: rows of a global batch.
+    """
+    known = [row for row in rows if row.needs is not None]
+    exact = [row for row in known if row.candidate.strategy != _NOT_EXACT]
+    fitting = [row for row in exact if row.fits]
+    if not fitting:
+        return Advice(None, _nothing_fits(exact, batch))
+    fastest = max(row.speed_up or 1 / row.step_s for row in fitting)
+    chosen = next(row for row in fitting if (row.speed_up or 1 / row.step_s) >= _NEARLY * fastest)
+    return Advice(chosen, _reason(chosen, known))
+
+
+def _reason(chosen: Row, known: Sequence[Row]) -> str:
+    one = next((row for row in known if row.candidate.devices == 1), None)
+    name = chosen.name
+    if one is not None and not one.fits:
+        return (
+            f"{name}: a step does not fit on one device as it is ({gigabytes(one.peak)} of "
+            f"{gigabytes(one.room)}), and of what fits this is the fastest."
+        )
+    if chosen.candidate.devices == 1:
+        others = [row for row in known if row.candidate.devices > 1]
+        if not others:
+            return f"{name}: a step fits on one device, and nothing takes more."
+        best = max(others, key=lambda row: row.speed_up)
+        return (
+            f"{name}: no more devices are 5 % faster; at best they are {best.speed_up:.2f} times "
+            f"as fast ({best.name})."
+        )
+    return (
+        f"{name}: {chosen.speed_up:.2f} times as fast as one device, and nothing simpler that fits "
+        "comes within 5 % of the fastest."
+    )
+
+
+def _nothing_fits(rows: Sequence[Row], batch: int) -> str:
+    if not rows:
+        return "nothing: every strategy refuses this model, for the reasons below."
+    least = min(rows, key=lambda row: row.peak / row.room)
+    told = (
+        f"nothing fits: the least that a step of {batch:,} rows takes is {gigabytes(least.peak)} "
+        f"({least.name}) of {gigabytes(least.room)}"
+    )
+    most = max(rows, key=lambda row: row.largest_batch)
+    if most.largest_batch:
+        return f"{told}; {most.name} takes {most.largest_batch:,} rows at most."
+    return f"{told}; take more devices, or those with more memory."
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.3g} GB"

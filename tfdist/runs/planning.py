@@ -1,0 +1,93 @@
+"""``tfdist.plan``: what a model needs on some devices, before it is trained on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.compat import check_versions, follow_program
+from tfdist.errors import TfdistError
+from tfdist.launch.jobs import of_several
+from tfdist.planning.candidates import candidates
+from tfdist.planning.devices import DeviceTable
+from tfdist.planning.needs import Needs
+from tfdist.planning.plan import Speed
+from tfdist.planning.report import Plan, make_plan
+from tfdist.runs import short_runs
+from tfdist.training.engine import model_path
+from tfdist.training.engine.options import check_count
+
+OnEvent = Callable[[int, dict[str, Any]], None]
+
+
+def plan(
+    model: str | Callable[[], Any],
+    devices: str,
+    *,
+    global_batch_size: int = 128,
+    device_file: str | os.PathLike | None = None,
+    profile: str | os.PathLike | None = None,
+    on_event: OnEvent = lambda rank, event: None,
+) -> Plan:
+    """Returns what a model needs on some devices, and which strategy to take, without training it.
+
+    Args:
+        model: "FILE.py:NAME", "MODULE:NAME", or a function of a file or module that other processes
+            can import; it returns a compiled Keras model.
+        devices: "h100:8", eight on one host; "a10g:4x2", four hosts with two each; "cpu:2", two
+            halves of this machine; or hosts of AWS, as "p4d.24xlarge:2".
+        global_batch_size: rows in one step, over all devices.
+        device_file: YAML of devices, links and instances of your own, in the form of tfdist's.
+        profile: shards as ``tfdist.train`` takes them: two short trainings here, on one and on two
+            processes, measure how fast a device computes and what it does at the same time. None:
+            both are defaults.
+        on_event: is told what the processes say.
+
+    Returns:
+        The plan: ``rows``, ``advice``, ``scaling``, ``sources``.
+
+    Raises:
+        TfdistError: a mistake of the user's.
+    """
+    check_count("global_batch_size", global_batch_size, 1)
+    named = model_path.of(model)
+    model_path.check(named)
+    cluster = DeviceTable.load(device_file).cluster(devices)
+    follow_program(os.environ, named.rpartition(":")[0])
+    check_versions()
+    train = None if profile is None else short_runs.records_for(cluster, os.fspath(profile))
+    several = of_several()
+    asked = candidates(cluster, global_batch_size, several=several)
+    found = _needs_of(
+        named,
+        [each.traced for each in asked],
+        rows=global_batch_size,
+        on_event=on_event,
+    )
+    speed, measured = Speed(), None
+    if train is not None and isinstance(found[0], Needs):
+        speed, measured = short_runs.measure(
+            named, train, found[0], cluster, global_batch_size, several
+        )
+    return make_plan(
+        asked,
+        found,
+        cluster,
+        global_batch_size,
+        speed=speed,
+        several=several,
+        measured=measured,
+    )
+
+
+def _needs_of(
+    model: str,
+    asked: Sequence[tuple[str, Mapping[str, Any], int]],
+    *,
+    rows: int,
+    on_event: OnEvent,
+) -> list[Needs | TfdistError]:
+    from tfdist.runs.needs import find_needs
+
+    return find_needs(model, asked, rows=rows, on_event=on_event)

@@ -1,0 +1,83 @@
+"""Two short trainings, on one process and on two, in place of defaults of a plan."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tfdist.errors import OptionError
+from tfdist.launch.jobs import Where
+from tfdist.planning import messages
+from tfdist.planning.devices import CPU, Cluster
+from tfdist.planning.needs import Needs
+from tfdist.planning.plan import Speed
+from tfdist.planning.step_time import fit_overlap
+from tfdist.runs.progress import Silent
+from tfdist.runs.settings import Settings, Start
+from tfdist.runs.training import carry_out, find_splits, training_config
+
+# The first epoch traces; of the others the median counts.
+_EPOCHS, _STEPS = 4, 12
+_DRIVER = Path("/dev/nvidiactl")
+
+
+def records_for(cluster: Cluster, data: str) -> str:
+    """Returns the records that the trainings take.
+
+    Args:
+        data: shards, as ``tfdist.train`` takes them.
+
+    Raises:
+        TfdistError: no such data, or the devices are not here.
+    """
+    if cluster.device.name != CPU and not _DRIVER.exists():
+        raise OptionError(
+            "--profile must run on a machine with the devices that are planned for",
+            received=f"{cluster.device.name}, and no GPU here",
+            mend="Leave it out, or run it there",
+        )
+    return find_splits(data)["train"]
+
+
+def measure(
+    model: str, train: str, needs: Needs, cluster: Cluster, rows: int, several: str
+) -> tuple[Speed, str]:
+    """Returns how fast a device computes and what it does at the same time, and how that was found.
+
+    On GPUs a process has one, and half of a global batch where there are two. On CPUs one process
+    has all cores, of which two have half each: both take whole global batches.
+
+    Args:
+        train: see ``records_for``.
+        needs: of a step on one device.
+        cluster: devices of the kind that is here.
+        rows: of a global batch.
+        several: the strategy of two processes.
+    """
+    is_cpu = cluster.device.name == CPU
+    of_one = rows if is_cpu else max(1, rows // 2)
+    of_two = rows if is_cpu else 2 * of_one
+    alone = _step_seconds(model, train, of_one, Where(strategy="single", options={}, workers=1))
+    together = _step_seconds(model, train, of_two, Where(strategy=several, options={}, workers=2))
+    peak = cluster.of(1).device.flops_per_s["float32"]
+    share = (needs.flops + needs.flops_per_row * of_one) / alone / peak
+    sending = messages.ring(needs.gradients, 2, cluster.link)
+    told = (
+        f"{of_one:,} rows on one process in {alone * 1e3:.3g} ms, {of_two:,} on two of {several} "
+        f"in {together * 1e3:.3g} ms"
+    )
+    return Speed(share, fit_overlap(alone, together, sending)), told
+
+
+def _step_seconds(model: str, train: str, rows: int, where: Where) -> float:
+    with tempfile.TemporaryDirectory(prefix="tfdist-plan-") as folder:
+        config = training_config(
+            where,
+            model=model,
+            data=train,
+            output=Path(folder, "run"),
+            settings=Settings(epochs=_EPOCHS, global_batch_size=rows, limit_steps=_STEPS),
+        )
+        run = carry_out(config, where, Silent(_EPOCHS), Start(), tell=lambda text: None)
+    assert run is not None, "a plan is made by one process"
+    return rows / run.summary["samples_per_s"] * (1 - (run.summary["data_wait"] or 0.0))
