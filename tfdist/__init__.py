@@ -25,6 +25,7 @@ _LAZY = {
     "on_chief": ("tfdist.training.loops.chief_only", "on_chief"),
     "augment": ("tfdist.records.reading.augmentation", "augment"),
     "train": ("tfdist.runs.training", "train"),
+    "tune": ("tfdist.tuning.tune", "tune"),
     "evaluate": ("tfdist.runs.evaluating", "evaluate"),
     "predict": ("tfdist.runs.predicting", "predict"),
     "verify": ("tfdist.runs.verifying", "verify"),
