@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -140,7 +141,8 @@ class Request:
         same |= {name: config[name] for name in _SAME if name in config and name not in of_space}
         kept = ("epochs", "data", "records", "working_folder")
         space = self.space and dataclasses.asdict(self.space)
-        return {"model": self.model, "space": space, **{k: config[k] for k in kept}, **same}
+        every = {"model": self.model, "space": space, **{k: config[k] for k in kept}, **same}
+        return json.loads(json.dumps(every))  # As it is read again: with lists for tuples.
 
     def training(
         self,
