@@ -115,11 +115,8 @@ def test_the_best_of_four_and_a_promoted_one_is_exact(within, folder, capfd, run
     whole = run_cli(*found.command.split()[1:])
     assert whole.returncode == 0, whole.stderr
     assert found.command.endswith("--output best")
-    for one, other in zip(
-        weights(folder / "best/model.keras"),
-        weights(found.best_folder / "model.keras"),
-        strict=True,
-    ):
+    promoted = weights(found.best_folder / "model.keras")
+    for one, other in zip(weights(folder / "best/model.keras"), promoted, strict=True):
         np.testing.assert_array_equal(one, other)
     assert json.loads((folder / "best/metrics.json").read_text())["test"]
 
@@ -199,9 +196,8 @@ def test_a_search_that_is_ended_says_how_to_go_on(within, traces, number, code):
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert errors.splitlines()[-1].endswith(
-        "the same command with --resume goes on with the search"
-    )
+    told = "the same command with --resume goes on with the search"
+    assert errors.splitlines()[-1].endswith(told)
     traces.wait_for(0)
 
 
@@ -215,7 +211,7 @@ def test_folds_divide_the_shards_of_the_training(within, folder):
         assert set(own) | set(splits["train"].shards) == set(of_data)
         assert not set(own) & set(splits["train"].shards)
         held_out += own
-        assert tfdist.records.check(place).problems == ()
+        assert tfdist.records.check(place) == []
     assert sorted(held_out, key=of_data.index) == list(of_data)
     with pytest.raises(OptionError, match=r"a shard for each fold.* found 4 shards with folds=5"):
         folds.write("data", 5, folder / "more")
@@ -252,7 +248,7 @@ def test_mistakes_are_told_in_one_line(within, folder, tmp_path):
 
     with pytest.raises(OptionError, match="metric must say whether less or more"):
         tune(metric="val_cost")
-    with pytest.raises(OptionError, match="option of tfdist.tune must be a known one"):
+    with pytest.raises(OptionError, match="option of .* must be a known one"):
         tune(epoch=3)
     with pytest.raises(OptionError, match="lr must be a number above 0"):
         tune(space={"train": {"lr": [0.1, -1.0]}})
